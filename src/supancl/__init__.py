@@ -1,0 +1,1 @@
+"""supancl: supervised asymmetric non-contrastive learning."""

@@ -1,0 +1,206 @@
+"""Frozen configuration sections: checked values, dotted overrides, JSON in both directions.
+
+A section is a frozen dataclass whose annotations say what a value may be; `checked` enforces them, so
+a range is written once, beside the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from supancl.errors import BadInput, nearest
+
+
+@dataclass(frozen=True)
+class Within:
+    """A closed range; None leaves that end open."""
+
+    low: float | None = None
+    high: float | None = None
+    exclusive_low: bool = False
+
+    def admits(self, value: float) -> bool:
+        if self.low is not None and (value < self.low or (self.exclusive_low and value == self.low)):
+            return False
+        return self.high is None or value <= self.high
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"must lie in [{self.low:g}, {self.high:g}]"
+        if self.low is not None:
+            return f"must be {'above' if self.exclusive_low else 'at least'} {self.low:g}"
+        return f"must be at most {self.high:g}"
+
+
+Fraction = Annotated[float, Within(0, 1)]
+NotNegative = Annotated[float, Within(0, None)]
+Positive = Annotated[float, Within(0, None, exclusive_low=True)]
+Count = Annotated[int, Within(1, None)]
+Natural = Annotated[int, Within(0, None)]
+
+Section = TypeVar("Section")
+
+
+def checked(value: Any, hint: Any, path: str) -> Any:
+    """The value as its type wants it, or BadInput naming the field, the value and what would do."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, *limits = get_args(hint)
+        value = checked(value, base, path)
+        for limit in limits:
+            if isinstance(limit, Within) and not limit.admits(value):
+                raise BadInput(f"{path} = {value!r}: {limit}")
+        return value
+    if origin in (Union, types.UnionType):
+        return _checked_union(value, get_args(hint), path)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise BadInput(f"{path} = {value!r}: must be one of {', '.join(map(str, get_args(hint)))}")
+        return value
+    if origin is tuple:
+        return _checked_tuple(value, get_args(hint), path)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else from_json(hint, value, path)
+    return _checked_plain(value, hint, path)
+
+
+def _checked_plain(value: Any, hint: Any, path: str) -> Any:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise BadInput(f"{path} = {value!r}: must be a finite number")
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is type(None):
+        if value is None:
+            return None
+    elif isinstance(value, hint) and (hint is bool) == isinstance(value, bool):
+        return value
+    name = "null" if hint is type(None) else hint.__name__
+    raise BadInput(f"{path} = {value!r}: must be {name}")
+
+
+def _checked_union(value: Any, options: tuple[Any, ...], path: str) -> Any:
+    if type(None) in options and value is None:
+        return None
+    options = tuple(option for option in options if option is not type(None))
+    sections = [option for option in options if dataclasses.is_dataclass(option)]
+    if sections and isinstance(value, dict):
+        kinds = {_kind(option): option for option in sections}
+        if value.get("kind") not in kinds:
+            raise BadInput(f"{path}.kind = {value.get('kind')!r}: must be one of {', '.join(kinds)}")
+        return checked(value, kinds[value["kind"]], path)
+    if sections and isinstance(value, tuple(sections)):
+        return value
+    if len(options) == 1:
+        return checked(value, options[0], path)
+    reasons = []
+    for option in options:
+        try:
+            return checked(value, option, path)
+        except BadInput as error:
+            reasons.append(str(error).partition(": ")[2])
+    raise BadInput(f"{path} = {value!r}: {' or '.join(reasons)}")
+
+
+def _checked_tuple(value: Any, options: tuple[Any, ...], path: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadInput(f"{path} = {value!r}: must be a list, such as [1, 2]")
+    if len(options) == 2 and options[1] is Ellipsis:
+        options = (options[0],) * len(value)
+    if len(value) != len(options):
+        raise BadInput(f"{path} = {value!r}: must have {len(options)} entries")
+    return tuple(checked(v, option, f"{path}[{i}]") for i, (v, option) in enumerate(zip(value, options, strict=True)))
+
+
+def _kind(section: Any) -> str:
+    for field in dataclasses.fields(section):
+        if field.name == "kind":
+            return str(field.default)
+    return str(section.__name__)
+
+
+def hints(section: type) -> dict[str, Any]:
+    return typing.get_type_hints(section, include_extras=True)
+
+
+def validated(section: Section, path: str) -> Section:
+    """The section with every field checked (and coerced: 1 -> 1.0 where a float is wanted)."""
+    kinds = hints(type(section))
+    values = {}
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        name = field.name
+        where = f"{path}.{name}" if path else name
+        value = checked(getattr(section, name), kinds[name], where)
+        values[name] = validated(value, where) if dataclasses.is_dataclass(value) else value
+    return dataclasses.replace(section, **values)  # type: ignore[type-var]
+
+
+def to_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(section: type[Section], values: Any, path: str) -> Section:
+    if not isinstance(values, dict):
+        raise BadInput(f"{path or section.__name__} = {values!r}: must be an object")
+    kinds = hints(section)
+    unknown = sorted(set(values) - set(kinds))
+    if unknown:
+        raise BadInput(f"unknown field {path + '.' if path else ''}{unknown[0]}{nearest(unknown[0], kinds)}")
+    where = f"{path}." if path else ""
+    try:
+        return section(**{name: checked(value, kinds[name], where + name) for name, value in values.items()})
+    except TypeError as error:
+        raise BadInput(f"{path or section.__name__}: {error}") from None
+
+
+def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Section:
+    """The section with one dotted field set: replaced(recipe, "loss.alpha", 0.3)."""
+    name, _, rest = dotted.partition(".")
+    fields = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    where = f"{path}.{name}" if path else name
+    if name not in fields:
+        raise BadInput(f"unknown field {where!r}{nearest(name, fields)}")
+    if rest:
+        inner = getattr(section, name)
+        if inner is None or not dataclasses.is_dataclass(inner):
+            raise BadInput(f"{where} has no fields, so {where}.{rest} cannot be set")
+        changed = replaced(inner, rest, value, where)
+    else:
+        changed = checked(value, hints(type(section))[name], where)
+        if dataclasses.is_dataclass(changed):
+            raise BadInput(f"{where} is a section; set one of its fields, such as {where}."
+                           f"{dataclasses.fields(changed)[0].name}")
+    return dataclasses.replace(section, **{name: changed})  # type: ignore[type-var]
+
+
+def parsed(text: str) -> Any:
+    """The value of an override: JSON if it is JSON, else the string itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def flattened(section: Any, path: str = "") -> dict[str, Any]:
+    """{'loss.alpha': 0.5, ...}: every leaf of nested sections by its dotted name."""
+    leaves: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        where = f"{path}.{field.name}" if path else field.name
+        if dataclasses.is_dataclass(value):
+            leaves.update(flattened(value, where))
+        else:
+            leaves[where] = value
+    return leaves

@@ -1,0 +1,243 @@
+"""A SOURCE becomes data: training images, held-out images, labels and class names.
+
+SOURCE is `digits`, `toy`, an image folder, a `.npz` or a `.csv`; `from_arrays` takes arrays from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supancl.config import Count, Fraction, Positive, Within
+from supancl.data.images import ArrayImages, Batch, ImageStore
+from supancl.data.loader import seeded
+from supancl.errors import BadInput, nearest
+
+Progress = Callable[[str, int, int], None]
+SPLIT_SEED = 20240  # held-out images are the same for every run, whatever its seed
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and which part of them. `source` is empty where a recipe leaves it to --data."""
+
+    source: str = ""
+    limit: Count | None = None  # train on this many images, drawn with a fixed seed
+    holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: 10% where the data have no held-out split
+    leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
+    labelled: Fraction = 1.0  # share of the training labels that are kept
+    short_side: Count | None = None  # larger images are brought down to this when decoded
+    memory_gb: Positive = 8.0  # decoded images beyond this are read from disk again each time
+    skip_bad_images: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some of the images of a store, with labels (-1: unlabelled) and names for messages."""
+
+    store: ImageStore
+    index: Tensor
+    labels: Tensor
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, positions: Tensor) -> Batch:
+        return self.store.batch(self.index[positions])
+
+    def named(self, positions: Tensor) -> list[str]:
+        return [self.names[i] for i in self.index[positions].tolist()]
+
+    def take(self, positions: Tensor) -> Split:
+        return replace(self, index=self.index[positions], labels=self.labels[positions])
+
+    def relabelled(self, ids: Tensor) -> Split:
+        """Labels replaced by ids[label]; -1 stays."""
+        known = self.labels >= 0
+        return replace(self, labels=torch.where(known, ids[self.labels.clamp(min=0)], self.labels))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a reader found: splits by name (train, val, test), class names in label order, remarks for the user."""
+
+    splits: dict[str, Split]
+    classes: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run works with. `transfer` holds the left-out classes: images to fit on, images to test on."""
+
+    train: Split
+    held_out: Split
+    classes: tuple[str, ...]
+    test: Split | None = None
+    transfer: tuple[Split, Split] | None = None
+    transfer_classes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    described: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> int:
+        pixels = self.train.batch(torch.zeros(1, dtype=torch.long)).pixels
+        return pixels.shape[1] if pixels.ndim == 4 else 1
+
+
+def whole(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+    return Split(store, torch.arange(len(store)), labels, names)
+
+
+def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
+    """Read the source that `spec` names and take from it what `spec` asks for."""
+    return prepared(open_source(spec, channels, progress), spec)
+
+
+def open_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source:
+    from supancl.data import readers  # readers build Splits, so they are above this file
+
+    name = spec.source
+    if not name:
+        raise BadInput("this recipe brings no data; name some: --data digits, --data FOLDER, --data FILE.npz or FILE.csv")
+    if name in readers.BUILT_IN:
+        return readers.BUILT_IN[name](channels)
+    path = Path(name)
+    if not path.exists():
+        hint = nearest(name, readers.BUILT_IN) if "/" not in name and not path.suffix else "; check the path"
+        raise BadInput(f"no data at {name!r}{hint}")
+    if path.is_dir():
+        return readers.read_folder(path, channels, spec, progress)
+    if path.suffix == ".npz":
+        return readers.read_npz(path, channels)
+    if path.suffix == ".csv":
+        return readers.read_csv(path, channels, spec, progress)
+    raise BadInput(f"{name}: not a source; give a folder of images, a .npz or a .csv (path,label[,split])")
+
+
+def from_arrays(
+    images: np.ndarray,
+    labels: np.ndarray | None = None,
+    test_images: np.ndarray | None = None,
+    test_labels: np.ndarray | None = None,
+    classes: Sequence[str] | None = None,
+    spec: DataSpec | None = None,
+    channels: int | None = None,
+) -> Data:
+    """Data from arrays in memory: images (N, H, W[, C]) uint8, labels (N,) integers, -1 or None for unlabelled.
+
+    >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
+    >>> len(data.train), len(data.held_out), data.classes
+    (36, 4, ('0', '1'))
+    """
+    from supancl.data import readers
+
+    if channels is None:
+        channels = images.shape[3] if images.ndim == 4 else 1
+    splits = {"train": (images, np.full(len(images), -1) if labels is None else labels)}
+    if test_images is not None:
+        unknown = np.full(len(test_images), -1)
+        splits["test"] = (test_images, unknown if test_labels is None else test_labels)
+    source = readers.from_splits(splits, channels, "the arrays", None if classes is None else tuple(classes))
+    return prepared(source, spec or DataSpec(source="arrays"))
+
+
+def prepared(source: Source, spec: DataSpec) -> Data:
+    """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
+    train, held_out = _held_out(source, spec)
+    test = source.splits.get("test")
+    classes, transfer, transfer_classes = source.classes, None, ()
+    if spec.leave_out:
+        kept, left = _class_sets(source.classes, spec.leave_out)
+        transfer = (_of_classes(train, left), _of_classes(held_out, left))
+        transfer_classes = tuple(source.classes[i] for i in left)
+        unlabelled_stay = True  # an image without a label may show a left-out class: nobody can tell
+        train = _of_classes(train, kept, unlabelled_stay)
+        held_out = _of_classes(held_out, kept, unlabelled_stay)
+        test = None if test is None else _of_classes(test, kept)
+        classes = tuple(source.classes[i] for i in kept)
+    train = _limited(_hidden(train, spec.labelled), spec.limit)
+    if not len(train):
+        raise BadInput(f"{spec.source}: no image is left to train on; look at data.limit, data.leave_out and data.holdout")
+    labelled = int((train.labels >= 0).sum())
+    described: dict[str, object] = {
+        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
+        "classes": len(classes), "skipped": len(source.skipped),
+    }
+    return Data(train, held_out, classes, test, transfer, transfer_classes, source.remarks, source.skipped, described)
+
+
+def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split]:
+    """The val split, else the test split, else a stratified share; `data.holdout` always takes a share."""
+    train = source.splits["train"]
+    for name in ("val", "test"):
+        if spec.holdout is None and name in source.splits:
+            return train, source.splits[name]
+    share = 0.1 if spec.holdout is None else spec.holdout
+    chosen = stratified(train.labels, share, SPLIT_SEED)
+    if share > 0 and len(chosen) == 0:
+        raise BadInput(f"{spec.source}: {len(train)} images are too few to hold {share:.0%} of each class out; "
+                       "add images, a val/ folder, or --set data.holdout=0")
+    mask = torch.zeros(len(train), dtype=torch.bool)
+    mask[chosen] = True
+    return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0])
+
+
+def stratified(labels: Tensor, share: float, seed: int) -> Tensor:
+    """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it."""
+    chosen = []
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero()[:, 0]
+        count = min(len(members) - 1, max(round(share * len(members)), 1 if share > 0 else 0))
+        order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seeded(seed, label + 1)))
+        chosen.append(members[order[:count]])
+    return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.long)
+
+
+def _class_sets(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+    for name in leave_out:
+        if name not in classes:
+            raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
+    left = [i for i, name in enumerate(classes) if name in leave_out]
+    return [i for i in range(len(classes)) if i not in left], left
+
+
+def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
+    """Only images of these classes, relabelled 0, 1, ... in their order."""
+    ids = torch.full((int(max([*classes, *split.labels.tolist(), 0])) + 1,), -2)
+    ids[torch.tensor(list(classes), dtype=torch.long)] = torch.arange(len(classes))
+    mapped = split.relabelled(ids)
+    keep = (mapped.labels >= 0) | ((split.labels < 0) if unlabelled else False)
+    return mapped.take(keep.nonzero()[:, 0])
+
+
+def _hidden(train: Split, share: float) -> Split:
+    if share == 1.0:
+        return train
+    kept = stratified(train.labels, share, SPLIT_SEED + 1)
+    labels = torch.full_like(train.labels, -1)
+    labels[kept] = train.labels[kept]
+    return replace(train, labels=labels)
+
+
+def _limited(train: Split, limit: int | None) -> Split:
+    if limit is None or limit >= len(train):
+        return train
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
+    return train.take(order[:limit].sort().values)
+
+
+def resident(split: Split, device: torch.device) -> Split:
+    """The split with its pixels on the device, where they are one array."""
+    if isinstance(split.store, ArrayImages):
+        return replace(split, store=split.store.to(device))
+    return split

@@ -1,0 +1,45 @@
+"""What can go wrong for a user, each with the exit code of the command line (docs/cli.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SupanclError(Exception):
+    """A failure explained in one line: what, where, and the way out."""
+
+    exit_code = 1
+
+
+class BadInput(SupanclError):
+    """The request or the data cannot be used as given."""
+
+    exit_code = 2
+
+
+class Collapsed(SupanclError):
+    """Training stopped because the representation collapsed."""
+
+    exit_code = 3
+
+
+class NonFinite(SupanclError):
+    """Training stopped because the loss is not a finite number."""
+
+    exit_code = 4
+
+
+class Interrupted(SupanclError):
+    """A signal ended the run after its state was saved."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """'; did you mean X?' or the known names, to end an error about an unknown name."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"

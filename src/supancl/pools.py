@@ -1,0 +1,260 @@
+"""The target pool Q in its three designs: one queue, one queue per class, one prototype per class.
+
+`push(targets, labels)` stores, `class_mean(labels, fallback)` gives z_sup of Eq. 2, `stored()` gives
+everything to a contrastive loss. All state is in buffers, so it is saved and moved with the module, and
+nothing here waits for the device: sizes are fixed and counters are tensors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from supancl.config import Count, Fraction
+
+UNLABELLED = -1
+EMPTY = -2  # a slot that holds nothing
+
+
+class Stored(NamedTuple):
+    """What a pool holds, slot by slot; `valid` is False where a slot is still empty."""
+
+    targets: Tensor
+    labels: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Which pool and how large: `size` slots in all (queue), `size` per class (class-queues), or prototypes."""
+
+    kind: Literal["none", "queue", "class-queues", "prototypes"] = "none"
+    size: Count = 8192
+    rate: Fraction = 0.9  # of a prototype: how much of the old value one push keeps
+
+    def build(self, width: int, classes: int, unlabelled: bool = False) -> Pool | None:
+        if self.kind == "none":
+            return None
+        if self.kind == "queue":
+            return Queue(self.size, width, classes, unlabelled=unlabelled)
+        if self.kind == "class-queues":
+            return ClassQueues(self.size, width, classes)
+        return Prototypes(width, classes, self.rate)
+
+
+class Pool(nn.Module, ABC):
+    """What the losses and the monitor know of a pool."""
+
+    clock: Tensor  # how often `push` was called
+    born: Tensor  # (slots,): the clock when a slot was last written
+
+    @property
+    @abstractmethod
+    def counts(self) -> Tensor:
+        """(classes,): how many targets of each class are held."""
+
+    @abstractmethod
+    def push(self, targets: Tensor, labels: Tensor) -> None:
+        """Store detached targets (B, D) with their labels (B,); -1 is unlabelled."""
+
+    @abstractmethod
+    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+        """Per label the mean of the held targets of that class; `fallback` (..., B, D) where there is none.
+
+        `samples` draws that many with replacement, anew for every anchor, instead of taking all.
+        """
+
+    @abstractmethod
+    def stored(self) -> Stored:
+        """Everything held."""
+
+    def coverage(self) -> Tensor:
+        """Share of the classes of which at least one target is held."""
+        return (self.counts > 0).double().mean()
+
+    def staleness(self) -> Tensor:
+        """Mean age of the held targets, in pushes."""
+        valid = self.stored().valid
+        ages = (self.clock - self.born[: len(valid)]).double() * valid
+        return ages.sum() / valid.sum().clamp(min=1)
+
+
+class _Rings(Pool):
+    """Rings of equal length, each overwriting its oldest target; `Queue` is one ring, `ClassQueues` one per class.
+
+    The mean over all positives must not cost more as the pool grows, so sums per class run along in float64:
+    added on entry, subtracted on exit, set to zero when the last one leaves.
+    """
+
+    targets: Tensor
+    labels: Tensor
+    pointers: Tensor
+    sums: Tensor
+
+    def __init__(self, rings: int, size: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.rings, self.size, self.classes = rings, size, classes
+        slots = rings * size
+        # one slot more than there are: rows that are not to be stored are written there, so that shapes never change
+        self.register_buffer("targets", torch.zeros(slots + 1, width))
+        self.register_buffer("labels", torch.full((slots + 1,), EMPTY))
+        self.register_buffer("born", torch.zeros(slots + 1, dtype=torch.long))
+        self.register_buffer("pointers", torch.zeros(rings, dtype=torch.long))
+        self.register_buffer("clock", torch.zeros((), dtype=torch.long))
+        # one class more, for targets without a label
+        self.register_buffer("sums", torch.zeros(classes + 1, width, dtype=torch.float64))
+        self.register_buffer("tally", torch.zeros(classes + 1, dtype=torch.long))
+
+    @property
+    def counts(self) -> Tensor:
+        return self.tally[:-1]
+
+    @abstractmethod
+    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The ring of each row, and which rows are stored at all."""
+
+    @torch.no_grad()
+    def push(self, targets: Tensor, labels: Tensor) -> None:
+        _check_labels(labels, self.classes)
+        targets = targets.detach().to(self.targets.dtype)
+        ring, keep = self._ring_of(labels)
+        total, rank = _rank_within(ring, keep, self.rings)
+        stored = keep & (total[ring] - rank <= self.size)  # of more than a ring holds, the last ones stay
+        slot = ring * self.size + (self.pointers[ring] + rank) % self.size
+        slot = torch.where(stored, slot, self.rings * self.size)
+        self.clock += 1
+        self._account(self.targets[slot], torch.where(stored, self.labels[slot], EMPTY), -1)
+        self.targets[slot] = targets
+        self.labels[slot] = labels
+        self.born[slot] = self.clock
+        self.labels[-1] = EMPTY
+        self._account(targets, torch.where(stored, labels, EMPTY), +1)
+        self.pointers.copy_((self.pointers + total) % self.size)
+
+    def _account(self, targets: Tensor, labels: Tensor, sign: int) -> None:
+        row = torch.where(labels >= 0, labels, self.classes)
+        self.sums.index_add_(0, row, targets.double(), alpha=sign)
+        self.tally.index_add_(0, row, torch.full_like(row, sign))
+        self.tally[-1] = 0
+        self.sums[row] *= (self.tally[row] > 0)[:, None]  # what rounding left behind goes with the last target
+
+    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+        _check_labels(labels, self.classes)
+        row = torch.where(labels >= 0, labels, self.classes)
+        count = self.tally[row]
+        if samples is None:
+            mean = self.sums[row] / count.clamp(min=1)[:, None]
+        else:
+            mean = self._sampled(row, count, samples, fallback.shape[:-1])
+        return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
+
+    def _sampled(self, row: Tensor, count: Tensor, samples: int, shape: torch.Size) -> Tensor:
+        """The mean of `samples` draws with replacement, drawn anew for every anchor."""
+        # sorting by label makes each class one run of slots, so that a draw is an offset into it
+        label = self.labels[:-1]
+        order = torch.where(label >= 0, label, self.classes).argsort(stable=True)
+        first = self.tally.cumsum(0) - self.tally
+        draws = (torch.rand(*shape, samples, device=row.device) * count[:, None]).long()
+        offset = torch.minimum(draws, (count - 1).clamp(min=0)[:, None])
+        chosen = order[(first[row][:, None] + offset).clamp(max=len(order) - 1)]
+        return self.targets[chosen].mean(-2)
+
+    def stored(self) -> Stored:
+        labels = self.labels[:-1]
+        return Stored(self.targets[:-1], labels, labels != EMPTY)
+
+
+class Queue(_Rings):
+    """The class-agnostic queue: the last `size` targets of whatever class. Any size and any batch fit.
+
+    `unlabelled=True` stores targets without a label too: negatives for a contrastive loss.
+    """
+
+    def __init__(self, size: int, width: int, classes: int, unlabelled: bool = False) -> None:
+        super().__init__(1, size, width, classes)
+        self.unlabelled = unlabelled
+
+    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        keep = torch.ones_like(labels, dtype=torch.bool) if self.unlabelled else labels >= 0
+        return torch.zeros_like(labels), keep
+
+
+class ClassQueues(_Rings):
+    """One queue of `size` targets for each class, so that no class is ever crowded out."""
+
+    def __init__(self, size: int, width: int, classes: int) -> None:
+        super().__init__(classes, size, width, classes)
+
+    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return labels.clamp(min=0), labels >= 0
+
+
+class Prototypes(Pool):
+    """One moving average per class (the "learnable" pool of Table 7): first sight initialises, then
+
+    prototype <- rate * prototype + (1 - rate) * mean of the batch's targets of that class, once per push.
+    """
+
+    prototypes: Tensor
+    seen: Tensor
+
+    def __init__(self, width: int, classes: int, rate: float = 0.9) -> None:
+        super().__init__()
+        self.rate, self.classes = rate, classes
+        # one row more, where unlabelled targets are written
+        self.register_buffer("prototypes", torch.zeros(classes + 1, width))
+        self.register_buffer("seen", torch.zeros(classes + 1, dtype=torch.bool))
+        self.register_buffer("born", torch.zeros(classes + 1, dtype=torch.long))
+        self.register_buffer("clock", torch.zeros((), dtype=torch.long))
+
+    @property
+    def counts(self) -> Tensor:
+        return self.seen[:-1].long()
+
+    @torch.no_grad()
+    def push(self, targets: Tensor, labels: Tensor) -> None:
+        _check_labels(labels, self.classes)
+        targets = targets.detach().to(self.prototypes.dtype)
+        # only rows of the batch's classes are touched, so the cost does not grow with the number of classes;
+        # samples of one class all write the same value
+        same = (labels[:, None] == labels[None, :]).to(targets.dtype)
+        mean = same @ targets / same.sum(1, keepdim=True)
+        row = torch.where(labels >= 0, labels, self.classes)
+        self.clock += 1
+        self.prototypes[row] = torch.where(
+            self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean
+        )
+        self.born[row] = self.clock
+        self.seen[row] = True
+        self.seen[-1] = False
+
+    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+        _check_labels(labels, self.classes)
+        row = torch.where(labels >= 0, labels, self.classes)
+        return torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)
+
+    def stored(self) -> Stored:
+        labels = torch.arange(self.classes, device=self.seen.device)
+        return Stored(self.prototypes[:-1], labels, self.seen[:-1])
+
+
+def _rank_within(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, Tensor]:
+    """How many kept rows each ring gets, and each kept row's place among those of its ring, in order."""
+    total = torch.zeros(rings, dtype=torch.long, device=ring.device).index_add_(0, ring, keep.long())
+    if rings == 1:
+        return total, keep.cumsum(0) - 1
+    order = torch.where(keep, ring, rings).argsort(stable=True)
+    first = total.cumsum(0) - total
+    rank = torch.empty_like(ring)
+    rank[order] = torch.arange(len(ring), device=ring.device) - first[ring[order]]
+    return total, rank
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    # on a GPU this would wait for the device; there an index out of range fails by itself
+    if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= classes:
+        raise ValueError(f"label {int(labels.max())} in a pool made for {classes} classes")

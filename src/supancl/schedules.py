@@ -1,0 +1,55 @@
+"""Learning rate and EMA momentum as functions of the step. Nothing else in the package changes either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from supancl.config import Natural
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """Linear warm-up, then cosine to zero; the predictor's rate may stay constant throughout (App. C)."""
+
+    warmup_epochs: Natural = 0
+    decay: Literal["cosine", "constant"] = "cosine"
+    predictor: Literal["constant", "follows"] = "constant"
+    granularity: Literal["step", "epoch"] = "step"  # the released code changes the rate once an epoch
+
+
+def learning_rate(
+    spec: ScheduleSpec, peak: float, epochs: int, steps_per_epoch: int, predictor: bool = False
+) -> Schedule:
+    """step (0, 1, ...) -> learning rate of that step.
+
+    >>> rate = learning_rate(ScheduleSpec(), peak=1.0, epochs=10, steps_per_epoch=1)
+    >>> rate(0), round(rate(5), 3)
+    (1.0, 0.5)
+    """
+    if predictor and spec.predictor == "constant":
+        return lambda step: peak  # constant for the predictor, warm-up included: App. C
+    # a run cut short (--epochs 10 of a recipe with 40 warm-up epochs) must still reach its peak
+    warmup = min(spec.warmup_epochs, epochs // 2)
+
+    def rate(step: int) -> float:
+        epoch = step / steps_per_epoch if spec.granularity == "step" else float(step // steps_per_epoch)
+        if epoch < warmup:
+            ahead = 1 / steps_per_epoch if spec.granularity == "step" else 1  # the first step does not stand still
+            return peak * min(1.0, (epoch + ahead) / warmup)
+        if spec.decay == "constant":
+            return peak
+        return peak * 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
+
+    return rate
+
+
+def ema_momentum(start: float, end: float, steps: int) -> Schedule:
+    """m(t) = end - (end - start)(1 + cos(pi t / T)) / 2: from `start` to `end` over the run."""
+    if start == end:
+        return lambda step: start
+    return lambda step: end - (end - start) * (1 + math.cos(math.pi * step / steps)) / 2
