@@ -85,6 +85,6 @@ class Branches(nn.Module):
         """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1)."""
         if self.target_encoder is None or self.target_projector is None:
             return
-        targets = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
-        online = [*self.encoder.parameters(), *self.projector.parameters()]
+        targets: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
         torch._foreach_lerp_(targets, online, 1.0 - momentum)

@@ -6,6 +6,7 @@ a range is written once, beside the field.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import json
 import types
@@ -62,6 +63,10 @@ def checked(value: Any, hint: Any, path: str) -> Any:
         if value not in get_args(hint):
             raise BadInput(f"{path} = {value!r}: must be one of {', '.join(map(str, get_args(hint)))}")
         return value
+    if origin is collections.abc.Mapping:
+        if not isinstance(value, dict):
+            raise BadInput(f"{path} = {value!r}: must be an object")
+        return {str(key): str(item) for key, item in value.items()}
     if origin is tuple:
         return _checked_tuple(value, get_args(hint), path)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -89,8 +94,8 @@ def _checked_union(value: Any, options: tuple[Any, ...], path: str) -> Any:
     if type(None) in options and value is None:
         return None
     options = tuple(option for option in options if option is not type(None))
-    sections = [option for option in options if dataclasses.is_dataclass(option)]
-    if sections and isinstance(value, dict):
+    sections = [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
+    if len(sections) > 1 and isinstance(value, dict):
         kinds = {_kind(option): option for option in sections}
         if value.get("kind") not in kinds:
             raise BadInput(f"{path}.kind = {value.get('kind')!r}: must be one of {', '.join(kinds)}")

@@ -58,7 +58,8 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
         return _timm(spec)
     if spec.name not in BUILDERS:
         raise BadInput(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
-    return BUILDERS[spec.name](spec)
+    built: tuple[nn.Module, int] = BUILDERS[spec.name](spec)
+    return built
 
 
 def _resnet(name: str) -> Any:
@@ -151,7 +152,7 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
         features = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
     body.train(training)
     if features.ndim != 2:
-        raise BadInput(f"timm model {name!r} gives features of shape {tuple(features.shape[1:])}, not one vector an image")
+        raise BadInput(f"timm model {name!r} gives features of shape {tuple(features.shape[1:])}, not one vector each")
     return body, features.shape[1]
 
 

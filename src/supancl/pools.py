@@ -94,6 +94,7 @@ class _Rings(Pool):
     labels: Tensor
     pointers: Tensor
     sums: Tensor
+    tally: Tensor
 
     def __init__(self, rings: int, size: int, width: int, classes: int) -> None:
         super().__init__()

@@ -248,7 +248,7 @@ def _from_files(
     every = whole(store, labels, [str(path) for _, path, _ in entries])
     of_split = np.array([split for split, _, _ in entries])
     splits: dict[str, Split] = {
-        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name))) for name in dict.fromkeys(of_split.tolist())
+        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name))) for name in sorted(set(of_split.tolist()))
     }
     return Source(splits, classes, tuple(remarks), tuple(sorted(str(path) for path in bad)))
 

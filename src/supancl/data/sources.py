@@ -108,7 +108,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None)
 
     name = spec.source
     if not name:
-        raise BadInput("this recipe brings no data; name some: --data digits, --data FOLDER, --data FILE.npz or FILE.csv")
+        raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
     if name in readers.BUILT_IN:
         return readers.BUILT_IN[name](channels)
     path = Path(name)
@@ -155,19 +155,19 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
     train, held_out = _held_out(source, spec)
     test = source.splits.get("test")
-    classes, transfer, transfer_classes = source.classes, None, ()
+    classes, transfer = source.classes, None
+    transfer_classes: tuple[str, ...] = ()
     if spec.leave_out:
         kept, left = _class_sets(source.classes, spec.leave_out)
         transfer = (_of_classes(train, left), _of_classes(held_out, left))
         transfer_classes = tuple(source.classes[i] for i in left)
-        unlabelled_stay = True  # an image without a label may show a left-out class: nobody can tell
-        train = _of_classes(train, kept, unlabelled_stay)
-        held_out = _of_classes(held_out, kept, unlabelled_stay)
+        # an image without a label may show a left-out class: nobody can tell, so it stays
+        train, held_out = _of_classes(train, kept, unlabelled=True), _of_classes(held_out, kept, unlabelled=True)
         test = None if test is None else _of_classes(test, kept)
         classes = tuple(source.classes[i] for i in kept)
     train = _limited(_hidden(train, spec.labelled), spec.limit)
     if not len(train):
-        raise BadInput(f"{spec.source}: no image is left to train on; look at data.limit, data.leave_out and data.holdout")
+        raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     labelled = int((train.labels >= 0).sum())
     described: dict[str, object] = {
         "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
@@ -195,7 +195,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split]:
 def stratified(labels: Tensor, share: float, seed: int) -> Tensor:
     """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it."""
     chosen = []
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero()[:, 0]
         count = min(len(members) - 1, max(round(share * len(members)), 1 if share > 0 else 0))
         order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seeded(seed, label + 1)))

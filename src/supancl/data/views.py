@@ -62,7 +62,7 @@ class Crops:
             images = jitter_grey(images, draws.factors, draws.order)
         if self.blur > 0:
             images = blur(images, draws.sigma, kernel_size(self.size))
-        return normalized(images, mean, std).unflatten(0, (views, len(pixels)))
+        return normalized(images, mean, std).view(views, len(pixels), *images.shape[1:])
 
     def draw(self, n: int, sizes: Tensor, generator: torch.Generator) -> Draws:
         device = sizes.device
@@ -229,9 +229,8 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     chroma = value - lowest
     safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
     red, green, blue = images.unbind(1)
-    sector = torch.where(
-        brightest == 0, (green - blue) / safe, torch.where(brightest == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
-    )
+    from_green = torch.where(brightest == 1, 2 + (blue - red) / safe, 4 + (red - green) / safe)
+    sector = torch.where(brightest == 0, (green - blue) / safe, from_green)
     sector = (sector + 6 * turns[:, None, None]) % 6
     # the piecewise-linear HSV wheel in closed form: a channel falls from `value` by up to `chroma`
     shift = torch.tensor([5.0, 3.0, 1.0], device=images.device, dtype=images.dtype)[None, :, None, None]

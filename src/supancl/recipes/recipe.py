@@ -1,0 +1,154 @@
+"""A recipe: one complete, frozen configuration, with the source of each of its values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from supancl.branches import BranchSpec, HeadSpec
+from supancl.config import Count, Fraction, Natural, NotNegative, Positive, flattened, from_json, replaced, validated
+from supancl.data.sources import DataSpec
+from supancl.data.views import Crops, ViewSpec
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.losses import Loss
+from supancl.methods import METHODS, Method
+from supancl.pools import PoolSpec
+from supancl.schedules import ScheduleSpec
+
+OUR_CHOICE = "our choice"
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """`lr` belongs to `reference_batch`; another batch size scales it linearly (App. F.3)."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.2
+    reference_batch: Count = 128
+    momentum: Fraction = 0.9
+    weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """How long, how many at a time, on what."""
+
+    epochs: Count = 200
+    batch_size: Count = 128
+    accumulate: Count = 1  # micro-batches per step; the batch size is that of the whole step
+    seed: Natural = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    deterministic: bool = False
+    log_every: Count = 10  # steps
+    checkpoint_every: Count | None = None  # steps; beside the one at the end of each epoch
+    monitor_every: Natural = 1  # epochs; 0 turns the monitor off
+    on_collapse: Literal["warn", "stop"] = "warn"
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a run needs to know. `paper` says which setting of the paper it is."""
+
+    name: str
+    method: str
+    paper: str
+    data: DataSpec
+    views: ViewSpec
+    encoder: EncoderSpec
+    heads: HeadSpec
+    branches: BranchSpec
+    pool: PoolSpec
+    loss: Loss
+    optimizer: OptimizerSpec
+    schedule: ScheduleSpec
+    train: TrainSpec
+    compat: Literal["paper", "released-code"] = "paper"
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.views.kind == "crops" and self.views.size != self.encoder.size:
+            raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
+        if self.train.batch_size % self.train.accumulate:
+            raise BadInput(f"train.batch_size = {self.train.batch_size} does not divide into "
+                           f"train.accumulate = {self.train.accumulate} micro-batches")
+        if self.train.batch_size // self.train.accumulate < 2:
+            raise BadInput(f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images a micro-batch; "
+                           "batch norm needs 2")
+
+    def with_set(self, overrides: Mapping[str, Any], because: str = "--set") -> Recipe:
+        """The recipe with dotted fields set, each checked, and their source noted.
+
+        >>> from supancl.recipes import recipe
+        >>> recipe("cifar100.supsiam").with_set({"loss.alpha": 0.3}).loss.alpha
+        0.3
+        """
+        changed = self
+        size = {key: overrides[key] for key in ("views.size", "encoder.size") if key in overrides}
+        if len(size) == 1 and isinstance(self.views, Crops):  # one side length: naming either sets both
+            value = next(iter(size.values()))
+            changed = replace(
+                changed,
+                views=replaced(changed.views, "size", value, "views"),
+                encoder=replaced(changed.encoder, "size", value, "encoder"),
+            )
+        rest = {key: value for key, value in overrides.items() if key not in size or len(size) == 2}
+        sections: dict[str, Any] = {}
+        for dotted, value in rest.items():
+            section, _, inner = dotted.partition(".")
+            if section in ("name", "method", "paper", "sources"):
+                raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
+            if not inner or section not in SECTIONS:
+                if section == "compat":
+                    sections[section] = replaced(changed, section, value).compat
+                    continue
+                replaced(changed, dotted, value)  # says what is wrong with it
+                raise BadInput(f"{dotted} is not a field")
+            sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
+        changed = replace(changed, **sections)
+        noted = {key: because for key in overrides if self.sources.get(key) != because}
+        return validated_recipe(replace(changed, sources={**self.sources, **noted}))
+
+    def fields(self) -> dict[str, tuple[Any, str]]:
+        """Each dotted field with its value and where the value comes from."""
+        values = flattened(replace(self, sources={}))
+        skip = {"name", "method", "paper", "sources"}
+        return {key: (value, self._source(key)) for key, value in values.items() if key not in skip}
+
+    def _source(self, dotted: str) -> str:
+        parts = dotted.split(".")
+        for length in range(len(parts), 0, -1):
+            found = self.sources.get(".".join(parts[:length]))
+            if found is not None:
+                return found
+        return OUR_CHOICE
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak rate at this batch size."""
+        return self.optimizer.lr * self.train.batch_size / self.optimizer.reference_batch
+
+
+SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "optimizer", "schedule", "train")
+
+
+def validated_recipe(recipe: Recipe) -> Recipe:
+    return replace(recipe, **{name: validated(getattr(recipe, name), name) for name in SECTIONS})
+
+
+def recipe_from_json(text: str, where: str) -> Recipe:
+    """A recipe from the `recipe` object of a recipe.json."""
+    try:
+        stored = json.loads(text)["recipe"]
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f"{where}: not a recipe.json of supancl") from None
+    return validated_recipe(from_json(Recipe, stored, ""))
+
+
+def row(method: str) -> Method:
+    return METHODS[method]
