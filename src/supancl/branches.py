@@ -88,3 +88,10 @@ class Branches(nn.Module):
         targets: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
         torch._foreach_lerp_(targets, online, 1.0 - momentum)
+
+    @torch.no_grad()
+    def copy_to_target(self) -> None:
+        """Start the momentum copy from the online branch, buffers included."""
+        if self.target_encoder is not None and self.target_projector is not None:
+            self.target_encoder.load_state_dict(self.encoder.state_dict())
+            self.target_projector.load_state_dict(self.projector.state_dict())

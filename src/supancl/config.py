@@ -7,6 +7,7 @@ a range is written once, beside the field.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import json
 import types
@@ -75,6 +76,9 @@ def checked(value: Any, hint: Any, path: str) -> Any:
 
 
 def _checked_plain(value: Any, hint: Any, path: str) -> Any:
+    if hint in (int, float) and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = hint(value)  # .5 and 1_000 are no JSON, but what they mean is clear
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if value != value or value in (float("inf"), float("-inf")):
             raise BadInput(f"{path} = {value!r}: must be a finite number")
@@ -183,10 +187,11 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
             raise BadInput(f"{where} has no fields, so {where}.{rest} cannot be set")
         changed = replaced(inner, rest, value, where)
     else:
-        changed = checked(value, hints(type(section))[name], where)
-        if dataclasses.is_dataclass(changed):
+        inner = getattr(section, name)
+        if dataclasses.is_dataclass(inner):
             raise BadInput(f"{where} is a section; set one of its fields, such as {where}."
-                           f"{dataclasses.fields(changed)[0].name}")
+                           f"{dataclasses.fields(inner)[-1].name}")
+        changed = checked(value, hints(type(section))[name], where)
     return dataclasses.replace(section, **{name: changed})  # type: ignore[type-var]
 
 

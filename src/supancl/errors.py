@@ -30,6 +30,16 @@ class NonFinite(SupanclError):
     exit_code = 4
 
 
+class CheckFailed(SupanclError):
+    """A numerical check did not hold; `result` is what would have been returned, to be written all the same."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, result: dict[str, object]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
 class Interrupted(SupanclError):
     """A signal ended the run after its state was saved."""
 

@@ -1,0 +1,215 @@
+"""What is kept on disk: the whole state of a run, and the encoder alone.
+
+A checkpoint is written to a temporary file, synced, renamed and given a checksum; the one before it stays.
+Files are read with weights_only: nothing in them is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from supancl.config import from_json, to_json
+from supancl.encoders import Encoder, EncoderSpec
+from supancl.errors import BadInput
+
+SCHEMA_VERSION = 1
+KEPT = 2
+
+# schema version -> how its content becomes that of the next one
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadInput(f"{path} cannot be written ({error.strerror or error}); what was there before is untouched. "
+                       "Make room or choose another --out, then continue with --resume") from None
+    except (RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own words
+        temporary.unlink(missing_ok=True)
+        raise BadInput(f"{path} cannot be written ({str(error).splitlines()[0]}); what was there before is untouched. "
+                       "Make room or choose another --out, then continue with --resume") from None
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the new name itself must survive a power cut
+        finally:
+            os.close(folder)
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Write step-N.pt and its checksum, and remove all but the last two."""
+    path = folder / f"step-{step:09d}.pt"
+    content = {"schema_version": SCHEMA_VERSION, **state}
+    write_atomically(path, lambda temporary: torch.save(content, temporary))
+    checksum = digest(path)
+    write_atomically(path.with_suffix(".sha256"), lambda temporary: _write_text(temporary, checksum))
+    for old in checkpoints(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
+        old.with_suffix(".sha256").unlink(missing_ok=True)
+    return path
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest sound checkpoint, or None where there is none, and a line for each damaged one passed over."""
+    damaged: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            return load_checkpoint(path), damaged
+        except Damaged as error:
+            damaged.append(str(error))
+    if damaged:
+        raise BadInput("no sound checkpoint is left: " + "; ".join(damaged))
+    return None, damaged
+
+
+class Damaged(BadInput):
+    """A checkpoint whose bytes are not what was written."""
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        expected = path.with_suffix(".sha256").read_text().strip()
+    except OSError:
+        expected = ""  # a crash between the two files: the content itself decides
+    if expected and digest(path) != expected:
+        raise Damaged(f"checkpoint {path} is damaged (its checksum differs)")
+    content = load_tensors(path)
+    version = content.get("schema_version")
+    if not isinstance(version, int):
+        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version)")
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{path} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    while version < SCHEMA_VERSION:
+        content = MIGRATIONS[version](content)
+        version += 1
+    return content
+
+
+def load_tensors(path: Path) -> dict[str, Any]:
+    """A .pt, .pth or .ckpt file of tensors and plain containers; anything that would run code is refused."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
+            raise BadInput(f"{path} holds more than tensors and plain containers and is not opened, because loading "
+                           "it could run code; save its state dict alone") from None
+        raise Damaged(f"checkpoint {path} is damaged ({str(error).splitlines()[0]})") from None
+    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise Damaged(f"checkpoint {path} is damaged ({str(error).splitlines()[0]})") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__})")
+    return content
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+# --- the encoder alone ------------------------------------------------------------------------------------------------
+
+
+def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
+    """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in encoder.body.state_dict().items()}
+    metadata = {
+        "schema_version": str(SCHEMA_VERSION),
+        "encoder": json.dumps(to_json(encoder.spec)),
+        "name": encoder.spec.name,
+        "width": str(encoder.width),
+        "input_size": str(encoder.size),
+        "mean": json.dumps(encoder.mean),
+        "std": json.dumps(encoder.std),
+        "classes": json.dumps(classes),
+        "recipe": recipe,
+    }
+    write_atomically(path, lambda temporary: save_file(weights, temporary, metadata=metadata))
+
+
+def load_encoder(path: Path | str) -> Encoder:
+    """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
+    file = encoder_file(Path(path))
+    weights, metadata = _read_safetensors(file)
+    if "encoder" not in metadata:
+        raise BadInput(f"{file}: no description of an encoder in it; was it written by supancl?")
+    if int(metadata.get("schema_version", "0")) > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl; upgrade")
+    encoder = from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder").build()
+    _load_weights(encoder, weights, file)
+    return encoder.eval()
+
+
+def initialize(encoder: Encoder, path: Path | str) -> None:
+    """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
+    file = encoder_file(Path(path))
+    if file.suffix == ".safetensors":
+        weights, _ = _read_safetensors(file)
+    else:
+        content = load_tensors(file)
+        inner = content.get("state_dict", content)
+        weights = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
+    _load_weights(encoder, weights, file)
+
+
+def encoder_file(path: Path) -> Path:
+    if path.is_dir():
+        file = path / "encoder.safetensors"
+        if not file.exists():
+            raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
+        return file
+    if not path.exists():
+        raise BadInput(f"no file {path}; give a run folder or an encoder.safetensors")
+    return path
+
+
+def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{file}: not a safetensors file ({str(error).splitlines()[0]})") from None
+
+
+def _load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
+    own = encoder.body.state_dict()
+    # a classifier on top is not part of the encoder
+    weights = {name: value for name, value in weights.items() if name in own or not name.startswith(("fc.", "head."))}
+    for name, value in own.items():
+        if name not in weights:
+            raise BadInput(f"{file} has no tensor {name!r}, which encoder {encoder.spec.name!r} needs; "
+                           "is it another architecture?")
+        if weights[name].shape != value.shape:
+            raise BadInput(f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
+                           f"has {tuple(value.shape)}")
+    extra = sorted(set(weights) - set(own))
+    if extra:
+        raise BadInput(f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not")
+    encoder.body.load_state_dict(weights)

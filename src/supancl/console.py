@@ -1,0 +1,111 @@
+"""What a person sees: progress with the time left, one line an epoch, warnings, and errors of one line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from supancl.data.sources import Data
+from supancl.recipes import Recipe
+from supancl.train import Reporter
+
+
+def make_console(quiet: bool, json_to_stdout: bool) -> Console:
+    """Standard output, or standard error when the JSON goes to standard output."""
+    made = Console(stderr=json_to_stdout, quiet=quiet, markup=False, highlight=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = 160  # a file has no edge to wrap at
+    return made
+
+
+class Terminal(Reporter):
+    """Tells a console; a live bar where there is a terminal, a line per epoch in any case."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        self.progress: Progress | None = None
+        self.last: dict[str, Any] = {}
+
+    def note(self, text: str) -> None:
+        self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        self.errors.print(f"warning: {text}", style="yellow")
+
+    def reading(self, what: str, done: int, total: int) -> None:
+        if self.progress is None:
+            self._start(what, total, 0)
+        if self.progress is not None:
+            self.progress.update(self.progress.task_ids[0], completed=done)
+        if done == total:
+            self.ends()
+
+    def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
+        labelled = int((data.train.labels >= 0).sum())
+        share = "" if labelled == len(data.train) else f", {labelled} of them labelled"
+        self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: {len(data.train)} training images{share}, "
+                  f"{len(data.held_out)} held out, {len(data.classes)} classes; {device} -> {folder}")
+        if recipe.train.batch_size != recipe.optimizer.reference_batch:
+            self.note(f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
+                      f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}")
+        if step:
+            self.note(f"going on at step {step} of {steps}")
+        self._start(recipe.name, steps, step)
+
+    def _start(self, what: str, total: int, done: int) -> None:
+        if not self.console.is_terminal:
+            return
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[loss]}"),
+            console=self.console, transient=True,
+        )
+        self.progress.add_task(what, total=total, completed=done, loss="")
+        self.progress.start()
+
+    def stepped(self, step: int, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            self.last = row
+        if self.progress is not None:
+            loss = f"loss {self.last['loss']:.4f}" if self.last else ""
+            self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
+
+    def epoch_ended(self, row: dict[str, Any]) -> None:
+        shown = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
+        shown |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
+        shown |= {"k-NN": row.get("knn"), "pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
+        shown |= {"img/s": self.last.get("images_per_second")}
+        values = "  ".join(f"{name} {compact(value)}" for name, value in shown.items() if value is not None)
+        self.note(f"epoch {row['epoch'] + 1:4d}  {values}")
+
+    def ends(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
+def compact(value: float) -> str:
+    if value != value:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+    """A plain table; columns whose cells are all numbers are set to the right."""
+    laid = Table(title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        words = any(cells[i].strip()[:1].isalpha() for cells in rows)
+        laid.add_column(column, justify="left" if words or i == 0 else "right")
+    for cells in rows:
+        laid.add_row(*cells)
+    return laid
+
+
+def say_error(text: str) -> None:
+    print(f"supancl: {text}", file=sys.stderr)

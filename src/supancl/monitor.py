@@ -1,0 +1,105 @@
+"""Signs of collapse, measured while training.
+
+std and effective rank: targets of the training step (train mode). S_W, S_T and k-NN: eval mode, L2-normalised
+encoder features of held-out images.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from supancl.data.sources import Data, Split
+from supancl.encoders import Encoder
+from supancl.evaluate import effective_rank, embed, knn_accuracy, variance
+from supancl.pools import Pool
+
+if TYPE_CHECKING:
+    from supancl.recipes import Recipe
+
+# Relative std is 1 for targets spread evenly over the sphere and sqrt(1 - cos) for a mean cosine similarity cos:
+# 0.1 means that all targets are 0.99 alike. Healthy runs stay far above it (docs/monitor.md).
+COLLAPSED_STD = 0.1
+IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
+MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data
+
+
+def relative_std(targets: Tensor) -> Tensor:
+    """Standard deviation per dimension of unit-norm targets (B, D), times sqrt(D): 1 is spread out, 0 is collapsed."""
+    return unit(targets).std(0, unbiased=False).square().sum().sqrt()
+
+
+def unit(targets: Tensor) -> Tensor:
+    return F.normalize(targets.float(), dim=-1)  # class logits (cross-entropy) come with any norm
+
+
+class Monitor:
+    """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
+
+    def __init__(self, data: Data) -> None:
+        self.reference = _sample(data.train)
+        self.held_out = _sample(data.held_out)
+        self.low_readings = 0
+        self.last_std = float("nan")
+        self.collapsed = False
+        self.told = False
+
+    def watch(self, targets: Tensor) -> float:
+        """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
+        self.last_std = float(relative_std(targets)) if len(targets) else float("nan")
+        self.low_readings = self.low_readings + 1 if self.last_std < COLLAPSED_STD else 0
+        self.collapsed = self.collapsed or self.low_readings >= IN_A_ROW
+        return self.last_std
+
+    def measure(self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device) -> dict[str, Any]:
+        """The values of one epoch."""
+        row: dict[str, Any] = {}
+        if len(targets):
+            row |= {"std": float(relative_std(targets)), "effective_rank": effective_rank(unit(targets).cpu())}
+        if len(self.held_out):
+            queries = embed(encoder, self.held_out, device)
+            within, total = variance(queries)
+            row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
+            row["knn"] = knn_accuracy(embed(encoder, self.reference, device), queries)
+        if pool is not None:
+            row |= {"pool_coverage": float(pool.coverage()), "pool_staleness": float(pool.staleness())}
+        return row
+
+    def state(self) -> dict[str, Any]:
+        return {"low_readings": self.low_readings, "collapsed": self.collapsed, "told": self.told}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.low_readings = int(state["low_readings"])
+        self.collapsed, self.told = bool(state["collapsed"]), bool(state["told"])
+
+
+def _sample(split: Split) -> Split:
+    if len(split) <= MOST_IMAGES:
+        return split
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    return split.take(order[:MOST_IMAGES].sort().values)
+
+
+def alarm(recipe: Recipe, std: float, step: int) -> str:
+    """What happened, the likely cause, and what to try."""
+    return (f"the representation has collapsed by step {step}: all images get nearly the same target (relative std "
+            f"{std:.3f}; healthy is 0.3 to 1). {_cause(recipe)}")
+
+
+def _cause(recipe: Recipe) -> str:
+    align = recipe.loss.kind == "align"
+    if align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
+        return ("Likely cause: a supervised target without a pool and without a momentum branch (the paper's Table 8). "
+                "Try --set pool.kind=queue")
+    if align and recipe.heads.predictor is None:
+        return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
+    if recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4:
+        return (f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
+                f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "
+                f"Try --set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}")
+    if recipe.schedule.warmup_epochs == 0:
+        return "Likely cause: full learning rate from the first step. Try --set schedule.warmup_epochs=10"
+    return f"Try a lower learning rate: --set optimizer.lr={recipe.optimizer.lr / 3:.2g}"

@@ -1,0 +1,65 @@
+"""Pictures: loss curves and t-SNE maps, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from supancl.evaluate import Features
+
+# ten colours that stay apart for most colour-blind readers, then again with another marker
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+
+
+def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """One panel each for the loss, its self-supervised term and the live k-NN accuracy, one line per run."""
+    panels = (("loss", "train", "loss"), ("ssl", "train", "l_ssl"), ("knn", "monitor", "k-NN, held out (%)"))
+    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    for axis, (key, kind, title) in zip(axes, panels, strict=True):
+        for i, (name, rows) in enumerate(metrics.items()):
+            points = [(row["step"], row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=name, color=COLOURS[i % len(COLOURS)], linewidth=1.5)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=130)
+
+
+def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Two coordinates per image; t-SNE needs a perplexity below the number of images."""
+    from sklearn.manifold import TSNE
+
+    count = len(features.values)
+    perplexity = min(30.0, max(2.0, (count - 1) / 3))
+    values = features.values.double().numpy()
+    values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
+    mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
+    return mapped
+
+
+def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path, seed: int = 0) -> None:
+    """One map per entry, the same colour and marker for a class in all of them."""
+    figure = Figure(figsize=(4.2 * len(features), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(features), squeeze=False)[0]
+    for axis, (name, entry) in zip(axes, features.items(), strict=True):
+        points, labels = tsne_map(entry, seed), entry.labels.numpy()
+        for label in np.unique(labels):
+            chosen = points[labels == label]
+            style = {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[(label // len(COLOURS)) % len(MARKERS)]}
+            name_of = classes[label] if 0 <= label < len(classes) else "unlabelled"
+            axis.scatter(chosen[:, 0], chosen[:, 1], s=14, alpha=0.8, linewidths=0, label=name_of, **style)
+        axis.set_title(name)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    handles, names = axes[0].get_legend_handles_labels()
+    if len(names) <= 20:
+        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 10), frameon=False)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,192 @@
+"""The folder of a run: who may write in it, and what lies where."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+from supancl.checkpoint import write_atomically
+from supancl.config import to_json
+from supancl.errors import BadInput
+from supancl.recipes import Recipe, recipe_from_json
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
+    fcntl = None  # type: ignore[assignment]
+
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
+
+
+class RunFolder:
+    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, tensorboard/, evaluate/."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.encoder = path / "encoder.safetensors"
+        self.recipe_file = path / "recipe.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.evaluations = path / "evaluate"
+
+    @property
+    def holds_run(self) -> bool:
+        return self.recipe_file.exists()
+
+    def create(self) -> None:
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise BadInput(f"cannot write in {self.path} ({error.strerror}); choose another --out") from None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One writer at a time; the lock goes with the process, so a killed run never blocks the next."""
+        lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held for the length of the run
+        try:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    lock.seek(0)
+                    owner = lock.read().strip() or "unknown"
+                    raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, "
+                                   "or choose another --out") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+        finally:
+            lock.close()
+
+    def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
+        content = {
+            "recipe": to_json(recipe),
+            "classes": list(classes),
+            "data": data,
+            "versions": versions(),
+            "commit": commit(),
+        }
+        write_atomically(self.recipe_file, lambda path: _dump(content, path))
+
+    def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
+        try:
+            text = self.recipe_file.read_text()
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(f"{self.path} holds no run (no readable recipe.json)") from None
+        recipe = recipe_from_json(text, str(self.recipe_file))
+        return recipe, tuple(json.loads(text).get("classes", ()))
+
+    def keep_metrics_until(self, step: int) -> None:
+        """Drop rows after `step`: the steps they tell of will be done again."""
+        if not self.metrics_file.exists():
+            return
+        kept = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError):
+                continue  # the half-written last line of a run that was killed
+        write_atomically(self.metrics_file, lambda path: _write(path, "".join(kept)))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        if not self.metrics_file.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
+
+    def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
+        try:
+            self.evaluations.mkdir(exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"cannot write in {self.path} ({error.strerror})") from None
+        path = self.evaluations / f"{name}.json"
+        write_atomically(path, lambda temporary: _dump(result, temporary))
+        return path
+
+
+class MetricsLog:
+    """metrics.jsonl and TensorBoard, row by row."""
+
+    def __init__(self, folder: RunFolder, resumed_at: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder = folder
+        self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        self.board = SummaryWriter(str(folder.tensorboard), purge_step=resumed_at)
+
+    def write(self, row: dict[str, Any]) -> None:
+        try:
+            self.file.write(json.dumps(jsonable(row)) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise BadInput(f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
+                           f"with --resume --out {self.folder.path}") from None
+        for name, value in row.items():
+            if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
+                self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.file.close()
+            self.board.close()
+
+
+def jsonable(value: Any) -> Any:
+    """JSON has no NaN: what is not a number becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return value
+
+
+def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
+    """runs/RECIPE-NNN with the next free number."""
+    pattern = re.compile(re.escape(recipe_name) + r"-(\d+)$")
+    taken = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
+    return parent / f"{recipe_name}-{max(taken, default=0) + 1:03d}"
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("supancl", *PACKAGES):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the source tree this runs from, where it runs from one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None
+
+
+def _dump(content: Any, path: Path) -> None:
+    _write(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,321 @@
+"""The training loop: around the step, a run that can be stopped anywhere and says when it goes wrong."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.checkpoint import initialize, load_newest, save_checkpoint, save_encoder
+from supancl.config import flattened
+from supancl.data.sources import Data, open_data
+from supancl.encoders import Encoder
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.monitor import alarm
+from supancl.recipes import Recipe
+from supancl.run import MetricsLog, RunFolder, next_folder
+from supancl.trainer import Trainer
+
+MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
+MOST_ROLLBACKS = 3
+
+
+class Reporter:
+    """Who is told what happens while training. This one tells nobody; the terminal's is in console.py."""
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def reading(self, what: str, done: int, total: int) -> None: ...
+
+    def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None: ...
+
+    def stepped(self, step: int, row: dict[str, Any] | None) -> None: ...
+
+    def epoch_ended(self, row: dict[str, Any]) -> None: ...
+
+    def ends(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished pretraining: its folder, the trained encoder in eval mode, and the logged rows."""
+
+    folder: Path
+    encoder: Encoder
+    metrics: list[dict[str, Any]]
+    collapsed: bool
+
+
+def pretrain(
+    recipe: Recipe | None,
+    data: Data | None = None,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    init: Path | str | None = None,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Train an encoder as the recipe says and keep everything in a run folder.
+
+    `data` takes the place of the recipe's own source. `resume` goes on from the newest checkpoint in `out`, with
+    the settings kept there (`recipe` may then be None). The caller's random state is left as it was.
+    """
+    reporter = reporter or Reporter()
+    folder = _folder(recipe, out)
+    recipe = _settings(recipe, folder, resume, init)
+    device = pick_device(recipe.train.device)
+    if data is None:
+        data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
+    check_data(recipe, data)
+    for remark in data.remarks:
+        reporter.warn(remark)
+    folder.create()
+    with (
+        folder.locked(),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        _determinism(recipe.train.deterministic),
+    ):
+        if folder.holds_run and not resume:
+            raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+        trainer = Trainer(recipe, data, device)
+        _begin(trainer, data, folder, resume, init, reporter)
+        log = MetricsLog(folder, trainer.step if resume else None)
+        try:
+            _loop(trainer, folder, data, log, reporter)
+        finally:
+            log.close()
+            reporter.ends()
+    encoder: Encoder = trainer.branches.encoder  # type: ignore[assignment]
+    return Run(folder.path, encoder.eval(), folder.metrics(), trainer.monitor.collapsed)
+
+
+def _begin(
+    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
+) -> None:
+    recipe = trainer.recipe
+    if init is not None:
+        initialize(trainer.branches.encoder, init)  # type: ignore[arg-type]
+        trainer.branches.copy_to_target()
+    state = None
+    if resume:
+        state, damaged = load_newest(folder.checkpoints)
+        for line in damaged:
+            reporter.warn(f"{line}; going on from the one before it")
+        if state is None:
+            reporter.note(f"{folder.path} holds no checkpoint yet: starting at step 0")
+        else:
+            trainer.load(state)
+    if not folder.holds_run:
+        folder.write_recipe(recipe, data.classes, data.described)
+    folder.keep_metrics_until(trainer.step)
+    if recipe.train.on_nan == "rollback" and state is None:
+        save_checkpoint(folder.checkpoints, 0, trainer.state())  # so that there is something to go back to
+    if recipe.loss.sees_batch(trainer.pool) and recipe.train.accumulate > 1:
+        reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
+                      f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
+    reporter.begins(recipe, data, folder.path, str(trainer.device), trainer.step, trainer.steps)
+
+
+def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter) -> None:
+    settings = trainer.recipe.train
+    rollbacks, since, images = 0, time.perf_counter(), 0
+    targets = torch.empty(0)
+    with _signals() as received:
+        while trainer.step < trainer.steps:
+            positions = trainer.positions()
+            if trainer.step not in trainer.bad_steps:
+                stepped = trainer.train_step(positions)
+                if stepped is None:
+                    rollbacks = _not_finite(trainer, folder, data.train.named(positions), rollbacks, reporter)
+                    continue
+                targets, images = stepped, images + len(positions)
+            trainer.step += 1
+            row, epoch_ends = None, trainer.step % trainer.steps_per_epoch == 0
+            if trainer.step % settings.log_every == 0 or epoch_ends:
+                row = _train_row(trainer, targets, images / max(time.perf_counter() - since, 1e-9))
+                log.write(row)
+                since, images = time.perf_counter(), 0
+            reporter.stepped(trainer.step, row)
+            if epoch_ends:
+                _close_epoch(trainer, folder, data, targets, log, reporter)
+                since = time.perf_counter()
+            collapsing = trainer.monitor.collapsed and not trainer.monitor.told
+            trainer.monitor.told |= collapsing
+            often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
+            if epoch_ends or often or received or collapsing:
+                save_checkpoint(folder.checkpoints, trainer.step, trainer.state())
+            if collapsing:
+                _tell_collapse(trainer, reporter)
+            if received and trainer.step < trainer.steps:
+                name, how = signal.Signals(received[0]).name, f"supancl pretrain --resume --out {folder.path}"
+                at = f"step {trainer.step} of {trainer.steps}"
+                raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", received[0])
+
+
+def _train_row(trainer: Trainer, targets: Tensor, images_per_second: float) -> dict[str, Any]:
+    loss, ssl, sup = trainer.mean_since()
+    last = trainer.step - 1
+    return {
+        "kind": "train",
+        "step": trainer.step,
+        "epoch": last // trainer.steps_per_epoch,
+        "loss": loss,
+        "ssl": ssl,
+        "sup": sup,
+        "lr": trainer.rates[0](last),
+        "predictor_lr": trainer.rates[1](last) if trainer.recipe.heads.predictor is not None else None,
+        "momentum": trainer.momentum_at(last) if trainer.recipe.branches.target == "momentum" else None,
+        "std": trainer.monitor.watch(targets),
+        "images_per_second": images_per_second,
+    }
+
+
+def _close_epoch(
+    trainer: Trainer, folder: RunFolder, data: Data, targets: Tensor, log: MetricsLog, reporter: Reporter
+) -> None:
+    """What an epoch ends with: the monitor's values, and the encoder as it is now."""
+    settings, encoder = trainer.recipe.train, trainer.branches.encoder
+    done = trainer.step // trainer.steps_per_epoch
+    if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
+        row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
+        row |= trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device)  # type: ignore[arg-type]
+        log.write(row)
+        reporter.epoch_ended(row)
+    save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name)  # type: ignore[arg-type]
+
+
+def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
+    text = alarm(trainer.recipe, trainer.monitor.last_std, trainer.step)
+    if trainer.recipe.train.on_collapse == "stop":
+        raise Collapsed(text)
+    reporter.warn(text)
+
+
+def _not_finite(trainer: Trainer, folder: RunFolder, files: list[str], rollbacks: int, reporter: Reporter) -> int:
+    """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
+    step, policy = trainer.step, trainer.recipe.train.on_nan
+    shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
+    ways = "try a lower --set optimizer.lr, --precision fp32, or --on-nan skip"
+    if policy == "stop":
+        raise NonFinite(f"{what}; {ways}")
+    if policy == "rollback":
+        if rollbacks >= MOST_ROLLBACKS:
+            raise NonFinite(f"{what}, after {rollbacks} rollbacks; {ways}")
+        state, _ = load_newest(folder.checkpoints)
+        if state is not None:
+            trainer.load(state)
+        reporter.warn(f"{what}; back to step {trainer.step}, this batch will be left out")
+    else:
+        reporter.warn(f"{what}; step skipped")
+    trainer.bad_steps.append(step)
+    if policy == "skip" and len(trainer.bad_steps) > MOST_SKIPS:
+        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps; {ways}")
+    return rollbacks + 1
+
+
+# --- what a run starts from -------------------------------------------------------------------------------------------
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: no GPU that torch can use; take --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def check_data(recipe: Recipe, data: Data) -> None:
+    """Refuse data that cannot train this recipe, before anything is written."""
+    where = recipe.data.source or "the data"
+    pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
+    if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
+        kind, wants = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
+        raise BadInput(f"{where} holds {kind}, recipe {recipe.name} takes {wants}")
+    if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
+        raise BadInput(f"{where}: images have {pixels.shape[1]} channels, recipe {recipe.name} takes "
+                       f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
+    if len(data.train) < recipe.train.batch_size:
+        raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
+                       f"{recipe.train.batch_size}; use --batch-size {max(2, len(data.train) // 2)} or less")
+    if recipe.loss.supervised:
+        present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
+        if not present:
+            raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
+                           "class folders, or take simsiam or byol")
+        if len(present) == 1:
+            raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
+                           f"{recipe.method} needs two, or take simsiam or byol")
+
+
+def _folder(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
+    if out is not None:
+        return RunFolder(Path(out))
+    if recipe is None:
+        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+    return RunFolder(next_folder(recipe.name))
+
+
+def _settings(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
+    """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
+    if not resume or not folder.holds_run:
+        if recipe is None:
+            raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
+        return recipe
+    if init is not None:
+        raise BadInput("--init starts a run and --resume continues one; give one of them")
+    kept, _ = folder.read_recipe()
+    if recipe is None:
+        return kept
+    old, new = flattened(replace(kept, sources={})), flattened(replace(recipe, sources={}))
+    for key, value in new.items():
+        if key not in old or old[key] != value:
+            raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
+                           "a run continues with its own settings")
+    return kept
+
+
+@contextmanager
+def _determinism(wanted: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(wanted or before)
+    torch.backends.cudnn.benchmark = not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The list fills with SIGINT or SIGTERM; the second one of them ends the process at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # signals reach the main thread only
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: Any) -> None:
+        received.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
