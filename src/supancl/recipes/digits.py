@@ -32,7 +32,7 @@ def build(method: str) -> Recipe:
         data=DataSpec(source="digits", holdout=0.25),
         # a digit that is mirrored is another sign, so no flip; grey images have no colour to jitter
         views=Crops(size=16, scale=(0.5, 1.0), flip=0.0, hue=0.0, grey=0.0, blur=0.0),
-        encoder=EncoderSpec("cnn", channels=1, size=16, width=128, mean=(0.5,), std=(0.5,)),
+        encoder=EncoderSpec("cnn", channels=1, size=16, width=64, mean=(0.5,), std=(0.5,)),
         heads=SIAM_HEADS if method in ("simsiam", "supsiam") else BYOL_HEADS,
         branches=replace(chosen.branches, momentum=0.99) if chosen.branches.target == "momentum" else chosen.branches,
         pool=replace(chosen.pool, size=1024),

@@ -27,7 +27,9 @@ from supancl.studies.theory_world import (
 
 STATEMENT = "Thm 4.7"
 RATE = 0.02  # the tolerance of a fitted decay rate, relative
-FAILS = 0.1  # by more than this share the identity must miss without stop-gradient
+# by more than this share the identity must miss without stop-gradient: seven orders above EXACT. Not a round 0.1: at
+# alpha = 0 the leak scales with W S_B W' and the sides with ||Wp z1||^2, so the share can be a few per cent
+FAILS = 1e-3
 POINTS = 41  # times at which the flow is looked at
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -54,7 +56,7 @@ def aligned_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
     """Wp' dL/dWp = dL/dW W' with stop-gradient, for either form; without it, off by a known amount."""
     world = make_world(4, 8, 0.5, settings.seed)
     sample = exact(world, settings.seed)
-    # far from I: at Wp = I and alpha = 0 the leak would vanish too
+    # any Wp, not one near I: at alpha = 0 the leak is 2 (I - Wp) W S_B W'
     w, wp = make_weights(5, 8, settings.seed), make_weights(5, 5, settings.seed + 1)
     squared, cosine, leaking, broken = [], [], [], []
     for alpha in (0.0, 0.5, 1.0):
@@ -67,7 +69,7 @@ def aligned_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
         leaking.append(compare(STATEMENT, "dL/dW W' - Wp' dL/dWp without stop-gradient",
                                formulas.leak(world, w, wp, alpha), right - left, EXACT, cell))
         share = (torch.linalg.matrix_norm(right - left) / torch.linalg.matrix_norm(left)).item()
-        # the identity has to fail by far more than rounding, or the rows above would prove nothing
+        # or the rows above would prove nothing
         broken.append(Check(STATEMENT, "share by which it fails without stop-gradient", None, share,
                             max(0.0, FAILS - share), 0.0, f"{cell}; asserted to exceed {FAILS:g}"))
     return [worst(squared), worst(cosine), worst(leaking), min(broken, key=_measured)]

@@ -47,14 +47,12 @@ STATEMENT = "Thm 4.6"
 def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) -> Tensor:
     """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; alpha has no part in them."""
     rows = len(w)
-
-    def value(flat: Tensor) -> Tensor:
-        wp = flat.view(rows, rows)
-        return lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
-
-    zero = torch.zeros(rows * rows, dtype=DTYPE)
-    found: Tensor = torch.autograd.functional.hessian(value, zero, vectorize=True)  # type: ignore[no-untyped-call]
-    return found
+    flat = torch.zeros(rows * rows, dtype=DTYPE, requires_grad=True)
+    wp = flat.view(rows, rows)
+    value = lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
+    (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
+    units = torch.eye(rows * rows, dtype=DTYPE)
+    return torch.stack([torch.autograd.grad(gradient, flat, unit, retain_graph=True)[0] for unit in units])
 
 
 def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric: bool = False) -> Tensor:

@@ -1,0 +1,42 @@
+# `make demo` and `make test` set everything up by themselves; `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# one thread per process: two test processes share the two cores instead of fighting over them
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-slow test-oldest lint typecheck golden theory toy clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/'
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU cores
+	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
+
+test: $(READY)  ## all tests but the slow ones, with branch coverage
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-slow: $(READY)  ## the full forms of the studies, minutes each
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow
+
+test-oldest:  ## the suite on the oldest versions that are promised
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+
+typecheck: $(READY)  ## mypy --strict
+	$(BIN)/mypy --strict src
+
+golden: $(READY)  ## write the golden losses anew, after a change that is meant to change them
+	$(BIN)/python tests/golden.py
+
+clean:  ## remove what was built, not what was trained
+	rm -rf .venv .venv-oldest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,294 @@
+"""A file becomes pixels: modes, depth, transparency, orientation, size, and files that are broken."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from supancl.data.images import ArrayImages, Batch, FileImages, RaggedImages, decode, padded
+
+HEIGHT, WIDTH = 6, 9
+
+
+def noise(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def saved(folder, image, name="image.png", **options):
+    path = folder / name
+    image.save(path, **options)
+    return path
+
+
+def mode_of(path):
+    with Image.open(path) as image:
+        return image.mode
+
+
+def grey_of(rgb):
+    return np.array(Image.fromarray(rgb).convert("L"))
+
+
+def test_rgb_comes_as_channels_height_width(tmp_path):
+    rgb = noise(HEIGHT, WIDTH, 3)
+    image = decode(saved(tmp_path, Image.fromarray(rgb)))
+    assert (image.dtype, tuple(image.shape)) == (torch.uint8, (3, HEIGHT, WIDTH))
+    assert image.is_contiguous()
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), rgb)
+
+
+def test_rgb_as_one_channel_is_its_luma(tmp_path):
+    rgb = noise(HEIGHT, WIDTH, 3)
+    image = decode(saved(tmp_path, Image.fromarray(rgb)), channels=1)
+    assert np.array_equal(image.numpy(), grey_of(rgb)[None])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_is_repeated_in_every_channel(tmp_path, channels):
+    grey = noise(HEIGHT, WIDTH)
+    image = decode(saved(tmp_path, Image.fromarray(grey)), channels)
+    assert np.array_equal(image.numpy(), np.stack([grey] * channels))
+
+
+def test_black_and_white_becomes_0_and_255(tmp_path):
+    bits = noise(HEIGHT, WIDTH) > 127
+    image = decode(saved(tmp_path, Image.fromarray(bits)), 1)
+    assert np.array_equal(image[0].numpy(), bits * np.uint8(255))
+
+
+@pytest.mark.parametrize("name", ["image.png", "image.webp", "image.tiff"])
+def test_transparency_is_laid_over_white(tmp_path, name):
+    rgba = noise(HEIGHT, WIDTH, 4)
+    rgba[0, :, 3], rgba[1, :, 3] = 0, 255
+    options = {"lossless": True, "exact": True} if name.endswith("webp") else {}
+    image = decode(saved(tmp_path, Image.fromarray(rgba), name, **options)).permute(1, 2, 0).numpy()
+    share = rgba[..., 3:].astype(float) / 255
+    expected = rgba[..., :3] * share + 255 * (1 - share)
+    assert np.abs(image - expected).max() <= 1
+    assert (image[0] == 255).all()
+    assert np.array_equal(image[1], rgba[1, :, :3])
+
+
+def test_grey_with_alpha_is_laid_over_white(tmp_path):
+    la = noise(HEIGHT, WIDTH, 2)
+    la[0, :, 1], la[1, :, 1] = 0, 255
+    image = decode(saved(tmp_path, Image.fromarray(la, "LA")), 1)[0].numpy()
+    assert (image[0] == 255).all()
+    assert np.array_equal(image[1], la[1, :, 0])
+
+
+@pytest.mark.parametrize("how", ["one index", "alpha per index"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_palette_is_looked_up_and_its_transparent_entries_are_white(tmp_path, how, channels):
+    colours = np.array([[255, 0, 0], [0, 200, 0], [0, 0, 90]], dtype=np.uint8)
+    indices = noise(HEIGHT, WIDTH) % 3
+    picture = Image.fromarray(indices, "P")
+    picture.putpalette(colours.flatten().tolist())
+    transparency = 1 if how == "one index" else bytes([255, 0, 255])
+    path = saved(tmp_path, picture, transparency=transparency)
+    assert mode_of(path) == "P"
+    expected = colours.copy()
+    expected[1] = 255
+    rgb = expected[indices]
+    image = decode(path, channels)
+    wanted = grey_of(rgb)[None] if channels == 1 else rgb.transpose(2, 0, 1)
+    assert np.array_equal(image.numpy(), wanted)
+
+
+def test_a_palette_without_transparency_is_looked_up(tmp_path):
+    rgb = np.repeat(np.array([[[10, 20, 30]], [[200, 100, 50]]], dtype=np.uint8), WIDTH, axis=1)
+    path = saved(tmp_path, Image.fromarray(rgb).quantize(4), "image.gif")
+    assert np.array_equal(decode(path).permute(1, 2, 0).numpy(), rgb)
+
+
+def test_a_transparent_colour_of_an_rgb_png_is_white(tmp_path):
+    rgb = np.full((HEIGHT, WIDTH, 3), 40, dtype=np.uint8)
+    rgb[2:] = (1, 2, 3)
+    image = decode(saved(tmp_path, Image.fromarray(rgb), transparency=(1, 2, 3)))
+    assert (image[:, :2] == 40).all()
+    assert (image[:, 2:] == 255).all()
+
+
+def test_cmyk_becomes_rgb(tmp_path):
+    ink = np.zeros((16, 32, 4), dtype=np.uint8)
+    ink[:, :16, 1:3] = 255  # magenta and yellow: red; no ink: white
+    path = saved(tmp_path, Image.fromarray(ink, "CMYK"), "image.jpg", quality=100)
+    assert mode_of(path) == "CMYK"
+    image = decode(path).float()
+    assert (image[:, :, 2:14].mean((1, 2)) - torch.tensor([255.0, 0, 0])).abs().max() < 6
+    assert (image[:, :, 18:].mean((1, 2)) - 255).abs().max() < 6
+
+
+@pytest.mark.parametrize("name", ["image.png", "image.tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path, name, channels):
+    deep = np.random.default_rng(0).integers(0, 65536, (HEIGHT, WIDTH), dtype=np.uint16)
+    deep[0, :3] = 0, 257, 65535
+    image = decode(saved(tmp_path, Image.fromarray(deep), name), channels)
+    expected = np.round(deep / 257).astype(np.uint8)
+    assert np.array_equal(image.numpy(), np.stack([expected] * channels))
+    assert expected.max() == 255
+
+
+def test_floating_point_pixels_are_refused_with_the_way_out(tmp_path):
+    path = saved(tmp_path, Image.fromarray(np.ones((4, 4), dtype=np.float32)), "image.tiff")
+    with pytest.raises(ValueError, match="8 or 16 bits"):
+        decode(path)
+
+
+# what a viewer must do to the stored pixels, for each value of the EXIF orientation
+ORIENTATIONS = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: np.rot90(a, 1),
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+def test_the_exif_orientation_is_applied(tmp_path, orientation):
+    rgb = noise(HEIGHT, WIDTH, 3)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = decode(saved(tmp_path, Image.fromarray(rgb), exif=exif.tobytes()))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), ORIENTATIONS[orientation](rgb))
+
+
+@pytest.mark.parametrize(
+    ("tag", "kind"), [(0x010E, 11), (0x0100, 2), (0x011A, 7), (0x0213, 1)], ids=["float", "text", "bytes", "byte"]
+)
+def test_an_odd_field_beside_the_orientation_does_not_matter(tmp_path, tag, kind):
+    """Cameras and editors write fields of the wrong type; the pixels are none the worse for it."""
+    fields = sorted([(tag, kind, 1, b"ab\0\0"), (0x0112, 3, 1, b"\x06\0\0\0")])
+    packed = struct.pack("<H", 2) + b"".join(struct.pack("<HHI4s", *field) for field in fields) + bytes(4)
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + packed
+    rgb = noise(HEIGHT, WIDTH, 3)
+    image = decode(saved(tmp_path, Image.fromarray(rgb), exif=exif))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), ORIENTATIONS[6](rgb))
+
+
+@pytest.mark.parametrize(
+    ("size", "short_side", "expected"),
+    [
+        ((40, 60), 20, (20, 30)), ((60, 40), 20, (30, 20)), ((40, 40), 20, (20, 20)), ((41, 67), 20, (20, 33)),
+        ((10, 30), 20, (10, 30)), ((20, 90), 20, (20, 90)), ((40, 60), None, (40, 60)), ((2, 300), 1, (1, 150)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_short_side_is_brought_down_and_never_up(tmp_path, size, short_side, expected, channels):
+    image = decode(saved(tmp_path, Image.fromarray(noise(*size, 3))), channels, short_side)
+    assert tuple(image.shape) == (channels, *expected)
+
+
+def test_shrinking_keeps_what_is_in_the_picture(tmp_path):
+    rgb = np.zeros((40, 80, 3), dtype=np.uint8)
+    rgb[:, 40:] = (200, 100, 50)
+    image = decode(saved(tmp_path, Image.fromarray(rgb)), short_side=10)
+    assert (image[:, :, :9] == 0).all()
+    assert (image[:, :, 11:] == torch.tensor([200, 100, 50])[:, None, None]).all()
+
+
+def encoded(kind):
+    file = BytesIO()
+    Image.fromarray(noise(32, 32, 3)).save(file, kind)
+    return file.getvalue()
+
+
+KINDS = ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_is_an_os_error(tmp_path, kind):
+    content = encoded(kind)
+    path = tmp_path / "image.bin"
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(OSError):
+        decode(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"], ids=repr)
+def test_what_is_no_image_is_an_os_error(tmp_path, content):
+    path = tmp_path / "image.png"
+    path.write_bytes(content)
+    with pytest.raises(OSError):
+        decode(path)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        decode(tmp_path / "nowhere.png")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_damage_is_an_os_error_or_a_value_error_or_an_image(tmp_path, kind):
+    content = np.frombuffer(encoded(kind), dtype=np.uint8)
+    generator = np.random.default_rng(1)
+    path = tmp_path / "image.bin"
+    outcomes = set()
+    for _ in range(60):
+        damaged = content.copy()
+        places = generator.integers(0, min(len(content), 400), 4)  # most of a header, some of the pixels
+        damaged[places] = generator.integers(0, 256, 4)
+        path.write_bytes(damaged[: generator.integers(len(content) // 2, len(content) + 1)].tobytes())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow remarks on odd metadata
+                decode(path)
+            outcomes.add("image")
+        except (OSError, ValueError):
+            outcomes.add("refused")
+    assert "refused" in outcomes
+
+
+def test_an_image_too_large_to_be_true_is_an_os_error(tmp_path, monkeypatch):
+    path = saved(tmp_path, Image.fromarray(noise(32, 32, 3)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(OSError, match="exceeds limit"):
+        decode(path)
+
+
+# --- stores --------------------------------------------------------------------------------------------------------
+
+
+def test_images_of_one_size_are_stacked_without_sizes():
+    images = [torch.from_numpy(noise(3, 4, 5, seed=n)) for n in range(3)]
+    batch = padded(images)
+    assert batch.sizes is None
+    assert torch.equal(batch.pixels, torch.stack(images))
+
+
+def test_images_of_differing_sizes_are_padded_and_their_sizes_kept():
+    shapes = [(4, 5), (7, 2), (1, 6)]
+    images = [torch.from_numpy(noise(3, *shape, seed=n)) for n, shape in enumerate(shapes)]
+    batch = padded(images)
+    assert batch.pixels.shape == (3, 3, 7, 6)
+    assert batch.sizes.tolist() == [list(shape) for shape in shapes]
+    for row, image in zip(batch.pixels, images, strict=True):
+        assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
+
+
+def test_every_store_gives_the_images_at_the_asked_positions(tmp_path):
+    arrays = [noise(4, 5, 3, seed=n) for n in range(4)]
+    paths = [saved(tmp_path, Image.fromarray(array), f"{n}.png") for n, array in enumerate(arrays)]
+    pixels = torch.stack([torch.from_numpy(array).permute(2, 0, 1) for array in arrays])
+    indices = torch.tensor([2, 0, 2, 3])
+    for store in (ArrayImages(pixels), RaggedImages(list(pixels)), FileImages(paths, 3, None)):
+        batch = store.batch(indices)
+        assert len(store) == 4
+        assert torch.equal(batch.pixels, pixels[indices])
+
+
+def test_a_batch_moves_with_its_sizes():
+    moved = Batch(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([[4, 4], [2, 3]])).to(torch.device("meta"))
+    assert moved.pixels.device.type == moved.sizes.device.type == "meta"
+    assert Batch(torch.zeros(2, 3)).to(torch.device("cpu")).sizes is None

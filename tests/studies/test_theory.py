@@ -1,0 +1,256 @@
+"""Each check of the theory holds, fails for a wrong formula, and fails for a wrong loss."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from supancl.errors import BadInput, CheckFailed
+from supancl.losses import Align
+from supancl.studies import theory, theory_checks, theory_dynamics, theory_formulas
+from supancl.studies.theory_checks import Check, Settings, compare, covariances_of, slope, worst
+from supancl.studies.theory_formulas import Formulas
+from supancl.studies.theory_world import drawn, exact, features, lagrangian, make_weights, make_world
+
+SETTINGS = Settings(seed=0, samples=2000)
+FOLLOW = theory_dynamics.follow
+
+# field of Formulas -> (group that uses it, deliberately wrong versions)
+WRONG: dict[str, tuple[str, list[Any]]] = {
+    "gap": ("two forms", [lambda own, sup, alpha: 1.01 * theory_formulas.gap(own, sup, alpha)]),
+    "mix": ("two forms", [lambda own, sup, alpha: (1 - alpha) * own + alpha * sup + 0.01]),
+    "expansion": ("expansion", [theory_formulas.printed_expansion]),
+    "lagrangian": (
+        "expectation",
+        [lambda world, w, wp, alpha, m: theory_formulas.lagrangian(world, w, wp, alpha, m) * 1.05],
+    ),
+    "view_covariance": ("covariances", [lambda world, w: w @ (world.between + world.within) @ w.mT]),
+    "cross_covariance": ("covariances", [lambda world, w: w @ (world.within + world.augmentation) @ w.mT]),
+    "supervised_covariance": ("covariances", [lambda world, w: w @ (world.between + 0.2 * world.within) @ w.mT]),
+    "spectra": ("eigenspaces", [lambda world: _rolled(theory_formulas.spectra(world))]),
+    "commutator": ("eigenspaces", [lambda world, w: theory_formulas.commutator(world, w) + 0.01]),
+    "optimal_predictor": (
+        "optimum conditions",
+        [lambda world, w, alpha, lambda3: theory_formulas.optimal_predictor(world, w, 0.8 * alpha + 0.05, lambda3)],
+    ),
+    "coefficients": ("optimum coefficients", [lambda alpha: (1.0, alpha, 0.01)]),
+    "gain": ("gains", [lambda between, alpha, noise, lambda3: (between + alpha * (1 - between)) / lambda3]),
+    "rank": ("optimum", [lambda world, alpha, rows: rows - 1 if alpha else world.classes]),
+    "curvature": ("conditions", [lambda world, w, lambda3: theory_formulas.curvature(world, w, lambda3) + 0.01]),
+    "multiplier": ("conditions", [lambda world, w, alpha: 1.0]),
+    "predictor_gradient": (
+        "closed gradients",
+        [lambda world, w, wp, alpha, l3: theory_formulas.predictor_gradient(world, w, wp.mT, alpha, l3)],
+    ),
+    "encoder_gradient": (
+        "closed gradients",
+        [lambda world, w, wp, alpha, l3: theory_formulas.encoder_gradient(world, w, wp.mT, alpha, l3)],
+    ),
+    "aligned_sides": (
+        "aligned gradients",
+        # the factors in the wrong order; and a comparison of a thing with itself, which can never fail
+        [lambda wp, w, by_wp, by_w: (by_wp @ wp.mT, by_w @ w.mT), lambda wp, w, by_wp, by_w: (by_wp, by_wp)],
+    ),
+    "leak": ("aligned gradients", [lambda world, w, wp, alpha: theory_formulas.leak(world, w, wp.mT, alpha)]),
+    "decay_rate": ("decay", [lambda weight_decay: 2 * weight_decay + 0.02]),
+    "sampling_rate": ("expectation covariances conditions", [-1.0]),
+}
+
+
+def _rolled(spectra: theory_formulas.Spectra) -> theory_formulas.Spectra:
+    """Eigenvectors of some other matrix; the first two eigenvalue lists are constant, so they are changed as well."""
+    vectors = torch.linalg.qr(torch.randn(spectra.vectors.shape, generator=torch.Generator().manual_seed(9),
+                                          dtype=torch.float64)).Q
+    return theory_formulas.Spectra(vectors, spectra.view + 0.01, spectra.cross + 0.01, spectra.supervised)
+
+
+def groups_of(names: str) -> list[str]:
+    """Group names hold blanks themselves."""
+    found = [group for group in theory.GROUPS if group in names]
+    assert found
+    return [group for group in found if not any(group != other and group in other for other in found)]
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer samples, and a flow is solved once: a wrong formula changes what is predicted, not what is measured."""
+    monkeypatch.setattr(theory_checks, "REPEATS", 24)
+    monkeypatch.setattr(theory_dynamics, "follow", lambda flow, world, seed: flow_of(flow, seed))
+
+
+@cache
+def flow_of(flow: theory_dynamics.Flow, seed: int) -> theory_dynamics.Path:
+    return FOLLOW(flow, make_world(3, 5, 0.5, seed), seed)
+
+
+@cache
+def checks_of(group: str) -> list[Check]:
+    return theory.GROUPS[group](SETTINGS, Formulas())
+
+
+@cache
+def failures_of(field: str) -> list[set[tuple[str, str]]]:
+    """For each wrong version of a formula, the checks that it fails."""
+    names, versions = WRONG[field]
+    found = []
+    for version in versions:
+        formulas = dataclasses.replace(Formulas(), **{field: version})
+        checks = [check for group in groups_of(names) for check in theory.GROUPS[group](SETTINGS, formulas)]
+        found.append({(check.statement, check.quantity) for check in checks if check.passed is False})
+    return found
+
+
+@pytest.mark.parametrize("group", theory.GROUPS)
+def test_every_check_holds(group: str) -> None:
+    checks = checks_of(group)
+    assert checks
+    assert [check for check in checks if check.passed is False] == []
+    assert any(check.asserted for check in checks) or group == "distances"
+
+
+def test_every_formula_has_a_wrong_version() -> None:
+    assert set(WRONG) == {field.name for field in dataclasses.fields(Formulas)}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_formula_fails(field: str) -> None:
+    assert all(failures_of(field))
+
+
+def test_every_check_fails_for_some_wrong_formula() -> None:
+    asserted = {(check.statement, check.quantity) for group in theory.GROUPS for check in checks_of(group)
+                if check.asserted}
+    noticed = set().union(*(failed for field in WRONG for failed in failures_of(field)))
+    assert asserted - noticed == set()
+
+
+def halved_distance(self: Align, anchors: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (anchors - targets).square().sum(-1)
+
+
+def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any) -> Tensor:
+    return torch.nn.functional.normalize(pool.class_mean(labels, fallback=own, samples=self.samples), dim=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "group"),
+    [
+        ("distance", halved_distance, "expectation"),
+        ("distance", halved_distance, "eigenspaces"),
+        ("distance", halved_distance, "closed gradients"),
+        ("supervised_target", unit_mean, "coefficients"),
+        ("supervised_target", unit_mean, "optimum"),
+    ],
+)
+def test_a_wrong_loss_fails(
+    name: str, wrong: Callable[..., Tensor], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is verified is the shipped loss: change it, and the checks notice."""
+    monkeypatch.setattr(Align, name, wrong)
+    assert any(check.passed is False for check in theory.GROUPS[group](SETTINGS, Formulas()))
+
+
+def test_a_target_without_stop_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine row is fed by `features`; let the gradient flow there, and the identity must break."""
+
+    def flowing(*args: Any, **options: Any) -> Any:
+        return features(*args, **{**options, "stop_gradient": False})
+
+    monkeypatch.setattr(theory_dynamics, "features", flowing)
+    failed = [check.quantity for check in theory_dynamics.aligned_gradients(SETTINGS, Formulas())
+              if check.passed is False]
+    assert failed == ["the same, cosine loss on unit-norm features"]
+
+
+def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
+    """Own seeds, own sizes: the root-mean-square error over several worlds falls as N^-1/2."""
+    points = []
+    for size in (200, 800, 3200):
+        squares = []
+        for seed in range(30):
+            world, w = make_world(3, 4, 0.5, seed), make_weights(4, 4, seed)
+            with theory_checks.seeded(seed):
+                found = covariances_of(drawn(world, size, 100 + seed), w)[2]
+            squares.append((found - theory_formulas.supervised_covariance(world, w)).square().sum())
+        points.append((math.log(size), 0.5 * torch.stack(squares).mean().log().item()))
+    assert slope(points) == pytest.approx(-0.5, abs=0.12)
+
+
+@pytest.mark.parametrize("one_target_each", [False, True])
+def test_an_exact_sample_has_the_moments_of_the_population(one_target_each: bool) -> None:
+    world = make_world(3, 4, 0.7, 5)
+    sample = exact(world, 5, one_target_each)
+    size = len(sample.labels)
+    first, second = sample.views
+    assert torch.allclose(world.between + world.within, torch.eye(4, dtype=torch.float64))
+    assert torch.allclose(world.means.sum(0), torch.zeros(4, dtype=torch.float64))
+    assert torch.allclose(first.mT @ first / size, (1 + 0.7**2) * torch.eye(4, dtype=torch.float64))
+    assert torch.allclose(second.mT @ first / size, torch.eye(4, dtype=torch.float64))
+    assert torch.allclose(sample.stored.mT @ first / size, world.between)
+    assert not torch.allclose(world.covariances[0], world.covariances[1])
+
+
+def test_lambda3_of_one_is_the_shipped_loss_alone() -> None:
+    world = make_world(3, 4, 0.5, 1)
+    sample, w, wp = exact(world, 1), make_weights(4, 4, 1), make_weights(4, 4, 2)
+    parts = features(sample, w, wp)
+    shipped = Align(alpha=0.3, form="squared")(parts.anchors, parts.targets, sample.labels, parts.pool).total
+    assert torch.equal(lagrangian(sample, w, wp, 0.3), shipped)
+    assert not torch.isclose(lagrangian(sample, w, wp, 0.3, 2.0), shipped)
+
+
+def test_a_check_that_is_not_a_number_fails_and_is_the_worst() -> None:
+    good = compare("s", "q", torch.ones(()), torch.ones(()), 0.1)
+    bad = compare("s", "q", torch.ones(()), torch.tensor(math.nan), 0.1)
+    assert good.passed is True
+    assert bad.passed is False
+    assert worst([good, bad, good]).passed is False
+
+
+def test_a_report_neither_passes_nor_fails() -> None:
+    report = compare("s", "q", torch.ones(()), torch.zeros(()), None)
+    assert (report.asserted, report.passed) == (False, None)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    theory.arguments(parser)
+    return parser.parse_args(list(words))
+
+
+def test_the_command_prints_and_returns_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "GROUPS", {"expansion": theory_checks.expansion})
+    out = io.StringIO()
+    result = theory.command(arguments("--samples", "2000"), Console(file=out, width=200))
+    assert result["passed"] is True
+    assert json.loads(json.dumps(result))["checks"] == result["checks"]
+    assert "last line as printed" in out.getvalue()
+    assert "1 of 1 asserted checks hold" in out.getvalue()
+
+
+def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Check("Eq. 4", "E[z1 z1']", 1.0, 2.0, 1.0, 0.1)
+    monkeypatch.setattr(theory, "GROUPS", {"one": lambda settings, formulas: [failing]})
+    out = io.StringIO()
+    with pytest.raises(CheckFailed, match=r"1 of 1 checks failed, first Eq\. 4") as caught:
+        theory.command(arguments(), Console(file=out, width=200))
+    assert caught.value.exit_code == 1
+    assert caught.value.result["passed"] is False
+    assert "E[z1 z1']" in out.getvalue()
+
+
+@pytest.mark.parametrize("words", [("--samples", "10"), ("--seed", "-1")])
+def test_bad_options_are_refused(words: tuple[str, str]) -> None:
+    with pytest.raises(BadInput, match=words[0]):
+        theory.command(arguments(*words), Console(file=io.StringIO()))

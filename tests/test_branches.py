@@ -1,0 +1,253 @@
+"""The two branches: where gradients stop, whose statistics are used, what the EMA touches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from supancl.branches import Branches
+from supancl.losses import Align, Contrast
+from supancl.pools import Queue
+
+BATCH, INPUT, WIDTH = 7, 4, 5
+TARGETS = ("shared", "stop-gradient", "momentum")
+every_target = pytest.mark.parametrize("target", TARGETS)
+
+
+def build(target="momentum", predictor=True, normalize=True, seed=0):
+    torch.manual_seed(seed)
+    encoder = nn.Sequential(nn.Linear(INPUT, 8), nn.BatchNorm1d(8), nn.ReLU())
+    projector = nn.Sequential(nn.Linear(8, WIDTH, bias=False), nn.BatchNorm1d(WIDTH))
+    return Branches(encoder, projector, nn.Linear(WIDTH, WIDTH) if predictor else None, target, normalize)
+
+
+def some_views(seed=0):
+    views = torch.randn(2, BATCH, INPUT, generator=torch.Generator().manual_seed(seed))
+    return views * torch.tensor([1.0, 3.0])[:, None, None] + torch.tensor([0.0, 5.0])[:, None, None]
+
+
+def moved(branches, by=0.3):
+    """The online branch elsewhere than its target copy, as after some training."""
+    with torch.no_grad():
+        for parameter in (*branches.encoder.parameters(), *branches.projector.parameters()):
+            parameter += by * torch.randn_like(parameter)
+    return branches
+
+
+def target_modules(branches):
+    return branches.target_encoder, branches.target_projector
+
+
+def parameters(*modules):
+    return [p for module in modules for p in module.parameters()]
+
+
+def buffers(*modules):
+    return [b.clone() for module in modules for b in module.buffers()]
+
+
+@every_target
+@pytest.mark.parametrize("predictor", [True, False])
+def test_anchors_and_targets_are_pairs_of_unit_vectors(target, predictor):
+    anchors, targets = build(target, predictor)(some_views())
+    assert anchors.shape == targets.shape == (2, BATCH, WIDTH)
+    for vectors in (anchors, targets):
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(2, BATCH))
+
+
+@every_target
+def test_norms_are_unit_to_single_precision_when_layers_run_in_bf16(target):
+    anchors, targets = build(target).bfloat16()(some_views().bfloat16())
+    for vectors in (anchors, targets):
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(2, BATCH), atol=1e-5, rtol=0)
+
+
+@every_target
+def test_without_normalising_the_heads_speak_as_they_are(target):
+    views = some_views()
+    branches = build(target, normalize=False)
+    twin = copy.deepcopy(branches)
+    anchors, targets = branches(views)
+    for view in range(2):
+        projection = twin.projector(twin.encoder(views[view]))
+        torch.testing.assert_close(targets[view], projection)
+        torch.testing.assert_close(anchors[view], twin.predictor(projection))
+
+
+def test_without_a_predictor_the_anchor_is_the_projection():
+    anchors, targets = build("shared", predictor=False)(some_views())
+    assert torch.equal(anchors, targets)
+
+
+def test_the_predictor_is_on_the_online_branch_only():
+    views, branches = some_views(), build("stop-gradient")
+    _, before = branches(views)
+    with torch.no_grad():
+        branches.predictor.weight.mul_(-1)
+    anchors, after = branches(views)
+    assert torch.equal(before, after)
+    assert (anchors - after).abs().max() > 0.1
+
+
+@every_target
+def test_batch_norm_statistics_are_per_view(target):
+    views, branches = some_views(), build(target)
+    alone = [copy.deepcopy(branches)(torch.stack([view, view])) for view in views]
+    anchors, targets = branches(views)
+    for view in range(2):
+        torch.testing.assert_close(anchors[view], alone[view][0][0])
+        torch.testing.assert_close(targets[view], alone[view][1][0])
+
+
+@pytest.mark.parametrize("target", ["stop-gradient", "momentum"])
+def test_running_statistics_follow_one_view_after_the_other(target):
+    views, branches = some_views(), build(target)
+    first = branches.encoder[0]
+    expected = torch.zeros(8)
+    for view in views:
+        expected = 0.9 * expected + 0.1 * first(view).mean(0)
+    branches(views)
+    torch.testing.assert_close(branches.encoder[1].running_mean, expected)
+    assert branches.encoder[1].num_batches_tracked == 2
+
+
+def test_the_momentum_branch_normalises_by_its_own_batch_statistics_and_keeps_its_own_running_ones():
+    views, branches = some_views(), moved(build("momentum"))
+    online, target = branches.encoder, branches.target_encoder
+    assert target.training
+    assert target[1] is not online[1]
+    branches(views)
+    for encoder in (online, target):
+        expected = torch.zeros(8)
+        for view in views:
+            expected = 0.9 * expected + 0.1 * encoder[0](view).mean(0)
+        torch.testing.assert_close(encoder[1].running_mean, expected)
+    assert (online[1].running_mean - target[1].running_mean).abs().max() > 1e-3
+    # train mode: what comes out is normalised by the batch, whatever the running statistics say
+    target[1].running_mean.fill_(1e6)
+    _, targets = branches(views)
+    hidden = target[0](views[0])
+    normed = F.relu(F.batch_norm(hidden, None, None, target[1].weight, target[1].bias, training=True))
+    projected = branches.target_projector(normed)
+    torch.testing.assert_close(targets[0], F.normalize(projected, dim=-1))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.5, 0.99, 0.996, 1.0])
+def test_the_ema_is_an_exact_lerp_of_every_parameter(momentum):
+    branches = moved(build("momentum"))
+    online = parameters(branches.encoder, branches.projector)
+    before = [p.clone() for p in parameters(*target_modules(branches))]
+    branches.update_target(momentum)
+    after = parameters(*target_modules(branches))
+    assert len(after) == len(online) > 0
+    for old, new, follow in zip(before, after, online, strict=True):
+        assert torch.equal(new, torch.lerp(old, follow.detach(), 1.0 - momentum))
+        expected = momentum * old.double() + (1 - momentum) * follow.detach().double()
+        torch.testing.assert_close(new.double(), expected, rtol=1e-6, atol=1e-7)
+    if momentum == 1:
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    if momentum == 0:
+        assert all(torch.equal(new, p) for new, p in zip(after, online, strict=True))
+
+
+def test_the_ema_touches_no_buffer_and_not_the_online_branch():
+    branches = moved(build("momentum"))
+    branches(some_views())
+    statistics = buffers(branches)
+    online = [p.clone() for p in parameters(branches.encoder, branches.projector, branches.predictor)]
+    branches.update_target(0.5)
+    assert all(torch.equal(a, b) for a, b in zip(statistics, buffers(branches), strict=True))
+    unchanged = parameters(branches.encoder, branches.projector, branches.predictor)
+    assert all(torch.equal(a, b) for a, b in zip(online, unchanged, strict=True))
+
+
+def test_the_momentum_copy_starts_equal_and_apart():
+    branches = build("momentum")
+    pairs = list(
+        zip(parameters(branches.encoder, branches.projector), parameters(*target_modules(branches)), strict=True)
+    )
+    assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in pairs)
+    assert not any(b.requires_grad for _, b in pairs)
+
+
+def test_copying_to_the_target_takes_parameters_and_statistics():
+    branches = moved(build("momentum"))
+    branches(some_views())
+    branches.copy_to_target()
+    online, copied = (branches.encoder, branches.projector), target_modules(branches)
+    for one, other in zip(online, copied, strict=True):
+        ours, theirs = one.state_dict(), other.state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert not any(p.requires_grad for p in other.parameters())
+        assert all(a.data_ptr() != b.data_ptr() for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("target", ["shared", "stop-gradient"])
+def test_without_a_momentum_copy_the_update_does_nothing(target):
+    branches = build(target)
+    before = {name: value.clone() for name, value in branches.state_dict().items()}
+    branches.update_target(0.0)
+    branches.copy_to_target()
+    assert target_modules(branches) == (None, None)
+    assert all(torch.equal(before[name], value) for name, value in branches.state_dict().items())
+
+
+LOSSES = [
+    Align(alpha=0.5),
+    Align(alpha=0.5, form="squared"),
+    Contrast(positives="own-class", against="other-view+pool"),
+]
+
+
+@pytest.mark.parametrize("target", ["stop-gradient", "momentum"])
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+def test_no_gradient_reaches_targets_target_branch_or_pool(target, loss):
+    branches, pool = moved(build(target)), Queue(10, WIDTH, 3)
+    labels = torch.tensor([0, 0, 1, 1, 2, -1, 2])
+    anchors, targets = branches(some_views())
+    pool.push(targets[1], labels)
+    assert not targets.requires_grad
+    anchors.retain_grad()
+    loss(anchors, targets, labels, pool).total.backward()
+    assert anchors.grad.abs().max() > 0
+    assert not any(b.requires_grad or b.grad is not None for b in pool.buffers())
+    if target == "momentum":
+        assert all(p.grad is None for p in parameters(*target_modules(branches)))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+def test_the_gradient_is_that_of_fixed_targets_where_it_is_stopped_and_another_where_it_flows(loss):
+    labels = torch.tensor([0, 0, 1, 1, 2, -1, 2])
+
+    def gradient(target, fixed):
+        branches, pool = build(target), Queue(10, WIDTH, 3)
+        anchors, targets = branches(some_views())
+        constant = copy.deepcopy(targets.detach())
+        loss(anchors, constant if fixed else targets, labels, pool).total.backward()
+        return torch.cat([p.grad.flatten() for p in parameters(branches.encoder, branches.projector)])
+
+    reference = gradient("stop-gradient", fixed=True)
+    assert torch.equal(gradient("stop-gradient", fixed=False), reference)
+    torch.testing.assert_close(gradient("momentum", fixed=False), reference)
+    assert (gradient("shared", fixed=False) - reference).abs().max() > 1e-3
+
+
+def test_the_shared_branch_gives_targets_with_gradient():
+    branches = build("shared")
+    _, targets = branches(some_views())
+    (gradient,) = torch.autograd.grad(targets[1, :, 0].sum(), [branches.projector[0].weight])
+    assert gradient.abs().max() > 0
+
+
+@every_target
+def test_a_state_dict_carries_both_branches(target):
+    branches, twin = moved(build(target, seed=1)), build(target, seed=2)
+    branches(some_views())
+    twin.load_state_dict(branches.state_dict())
+    for one, other in zip(branches(some_views(1)), twin(some_views(1)), strict=True):
+        assert torch.equal(one, other)

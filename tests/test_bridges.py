@@ -1,0 +1,223 @@
+"""Where one method becomes another: the same number must come out of both rows of the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from supancl.branches import Branches, HeadSpec
+from supancl.encoders import EncoderSpec
+from supancl.heads import MLP
+from supancl.losses import Align, Contrast
+from supancl.methods import METHODS, assemble
+from supancl.pools import Queue
+from tests.helpers import POOLS, pool_and_reference, some_labels, units
+
+BATCH, WIDTH, CLASSES = 6, 5, 8
+same = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def batch(labels=None):
+    anchors, targets = units(2, BATCH, WIDTH, seed=1).requires_grad_(), units(2, BATCH, WIDTH, seed=2).requires_grad_()
+    return anchors, targets, torch.arange(BATCH) if labels is None else torch.tensor(labels)
+
+
+def assert_equal_with_gradients(one, other, anchors, targets):
+    torch.testing.assert_close(one, other, **same)
+    gradients = [torch.autograd.grad(total, [anchors, targets], retain_graph=True) for total in (one, other)]
+    torch.testing.assert_close(*gradients, **same)
+
+
+def empty(kind="queue"):
+    return pool_and_reference(kind, 16, WIDTH, CLASSES, unlabelled=True)[0]
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3, 4, 5], [-1] * BATCH], ids=["unique", "unlabelled"])
+def test_supcon_without_class_mates_is_simclr(labels):
+    anchors, targets, labels = batch(labels)
+    supcon, simclr = METHODS["supcon"].loss, METHODS["simclr"].loss
+    assert_equal_with_gradients(
+        supcon(anchors, targets, labels).total, simclr(anchors, targets, labels).total, anchors, targets
+    )
+
+
+def test_simclr_is_cross_entropy_over_the_other_2b_minus_1_vectors():
+    anchors, targets, labels = batch()
+    flat = targets.reshape(-1, WIDTH)
+    logits = (anchors.reshape(-1, WIDTH) @ flat.T / 0.1).masked_fill(torch.eye(2 * BATCH, dtype=torch.bool), -torch.inf)
+    expected = F.cross_entropy(logits, torch.arange(2 * BATCH).roll(BATCH))
+    assert_equal_with_gradients(METHODS["simclr"].loss(anchors, targets, labels).total, expected, anchors, targets)
+
+
+@pytest.mark.parametrize(("supervised", "plain"), [("supsiam", "simsiam"), ("supbyol", "byol")])
+@pytest.mark.parametrize("how", ["alpha = 1", *(f"empty {kind}" for kind in POOLS)])
+def test_without_supervision_the_supervised_method_is_the_plain_one(supervised, plain, how):
+    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
+    loss, pool = METHODS[supervised].loss, empty(how.split()[-1] if "empty" in how else "queue")
+    assert loss.alpha < 1
+    if how == "alpha = 1":
+        loss = replace(loss, alpha=1.0)
+        pool.push(units(9, WIDTH, seed=3), some_labels(9, CLASSES))
+    expected = METHODS[plain].loss(anchors, targets, labels).total
+    assert_equal_with_gradients(loss(anchors, targets, labels, pool).total, expected, anchors, targets)
+
+
+@pytest.mark.parametrize("form", ["cosine", "squared"])
+def test_unlabelled_samples_train_supsiam_as_simsiam(form):
+    anchors, targets, labels = batch([-1] * BATCH)
+    pool = empty()
+    pool.push(units(9, WIDTH, seed=3), some_labels(9, CLASSES))
+    one = Align(alpha=0.2, form=form)(anchors, targets, labels, pool).total
+    assert_equal_with_gradients(one, Align(form=form)(anchors, targets, labels).total, anchors, targets)
+
+
+@pytest.mark.parametrize("kind", [None, *POOLS])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8])
+def test_mixing_the_losses_is_mixing_the_targets_without_normalising(kind, alpha):
+    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
+    pool = None if kind is None else empty(kind)
+    if pool is not None:
+        pool.push(units(9, WIDTH, seed=3), some_labels(9, 2))
+    z2 = targets.detach().flip(0)
+    z_sup = Align(alpha=alpha).supervised_target(z2, labels, pool)
+    mixed = alpha * z2 + (1 - alpha) * z_sup
+    cosine = Align(alpha=alpha)(anchors, targets.detach(), labels, pool).total
+    torch.testing.assert_close(cosine, -(anchors * mixed).sum(-1).mean(), **same)
+    squared = Align(alpha=alpha, form="squared")(anchors, targets.detach(), labels, pool).total
+    constant = alpha * (1 - alpha) * (z2 - z_sup).square().sum(-1)
+    torch.testing.assert_close(squared, ((anchors - mixed).square().sum(-1) + constant).mean(), **same)
+    # the constant is gone from the gradient: twice that of the cosine form, and that of |p|^2
+    gradients = [torch.autograd.grad(total, anchors, retain_graph=True)[0] for total in (cosine, squared)]
+    torch.testing.assert_close(gradients[1], 2 * gradients[0] + anchors.detach() / BATCH, **same)
+
+
+def test_the_squared_form_is_twice_the_cosine_form_plus_two_for_unit_targets():
+    anchors, targets, labels = batch()
+    squared, cosine = Align(form="squared")(anchors, targets, labels), Align()(anchors, targets, labels)
+    torch.testing.assert_close(squared.total, 2 * cosine.total + 2, **same)
+
+
+def test_moco2_with_an_empty_pool_is_zero_with_zero_gradient():
+    anchors, targets, labels = batch()
+    total = METHODS["moco2"].loss(anchors, targets, labels, empty()).total
+    total.backward()
+    assert total.item() == 0
+    assert anchors.grad.abs().max() == 0
+    assert targets.grad.abs().max() == 0
+
+
+def test_moco2_with_the_other_targets_in_its_pool_is_moco3():
+    anchors, targets, labels = batch()
+    moco2 = METHODS["moco2"].loss
+    moco3 = replace(METHODS["moco3"].loss, temperature=moco2.temperature)
+    losses = []
+    for view in range(2):
+        for i in range(BATCH):
+            others = torch.arange(BATCH) != i
+            pool = Queue(BATCH - 1, WIDTH, CLASSES, unlabelled=True).double()
+            pool.push(targets[1 - view][others], labels[others])
+            # the same anchor as both "views", so that both symmetric terms are the one that is looked at
+            anchor, target = anchors[view, i].expand(2, 1, WIDTH), targets[1 - view, i].expand(2, 1, WIDTH)
+            losses.append(moco2(anchor, target, labels[i : i + 1], pool).total)
+    torch.testing.assert_close(torch.stack(losses).mean(), moco3(anchors, targets, labels).total, **same)
+
+
+def info_nce(anchors, targets, temperature):
+    terms = [F.cross_entropy(anchors[v] @ targets[1 - v].T / temperature, torch.arange(BATCH)) for v in range(2)]
+    return (terms[0] + terms[1]) / 2
+
+
+def test_supmoco_with_unique_labels_and_an_empty_pool_is_info_nce_against_the_target_branch():
+    anchors, targets, labels = batch()
+    loss = METHODS["supmoco"].loss
+    assert_equal_with_gradients(
+        loss(anchors, targets, labels, empty()).total, info_nce(anchors, targets, loss.temperature), anchors, targets
+    )
+
+
+def test_moco3_is_info_nce_against_the_target_branch():
+    anchors, targets, labels = batch([0] * BATCH)
+    loss = METHODS["moco3"].loss
+    assert_equal_with_gradients(
+        loss(anchors, targets, labels).total, info_nce(anchors, targets, loss.temperature), anchors, targets
+    )
+
+
+@pytest.mark.parametrize(
+    ("with_pool", "without"), [("both-views+pool", "both-views"), ("other-view+pool", "other-view")]
+)
+@pytest.mark.parametrize("positives", ["own-view", "own-class"])
+@pytest.mark.parametrize("kind", POOLS)
+def test_an_empty_pool_is_no_pool(with_pool, without, positives, kind):
+    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
+    one = Contrast(positives=positives, against=with_pool)(anchors, targets, labels, empty(kind)).total
+    other = Contrast(positives=positives, against=without)(anchors, targets, labels).total
+    assert_equal_with_gradients(one, other, anchors, targets)
+
+
+def test_supmoco_does_not_tell_a_pooled_target_from_one_of_the_batch():
+    anchors, targets, labels = batch([0, 0, 1, 1, -1, 2])
+    # the same vectors as both views, so that the pool can hold exactly what the other half of the batch would have been
+    anchors, targets = anchors[:1].expand(2, -1, -1), targets[:1].expand(2, -1, -1)
+    whole = Contrast(positives="own-class", against="other-view")(anchors, targets, labels).total
+    halves = []
+    for half, rest in ((slice(0, 3), slice(3, 6)), (slice(3, 6), slice(0, 3))):
+        pool = empty()
+        pool.push(targets[0, rest], labels[rest])
+        loss = Contrast(positives="own-class", against="other-view+pool")
+        halves.append(loss(anchors[:, half], targets[:, half], labels[half], pool).total)
+    torch.testing.assert_close((halves[0] + halves[1]) / 2, whole, **same)
+
+
+def branches(target):
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return Branches(encoder, nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH), target).double()
+
+
+def test_byol_with_momentum_zero_tracks_the_online_branch_and_is_simsiam():
+    byol, simsiam = branches("momentum"), branches("stop-gradient")
+    optimizers = [torch.optim.SGD([p for p in b.parameters() if p.requires_grad], lr=0.5) for b in (byol, simsiam)]
+    for step in range(4):
+        views = torch.randn(2, BATCH, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        totals = []
+        for net, optimizer in zip((byol, simsiam), optimizers, strict=True):
+            total = Align()(*net(views), torch.zeros(BATCH)).total
+            optimizer.zero_grad()
+            total.backward()
+            optimizer.step()
+            net.update_target(0.0)
+            totals.append(total.detach())
+        torch.testing.assert_close(*totals, **same)
+        assert byol.target_encoder is not byol.encoder
+        online = [*byol.encoder.parameters(), *byol.projector.parameters()]
+        copied = [*byol.target_encoder.parameters(), *byol.target_projector.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(online, copied, strict=True))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_row_of_the_table_gives_a_finite_loss_and_gradient(name):
+    row = METHODS[name]
+    torch.manual_seed(0)
+    predictor = MLP(hidden=(8,), out=WIDTH) if row.predictor else None
+    projector = MLP(hidden=(8,), out=None if name == "crossentropy" else WIDTH)
+    encoder = EncoderSpec("linear", channels=1, size=4, width=8, mean=(0.0,), std=(1.0,))
+    heads, pool_spec = HeadSpec(projector, predictor), replace(row.pool, size=7)
+    net, pool = assemble(encoder, heads, row.branches, pool_spec, row.loss, CLASSES)
+    labels = torch.tensor([0, 0, 1, -1, 3, 4])
+    for _ in range(3):
+        anchors, targets = net(torch.randn(2, BATCH, 4))
+        total = row.loss(anchors, targets, labels, pool).total
+        net.zero_grad()
+        total.backward()
+        if pool is not None:
+            pool.push(targets[1], labels)
+        net.update_target(row.branches.momentum)
+    gradients = [p.grad for p in (*net.encoder.parameters(), *net.projector.parameters())]
+    assert total.isfinite()
+    assert all(g is not None and g.isfinite().all() for g in gradients)
+    assert max(g.abs().max() for g in gradients) > 0

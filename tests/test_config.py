@@ -1,0 +1,280 @@
+"""Checked sections: types, ranges, unions by kind, dotted fields, JSON in both directions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supancl.branches import BranchSpec, HeadSpec
+from supancl.config import (
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Within,
+    checked,
+    flattened,
+    from_json,
+    parsed,
+    replaced,
+    to_json,
+    validated,
+)
+from supancl.data.views import Crops, Masks, ViewSpec
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput, SupanclError, nearest
+from supancl.heads import MLP
+from supancl.losses import Align, Contrast, CrossEntropy, Loss
+from supancl.methods import METHODS
+from supancl.pools import PoolSpec
+from supancl.schedules import ScheduleSpec
+from tests.helpers import property_test
+
+INF, NAN = float("inf"), float("nan")
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: Fraction = 0.5
+    hidden: tuple[Count, ...] = (8,)
+    pair: tuple[float, float] = (0.0, 1.0)
+    label: str = "a"
+    fast: bool = False
+    limit: Count | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    inner: Inner = Inner()
+    loss: Loss = Align()
+    extra: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (1, float, 1.0), (1.5, float, 1.5), (3, int, 3), (3.0, int, 3), (True, bool, True), ("x", str, "x"),
+        (None, type(None), None), (None, int | None, None), (4, int | None, 4), (0, Fraction, 0.0), (1, Fraction, 1.0),
+        (0, NotNegative, 0.0), (1e-9, Positive, 1e-9), (1, Count, 1), (0, Natural, 0), (None, Count | None, None),
+        ("b", Literal["a", "b"], "b"), ([1, 2], tuple[Count, ...], (1, 2)), ([], tuple[Count, ...], ()),
+        ([1, 2], tuple[float, float], (1.0, 2.0)), ("cat", int | str, "cat"),
+        (0.9, Annotated[float, Within(0, 0.9)], 0.9), (".5", float, 0.5), ("1_000", Count, 1000), ("7", str, "7"),
+        ({"a": "b"}, Mapping[str, str], {"a": "b"}),
+    ],
+)  # fmt: skip
+def test_a_fitting_value_is_taken_in_the_type_of_its_field(value, hint, expected):
+    taken = checked(value, hint, "field")
+    assert taken == expected
+    assert type(taken) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        ("one", float, "field = 'one': must be float"), ("inf", float, "finite"), ("nan", float, "finite"),
+        (True, float, "must be float"), (None, float, "must be float"),
+        (NAN, float, "must be a finite number"), (INF, float, "must be a finite number"), (-INF, Positive, "finite"),
+        pytest.param(10**400, float, "must be a finite number", id="an integer beyond any float"),
+        (1.5, int, "must be int"), (True, int, "must be int"), ("3.5", int, "must be int"), ("", int, "must be int"),
+        (INF, int, "must be int"),
+        (1, bool, "must be bool"), ("true", bool, "must be bool"), (1, str, "must be str"),
+        (0, type(None), "must be null"),
+        (1.01, Fraction, r"must lie in \[0, 1\]"), (-0.01, Fraction, r"must lie in \[0, 1\]"),
+        (-1, NotNegative, "must be at least 0"), (0, Positive, "must be above 0"), (0, Count, "must be at least 1"),
+        (-1, Natural, "must be at least 0"), (0, Count | None, "must be at least 1"),
+        (2, Annotated[int, Within(None, 1)], "must be at most 1"),
+        ("c", Literal["a", "b"], "must be one of a, b"), (["a"], Literal["a", "b"], "one of a, b"),
+        ([], Mapping[str, str], "must be an object"), (3, tuple[Count, ...], "must be a list"),
+        ("ab", tuple[str, ...], "must be a list"),
+        ([1, 0], tuple[Count, ...], r"field\[1\] = 0: must be at least 1"),
+        ([1], tuple[float, float], "must have 2 entries"),
+        ([1, 2, 3], tuple[float, float], "must have 2 entries"), (1.5, int | str, "must be int or must be str"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_is_bad_input_that_says_what_would(value, hint, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        checked(value, hint, "field")
+    assert "field" in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3)
+    | st.dictionaries(st.sampled_from(["kind", "alpha", "x"]), children, max_size=3),
+    max_leaves=6,
+)
+every_hint = st.sampled_from(
+    [float, int, bool, str, Fraction, Positive, Count | None, tuple[Count, ...], tuple[float, float], Literal["a", "b"],
+     Loss, ViewSpec, MLP, MLP | None, Inner, int | str]
+)  # fmt: skip
+
+
+@property_test
+@given(json_values, every_hint)
+def test_any_json_value_is_taken_or_is_bad_input(value, hint):
+    try:
+        taken = checked(value, hint, "field")
+    except BadInput:
+        return
+    assert checked(taken, hint, "field") == taken
+
+
+@pytest.mark.parametrize("value", [{"kind": []}, {"kind": {}}, {}, {"kind": None}, {"kind": "aline"}])
+def test_a_section_of_no_known_kind_is_bad_input_that_names_the_kinds(value):
+    with pytest.raises(BadInput, match=r"loss\.kind = .*: must be one of align, contrast, crossentropy"):
+        checked(value, Loss, "loss")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        ({"kind": "align", "alpha": 0.25}, Loss, Align(alpha=0.25)),
+        ({"kind": "contrast", "against": "pool"}, Loss, Contrast(against="pool")),
+        ({"kind": "crossentropy"}, Loss, CrossEntropy()),
+        ({"kind": "masks", "share": 0.3}, ViewSpec, Masks(share=0.3)),
+        ({"kind": "crops", "scale": [0.1, 1]}, ViewSpec, Crops(scale=(0.1, 1.0))),
+        ({"hidden": [8], "out": 4}, MLP | None, MLP((8,), 4)),
+        (None, MLP | None, None),
+    ],
+)
+def test_a_union_of_sections_is_told_apart_by_kind(value, hint, expected):
+    assert checked(value, hint, "section") == expected
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        Inner(), Inner(rate=0.1, hidden=(1, 2), limit=3), Outer("o", loss=Contrast(), extra=Inner()),
+        PoolSpec("queue", 12),
+        ScheduleSpec(warmup_epochs=4), EncoderSpec("cnn", width=12), BranchSpec("momentum", 0.9, 0.9), Crops(), Masks(),
+        HeadSpec(), HeadSpec(predictor=MLP((512,), 2048)), MLP(), *METHODS.values(),
+    ],
+    ids=lambda section: type(section).__name__,
+)  # fmt: skip
+def test_a_section_survives_json_unchanged(section):
+    text = json.dumps(to_json(section), allow_nan=False)
+    assert from_json(type(section), json.loads(text), "") == section
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "o", "iner": {}}, "unknown field iner; did you mean 'inner'"),
+        ({"name": "o", "inner": {"rat": 1}}, "unknown field inner.rat; did you mean 'rate'"),
+        ({"name": "o", "inner": {"rate": 2}}, "inner.rate = 2.0: must lie in"),
+        ({"name": "o", "inner": {"hidden": [1, "a"]}}, r"inner.hidden\[1\] = 'a': must be int"),
+        ({"name": "o", "inner": 3}, "inner = 3: must be an object"),
+        ({"name": "o", "loss": {"kind": "align", "alfa": 1}}, "unknown field loss.alfa; did you mean 'alpha'"),
+        ({}, "Outer: .*name"),
+        ([], "Outer = .*: must be an object"),
+    ],
+)
+def test_json_that_is_no_section_is_bad_input_that_names_the_place(values, message):
+    with pytest.raises(BadInput, match=message):
+        from_json(Outer, values, "")
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "expected"),
+    [
+        ("name", "other", Outer("other")),
+        ("inner.rate", 1, Outer("o", Inner(rate=1.0))),
+        ("inner.hidden", [4, 5], Outer("o", Inner(hidden=(4, 5)))),
+        ("inner.limit", 3, Outer("o", Inner(limit=3))),
+        ("loss.alpha", 0.25, Outer("o", loss=Align(alpha=0.25))),
+        ("extra", None, Outer("o")),
+    ],
+)
+def test_a_dotted_field_is_replaced_and_nothing_else(dotted, value, expected):
+    before = Outer("o")
+    after = replaced(before, dotted, value)
+    assert after == expected
+    assert before == Outer("o")
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "message"),
+    [
+        ("nam", "x", "unknown field 'nam'; did you mean 'name'"),
+        ("inner.rte", 1, "unknown field 'inner.rte'; did you mean 'rate'"),
+        ("zzzz", 1, "known: extra, inner, loss, name"),
+        ("inner.rate", 2, "inner.rate = 2.0: must lie in"),
+        ("inner.rate", "fast", "inner.rate = 'fast': must be float"),
+        ("inner.label.x", 1, "inner.label has no fields"),
+        ("extra.rate", 1, "extra has no fields"),
+        ("inner", {"rate": 1}, "inner is a section; set one of its fields, such as inner"),
+        ("loss", {"kind": "align"}, "loss is a section"),
+        ("loss.temperature", 0.1, "unknown field 'loss.temperature'"),
+        ("", 1, "unknown field ''"),
+        ("inner.", 1, "inner"),
+    ],
+)
+def test_a_dotted_field_that_cannot_be_set_is_bad_input(dotted, value, message):
+    with pytest.raises(BadInput, match=message):
+        replaced(Outer("o"), dotted, value)
+
+
+def test_a_section_made_by_hand_is_validated_to_its_depth():
+    assert validated(Outer("o", Inner(rate=1)), "") == Outer("o", Inner(rate=1.0))
+    assert type(validated(Outer("o", Inner(rate=1)), "").inner.rate) is float
+    for broken, message in (
+        (Outer("o", Inner(rate=2.0)), "inner.rate"), (Outer("o", loss=Align(alpha=-1.0)), "loss.alpha"),
+        (Outer("o", extra=Inner(limit=0)), "extra.limit"), (Outer(3), "name = 3"),  # type: ignore[arg-type]
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=message):
+            validated(broken, "")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_row_of_the_method_table_is_valid(name):
+    assert validated(METHODS[name], name) == METHODS[name]
+    with pytest.raises(BadInput, match=f"{name}.pool.size = 0"):
+        validated(replace(METHODS[name], pool=PoolSpec(size=0)), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("1.5", 1.5), ("true", True), ("null", None), ("[1, 2]", [1, 2]), ('"1"', "1"), ("cosine", "cosine"),
+     ("1e-3", 0.001), ("", ""), ("[1,", "[1,"), ("data/train", "data/train"), ("1_0", "1_0")],
+)  # fmt: skip
+def test_an_override_is_json_or_else_the_text_itself(text, value):
+    assert parsed(text) == value
+    assert type(parsed(text)) is type(value)
+
+
+def test_leaves_are_listed_by_their_dotted_names():
+    leaves = flattened(Outer("o", Inner(limit=2)))
+    assert leaves["inner.limit"] == 2
+    assert leaves["loss.alpha"] == 1.0
+    assert "inner" not in leaves
+    rebuilt = Outer("x")
+    for dotted, value in leaves.items():
+        rebuilt = replaced(rebuilt, dotted, value)
+    assert rebuilt == Outer("o", Inner(limit=2))
+
+
+@pytest.mark.parametrize(
+    ("limit", "inside", "outside"),
+    [(Within(0, 1), [0, 0.5, 1], [-0.1, 1.1]), (Within(0), [0, 1e9], [-1e-9]), (Within(None, 3), [-1e9, 3], [3.1]),
+     (Within(0, None, exclusive_low=True), [1e-9], [0, -1])],
+)  # fmt: skip
+def test_a_range_admits_what_it_says(limit, inside, outside):
+    assert all(limit.admits(value) for value in inside)
+    assert not any(limit.admits(value) for value in outside)
+
+
+def test_bad_input_is_exit_code_2_and_the_base_is_1():
+    assert (BadInput("x").exit_code, SupanclError("x").exit_code) == (2, 1)
+
+
+def test_nearest_suggests_one_name_or_lists_all():
+    assert nearest("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
+    assert nearest("zzz", ["b", "a"]) == "; known: a, b"

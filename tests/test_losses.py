@@ -1,0 +1,321 @@
+"""Each loss against its definition written as a loop, its gradients, and what it must not depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supancl.losses import Align, Contrast, CrossEntropy, same_class
+from supancl.pools import Queue
+from tests.helpers import (
+    AGAINST,
+    POOLS,
+    POSITIVES,
+    align_by_definition,
+    contrast_by_definition,
+    pool_and_reference,
+    property_test,
+    some_labels,
+    units,
+)
+
+CLASSES, WIDTH = 4, 6
+every_contrast = pytest.mark.parametrize(
+    "loss",
+    [Contrast(positives=p, against=a, temperature=0.2) for p in POSITIVES for a in AGAINST],
+    ids=lambda loss: f"{loss.positives}/{loss.against}",
+)
+every_form = pytest.mark.parametrize("form", ["cosine", "squared"])
+close = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def filled(kind, size, pushes=3, batch=5, unlabelled=False, seed=50):
+    pool, reference = pool_and_reference(kind, size, WIDTH, CLASSES, unlabelled)
+    for n in range(pushes):
+        targets, labels = units(batch, WIDTH, seed=seed + n), some_labels(batch, CLASSES - 1, seed=seed + n)
+        pool.push(targets, labels)
+        reference.push(targets, labels)
+    return pool, reference
+
+
+@every_form
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("kind", [None, *POOLS])
+def test_align_is_eqs_1_to_3_anchor_by_anchor(form, alpha, kind):
+    loss = Align(alpha=alpha, form=form)
+    anchors, targets, labels = units(2, 7, WIDTH, seed=1), units(2, 7, WIDTH, seed=2), some_labels(7, CLASSES, seed=3)
+    pool, reference = (None, None) if kind is None else filled(kind, 6)
+    total, ssl, sup = align_by_definition(loss, anchors, targets, labels, None if kind is None else reference.held())
+    terms = loss(anchors, targets, labels, pool)
+    torch.testing.assert_close(terms.total, total, **close)
+    torch.testing.assert_close(terms.ssl, ssl, **close)
+    if alpha < 1:  # without supervision there is no supervised term to log
+        torch.testing.assert_close(terms.sup, sup, **close)
+
+
+@every_form
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_align_takes_an_alpha_for_every_sample(form, alpha):
+    anchors, targets, labels = units(2, 5, WIDTH, seed=1), units(2, 5, WIDTH, seed=2), some_labels(5, CLASSES, seed=3)
+    alphas = torch.tensor([0.0, 0.25, 0.5, 1.0, 0.1], dtype=torch.float64)
+    pool, reference = filled("queue", 6)
+    loss = Align(alpha=alpha, form=form)
+    total, ssl, sup = align_by_definition(loss, anchors, targets, labels, reference.held(), alphas.tolist())
+    terms = loss(anchors, targets, labels, pool, alpha=alphas)
+    torch.testing.assert_close((terms.total, terms.ssl, terms.sup), (total, ssl, sup), **close)
+
+
+def test_align_draws_m_members_of_the_class_and_averages_them():
+    pool = Queue(8, WIDTH, CLASSES).double()
+    members = units(3, WIDTH, seed=4)
+    pool.push(members, torch.tensor([1, 1, 2]))
+    anchors, targets, labels = units(2, 6, WIDTH, seed=1), units(2, 6, WIDTH, seed=2), torch.tensor([1] * 6)
+    torch.manual_seed(0)
+    z_sup = Align(alpha=0.0, samples=2).supervised_target(targets.flip(0), labels, pool)
+    possible = torch.stack([members[i] / 2 + members[j] / 2 for i, j in ((0, 0), (0, 1), (1, 1))])
+    nearest = torch.cdist(z_sup.reshape(-1, WIDTH), possible).amin(1)
+    assert nearest.max() < 1e-7
+    torch.manual_seed(0)
+    terms = Align(alpha=0.0, samples=2)(anchors, targets, labels, pool)
+    torch.testing.assert_close(terms.total, -(anchors * z_sup).sum(-1).mean(), **close)
+
+
+@every_contrast
+@pytest.mark.parametrize("kind", POOLS)
+def test_contrast_is_its_definition_and_so_is_its_gradient(loss, kind):
+    labels = torch.tensor([0, 2, -1, 0, 3, -1])
+    pool, reference = filled(kind, 7, unlabelled=True)
+    anchors, targets = units(2, 6, WIDTH, seed=1).requires_grad_(), units(2, 6, WIDTH, seed=2).requires_grad_()
+    expected = contrast_by_definition(loss, anchors, targets, labels, reference.held())
+    total = loss(anchors, targets, labels, pool).total
+    torch.testing.assert_close(total, expected, **close)
+    torch.testing.assert_close(
+        torch.autograd.grad(total, [anchors, targets]), torch.autograd.grad(expected, [anchors, targets]), **close
+    )
+
+
+@every_contrast
+def test_contrast_at_temperature_001_is_its_definition(loss):
+    loss = replace(loss, temperature=0.01)
+    pool, reference = filled("queue", 7, unlabelled=True)
+    anchors, targets, labels = units(2, 5, WIDTH, seed=1), units(2, 5, WIDTH, seed=2), some_labels(5, CLASSES, seed=3)
+    expected = contrast_by_definition(loss, anchors, targets, labels, reference.held())
+    torch.testing.assert_close(loss(anchors, targets, labels, pool).total, expected, rtol=1e-8, atol=1e-8)
+
+
+@every_contrast
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "labels",
+    [[0, 1, 2, 3], [0, 0, 0, 0], [-1, -1, -1, -1], [0, 0, -1, 3]],
+    ids=["one sample a class", "one class", "unlabelled", "mixed"],
+)
+@pytest.mark.parametrize("full", [False, True], ids=["empty pool", "filled pool"])
+def test_contrast_is_finite_at_low_temperature_in_low_precision(loss, dtype, labels, full):
+    anchors = units(2, 4, WIDTH, seed=1).to(dtype).requires_grad_()
+    targets = units(2, 4, WIDTH, seed=2).to(dtype).requires_grad_()
+    pool = Queue(5, WIDTH, CLASSES, unlabelled=True)
+    if full:
+        pool.push(units(3, WIDTH, seed=3), torch.tensor([0, 1, -1]))
+    terms = replace(loss, temperature=0.01)(anchors, targets, torch.tensor(labels), pool)
+    terms.total.backward()
+    assert terms.total.isfinite()
+    assert anchors.grad.isfinite().all()
+    assert targets.grad.isfinite().all()
+
+
+@every_contrast
+def test_contrast_of_bf16_vectors_is_computed_in_single_precision(loss):
+    anchors, targets = units(2, 4, WIDTH, seed=1).bfloat16(), units(2, 4, WIDTH, seed=2).bfloat16()
+    pool, labels = filled("queue", 5)[0], torch.tensor([0, 0, 1, 2])
+    low = loss(anchors, targets, labels, pool).total
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, loss(anchors.float(), targets.float(), labels, pool).total, rtol=0, atol=0)
+
+
+@every_form
+@pytest.mark.parametrize("kind", [None, *POOLS])
+def test_align_is_finite_in_bf16(form, kind):
+    pool = None if kind is None else filled(kind, 5)[0]
+    anchors = units(2, 4, WIDTH, seed=1).bfloat16().requires_grad_()
+    targets = units(2, 4, WIDTH, seed=2).bfloat16()
+    total = Align(alpha=0.5, form=form)(anchors, targets, torch.tensor([0, 1, -1, 3]), pool).total
+    total.backward()
+    assert total.isfinite()
+    assert anchors.grad.isfinite().all()
+    exact = Align(alpha=0.5, form=form)(anchors.detach().double(), targets.double(), torch.tensor([0, 1, -1, 3]), pool)
+    torch.testing.assert_close(total.double(), exact.total, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("against", ["pool", "other-view+pool", "both-views+pool"])
+def test_contrast_against_a_pool_refuses_to_do_without_one(against):
+    with pytest.raises(ValueError, match="needs a pool"):
+        Contrast(against=against)(units(2, 3, WIDTH), units(2, 3, WIDTH), torch.arange(3))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_its_definition_over_the_labelled_samples(smoothing):
+    logits = units(2, 5, CLASSES, seed=1, dtype=torch.float32) * 4
+    labels = [0, 3, -1, 1, -1]
+    summed = 0.0
+    for view in logits.tolist():
+        for row, label in zip(view, labels, strict=True):
+            logs = [x - math.log(sum(map(math.exp, row))) for x in row]
+            if label >= 0:
+                summed -= (1 - smoothing) * logs[label] + smoothing * sum(logs) / CLASSES
+    terms = CrossEntropy(smoothing=smoothing)(logits, logits, torch.tensor(labels))
+    assert terms.total.item() == pytest.approx(summed / 6, rel=1e-5)
+    assert terms.sup.item() == terms.total.item()
+
+
+def test_cross_entropy_without_any_label_is_zero_with_zero_gradient():
+    logits = units(2, 3, CLASSES, dtype=torch.float32).requires_grad_()
+    total = CrossEntropy()(logits, logits.detach(), torch.full((3,), -1)).total
+    total.backward()
+    assert total.item() == 0
+    assert logits.grad.abs().max() == 0
+
+
+def test_an_unlabelled_sample_has_no_class_mates():
+    labels = torch.tensor([-1, 0, -1, 1, 0])
+    expected = [[a == b and a >= 0 for b in labels.tolist()] for a in labels.tolist()]
+    assert same_class(labels, labels).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "supervised"),
+    [(Align(), False), (Align(alpha=0.5), True), (Contrast(), False), (Contrast(positives="own-class"), True),
+     (CrossEntropy(), True)],
+)
+def test_labels_matter_exactly_where_a_loss_says_it_is_supervised(loss, supervised):
+    vectors = units(2, 4, CLASSES, seed=1, dtype=torch.float32), units(2, 4, CLASSES, seed=2, dtype=torch.float32)
+    one, other = (loss(*vectors, torch.tensor(labels)).total for labels in ([0, 0, 1, 1], [0, 1, 0, 2]))
+    assert loss.supervised == supervised
+    assert bool(one != other) == supervised
+
+
+@pytest.mark.parametrize("kind", [None, "queue"])
+@pytest.mark.parametrize(
+    "loss", [Align(), Align(alpha=0.5), CrossEntropy(), *(Contrast(against=a) for a in AGAINST)], ids=repr
+)
+def test_a_loss_that_does_not_see_the_batch_is_the_mean_of_its_parts(loss, kind):
+    pool = filled("queue", 6)[0] if kind or "pool" in getattr(loss, "against", "") else None
+    anchors, targets, labels = units(2, 4, WIDTH, seed=1), units(2, 4, WIDTH, seed=2), torch.tensor([0, 1, 0, 2])
+    whole = loss(anchors, targets, labels, pool).total
+    parts = [loss(anchors[:, h], targets[:, h], labels[h], pool).total for h in (slice(0, 2), slice(2, 4))]
+    additive = bool((whole - (parts[0] + parts[1]) / 2).abs() < 1e-6)
+    assert additive == (not loss.sees_batch(pool))
+
+
+# --- invariances ---------------------------------------------------------------------------------------------------
+
+losses = st.sampled_from(
+    [Align(alpha=a, form=f) for a in (0.0, 0.4, 1.0) for f in ("cosine", "squared")]
+    + [Contrast(positives=p, against=a, temperature=0.3) for p in POSITIVES for a in AGAINST]
+)
+kinds, seeds = st.sampled_from(POOLS), st.integers(0, 10**6)
+sizes = st.integers(1, 12)
+
+
+def pushed(kind, size, targets, labels):
+    pool, _ = pool_and_reference(kind, size, WIDTH, CLASSES, unlabelled=True)
+    pool.push(targets, labels)
+    return pool
+
+
+def case(seed, batch):
+    shape = 2, batch, WIDTH
+    return units(*shape, seed=seed), units(*shape, seed=seed + 1), some_labels(batch, CLASSES, seed=seed)
+
+
+@property_test
+@given(losses, kinds, seeds, sizes, sizes)
+def test_the_order_of_the_batch_does_not_matter(loss, kind, seed, batch, size):
+    anchors, targets, labels = case(seed, batch)
+    pool = pushed(kind, size, units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2))
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
+    one = loss(anchors, targets, labels, pool).total
+    other = loss(anchors[:, order], targets[:, order], labels[order], pool).total
+    torch.testing.assert_close(one, other, **close)
+
+
+@property_test
+@given(losses, kinds, seeds, sizes, sizes)
+def test_the_names_of_the_classes_do_not_matter(loss, kind, seed, batch, size):
+    anchors, targets, labels = case(seed, batch)
+    stored, stored_labels = units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2)
+    # the entry for -1 is the last one, and stays -1
+    renamed = torch.cat([torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed)), torch.tensor([-1])])
+    one = loss(anchors, targets, labels, pushed(kind, size, stored, stored_labels)).total
+    other = loss(anchors, targets, renamed[labels], pushed(kind, size, stored, renamed[stored_labels])).total
+    torch.testing.assert_close(one, other, **close)
+
+
+@property_test
+@given(losses, kinds, seeds, sizes, sizes)
+def test_swapping_the_two_views_does_not_matter(loss, kind, seed, batch, size):
+    anchors, targets, labels = case(seed, batch)
+    pool = pushed(kind, size, units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2))
+    one, other = loss(anchors, targets, labels, pool), loss(anchors.flip(0), targets.flip(0), labels, pool)
+    torch.testing.assert_close(one.total, other.total, **close)
+
+
+@property_test
+@given(losses, kinds, seeds, sizes)
+def test_the_order_in_the_pool_does_not_matter(loss, kind, seed, batch):
+    anchors, targets, labels = case(seed, batch)
+    stored, stored_labels = units(9, WIDTH, seed=seed + 2), some_labels(9, CLASSES, seed=seed + 2)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    one = loss(anchors, targets, labels, pushed(kind, 9, stored, stored_labels)).total
+    other = loss(anchors, targets, labels, pushed(kind, 9, stored[order], stored_labels[order])).total
+    torch.testing.assert_close(one, other, **close)
+
+
+@property_test
+@given(losses, kinds, seeds, sizes, sizes, sizes)
+def test_any_batch_and_any_pool_size_follow_the_definition(loss, kind, seed, batch, size, pushed_batch):
+    anchors, targets, labels = case(seed, batch)
+    pool, reference = pool_and_reference(kind, size, WIDTH, CLASSES, unlabelled=isinstance(loss, Contrast))
+    for n in range(2):
+        row = units(pushed_batch, WIDTH, seed=seed + n), some_labels(pushed_batch, CLASSES, seed=seed + n)
+        pool.push(*row)
+        reference.push(*row)
+    if isinstance(loss, Contrast):
+        expected = contrast_by_definition(loss, anchors, targets, labels, reference.held())
+    else:
+        expected = align_by_definition(loss, anchors, targets, labels, reference.held())[0]
+    torch.testing.assert_close(loss(anchors, targets, labels, pool).total, expected, **close)
+
+
+# --- gradients -----------------------------------------------------------------------------------------------------
+
+
+@every_form
+@pytest.mark.parametrize("kind", [None, "queue"])
+def test_gradcheck_of_align(form, kind):
+    pool = None if kind is None else filled("queue", 6)[0]
+    labels, loss = torch.tensor([0, 0, -1]), Align(alpha=0.3, form=form)
+    vectors = units(2, 3, WIDTH, seed=1).requires_grad_(), units(2, 3, WIDTH, seed=2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, t: loss(a, t, labels, pool).total, vectors)
+
+
+@every_contrast
+def test_gradcheck_of_contrast(loss):
+    pool = filled("queue", 6, unlabelled=True)[0]
+    labels = torch.tensor([0, 0, -1])
+    vectors = units(2, 3, WIDTH, seed=1).requires_grad_(), units(2, 3, WIDTH, seed=2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, t: loss(a, t, labels, pool).total, vectors)
+
+
+@pytest.mark.parametrize("loss", [Align(alpha=0.5), Contrast(against="other-view+pool"), CrossEntropy()], ids=repr)
+def test_the_terms_for_the_log_carry_no_gradient(loss):
+    pool = filled("queue", 6)[0]
+    terms = loss(units(2, 3, WIDTH, seed=1).requires_grad_(), units(2, 3, WIDTH, seed=2), torch.arange(3), pool)
+    assert terms.total.requires_grad
+    assert not terms.ssl.requires_grad
+    assert not terms.sup.requires_grad

@@ -1,0 +1,343 @@
+"""Each pool against Python lists: what it holds, its means, its draws, its state, its cost."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from supancl.branches import BranchSpec, HeadSpec
+from supancl.encoders import EncoderSpec
+from supancl.heads import MLP
+from supancl.losses import Align, Contrast
+from supancl.methods import assemble
+from supancl.pools import ClassQueues, PoolSpec, Prototypes, Queue
+from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
+
+WIDTH, CLASSES = 5, 4
+every_pool = pytest.mark.parametrize("kind", POOLS)
+
+
+def build(kind, size=6, classes=CLASSES, width=WIDTH):
+    return PoolSpec(kind, size).build(width, classes)
+
+
+def held(pool):
+    """What a pool holds as a sorted list, the same way for a pool and for its reference."""
+    if hasattr(pool, "stored"):
+        stored = pool.stored()
+        rows = list(zip(stored.targets[stored.valid], stored.labels[stored.valid].tolist(), strict=True))
+    else:
+        rows = pool.held()
+    return sorted((label, *target.tolist()) for target, label in rows)
+
+
+@property_test
+@given(
+    kind=st.sampled_from([*POOLS, "queue with unlabelled"]),
+    size=st.integers(1, 9),
+    batches=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    seed=st.integers(0, 10**6),
+)
+def test_any_pushes_into_any_size_leave_what_lists_would_hold(kind, size, batches, seed):
+    unlabelled = kind == "queue with unlabelled"
+    pool, reference = pool_and_reference(kind.split()[0], size, WIDTH, CLASSES, unlabelled)
+    for n, batch in enumerate(batches):
+        # the last class never comes, so that there is always an empty one
+        targets, labels = units(batch, WIDTH, seed=seed + n), some_labels(batch, CLASSES - 1, seed=seed + n)
+        pool.push(targets, labels)
+        reference.push(targets, labels)
+        if kind == "prototypes":
+            torch.testing.assert_close(torch.tensor(held(pool)), torch.tensor(held(reference)))
+        else:
+            assert held(pool) == held(reference)
+        labels_held = [label for _, label in reference.held()]
+        assert pool.counts.tolist() == [labels_held.count(label) for label in range(CLASSES)]
+        assert float(pool.coverage()) == len(set(labels_held) - {-1}) / CLASSES
+        query, fallback = torch.arange(-1, CLASSES), units(2, CLASSES + 1, WIDTH, seed=seed + 99)
+        expected = mean_by_loop(reference.held(), query.tolist(), fallback)
+        torch.testing.assert_close(pool.class_mean(query, fallback), expected, rtol=1e-12, atol=1e-12)
+        ages = reference.ages()
+        assert float(pool.staleness()) == pytest.approx(sum(ages) / max(1, len(ages)))
+
+
+@pytest.mark.parametrize("batch", [3, 4, 5, 8, 11], ids=lambda b: f"B={b}")
+@pytest.mark.parametrize("size", [1, 4, 8], ids=lambda s: f"size={s}")
+def test_a_queue_keeps_the_last_targets_and_overwrites_the_oldest_first(batch, size):
+    pool = Queue(size, 1, 1)
+    serial = torch.arange(5 * batch, dtype=torch.float32)
+    for chunk in serial.split(batch):
+        pool.push(chunk[:, None], torch.zeros(batch, dtype=torch.long))
+        last = serial[: int(chunk[-1]) + 1][-size:]
+        stored = pool.stored()
+        assert sorted(stored.targets[stored.valid][:, 0].tolist()) == last.tolist()
+
+
+def test_class_queues_never_crowd_a_class_out():
+    pool = ClassQueues(2, 1, 3)
+    pool.push(torch.tensor([[7.0]]), torch.tensor([1]))
+    for _ in range(20):
+        pool.push(torch.zeros(8, 1), torch.zeros(8, dtype=torch.long))
+    assert pool.counts.tolist() == [2, 1, 0]
+    assert pool.class_mean(torch.tensor([1]), torch.zeros(1, 1)).item() == 7
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_a_prototype_starts_at_the_first_mean_and_then_moves_by_its_rate(rate):
+    pool = Prototypes(2, 2, rate)
+    first, second = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[-1.0, 0.0]])
+    pool.push(first, torch.tensor([0, 0]))
+    start = torch.tensor([0.5, 0.5])
+    torch.testing.assert_close(pool.stored().targets[0], start)
+    pool.push(second, torch.tensor([0]))
+    torch.testing.assert_close(pool.stored().targets[0], rate * start + (1 - rate) * second[0])
+    assert pool.stored().valid.tolist() == [True, False]
+
+
+@every_pool
+def test_an_unlabelled_target_is_never_matched(kind):
+    pool = build(kind)
+    pool.push(units(6, WIDTH, dtype=torch.float32), torch.full((6,), -1))
+    fallback = units(2, 5, WIDTH, seed=1, dtype=torch.float32)
+    labels = torch.tensor([-1, 0, 1, 2, 3])
+    assert torch.equal(pool.class_mean(labels, fallback), fallback)
+    assert pool.counts.tolist() == [0] * CLASSES
+    pool.push(units(4, WIDTH, seed=2, dtype=torch.float32), torch.arange(4))
+    mean = pool.class_mean(labels, fallback)
+    assert torch.equal(mean[:, 0], fallback[:, 0])
+    assert not torch.eq(mean[:, 1:], fallback[:, 1:]).any()
+
+
+@pytest.mark.parametrize(("loss", "stored"), [(Align(alpha=0.5), 2), (Contrast(against="pool"), 5)])
+def test_only_a_contrastive_loss_has_its_queue_store_unlabelled_targets(loss, stored):
+    _, pool = assemble(
+        EncoderSpec("linear", channels=1, size=4, width=4, mean=(0.0,), std=(1.0,)),
+        HeadSpec(projector=MLP(out=WIDTH)), BranchSpec(), PoolSpec("queue", 8), loss, CLASSES,
+    )
+    pool.push(units(5, WIDTH, dtype=torch.float32), torch.tensor([0, -1, -1, 3, -1]))
+    assert int(pool.stored().valid.sum()) == stored
+    assert pool.counts.tolist() == [1, 0, 0, 1]
+
+
+@every_pool
+@pytest.mark.parametrize("samples", [None, 3])
+def test_an_absent_class_falls_back_to_the_own_target_of_each_view(kind, samples):
+    pool = build(kind)
+    pool.push(units(3, WIDTH, dtype=torch.float32), torch.tensor([0, 0, 2]))
+    fallback = units(2, 4, WIDTH, seed=1, dtype=torch.float32)
+    mean = pool.class_mean(torch.tensor([1, 0, 3, 2]), fallback, samples)
+    assert torch.equal(mean[:, [0, 2]], fallback[:, [0, 2]])
+    assert not torch.eq(mean[:, [1, 3]], fallback[:, [1, 3]]).any()
+
+
+@every_pool
+def test_the_mean_has_the_dtype_of_the_fallback(kind):
+    pool = build(kind)
+    pool.push(units(3, WIDTH, dtype=torch.bfloat16), torch.tensor([0, 1, 2]))
+    assert pool.class_mean(torch.tensor([0, 3]), torch.zeros(2, WIDTH, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@every_pool
+def test_a_label_beyond_the_classes_is_refused(kind):
+    pool = build(kind)
+    with pytest.raises(ValueError, match="label 4 in a pool made for 4 classes"):
+        pool.push(torch.zeros(2, WIDTH), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="label 4"):
+        pool.class_mean(torch.tensor([4]), torch.zeros(1, WIDTH))
+
+
+@every_pool
+def test_pushed_targets_are_copies_without_gradient(kind):
+    pool = build(kind)
+    targets = units(3, WIDTH, dtype=torch.float32).requires_grad_()
+    pool.push(targets * 1, torch.tensor([0, 1, 2]))
+    before = pool.stored().targets.clone()
+    with torch.no_grad():
+        targets.zero_()
+    assert torch.equal(pool.stored().targets, before)
+    assert not pool.stored().targets.requires_grad
+    assert not pool.class_mean(torch.tensor([0]), torch.zeros(1, WIDTH)).requires_grad
+
+
+# --- M draws -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["queue", "class-queues"])
+def members(request):
+    """A pool of basis vectors: 8 of class 1, 4 of class 0, class 2 empty; a draw tells which slot it is."""
+    pool = build(request.param, size=12, classes=3, width=12)
+    labels = torch.tensor([0, 1, 1] * 4)
+    for part in torch.arange(12).split(5):
+        pool.push(torch.eye(12)[part], labels[part])
+    return pool, labels
+
+
+def drawn(pool, samples, anchors=200):
+    torch.manual_seed(3)
+    mean = pool.class_mean(torch.ones(anchors, dtype=torch.long), torch.zeros(2, anchors, 12), samples)
+    return (mean * samples).round()  # (2, anchors, 12): how often each was drawn
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16])
+def test_draws_are_m_members_of_the_class_with_equal_chance(members, samples):
+    pool, labels = members
+    counts = drawn(pool, samples)
+    assert torch.equal(counts.sum(-1), torch.full((2, 200), float(samples)))
+    assert counts[..., labels != 1].abs().max() == 0
+    total = counts[..., labels == 1].sum((0, 1))
+    assert stats.chisquare(total.numpy()).pvalue > 1e-4
+
+
+def test_draws_are_with_replacement(members):
+    pool, labels = members
+    counts = drawn(pool, 8)[..., labels == 1]
+    # all 8 of 8 distinct has chance 8!/8^8 = 0.0024, so nearly every anchor draws one twice
+    assert (counts.amax(-1) > 1).double().mean() > 0.9
+    # and a given one is left out with chance (7/8)^8 = 0.344
+    assert abs((counts == 0).double().mean().item() - (7 / 8) ** 8) < 0.04
+
+
+def test_draws_are_anew_for_every_anchor_and_view(members):
+    pool, _ = members
+    chosen = drawn(pool, 1, anchors=2000).argmax(-1)
+    agreement_of_views = (chosen[0] == chosen[1]).double().mean().item()
+    agreement_of_neighbours = (chosen[:, 1:] == chosen[:, :-1]).double().mean().item()
+    # independent draws from 8 members agree with chance 1/8, standard error 0.0074
+    assert abs(agreement_of_views - 1 / 8) < 0.035
+    assert abs(agreement_of_neighbours - 1 / 8) < 0.03
+
+
+def test_prototypes_have_one_member_a_class_so_draws_change_nothing():
+    pool = build("prototypes")
+    pool.push(units(4, WIDTH, dtype=torch.float32), torch.arange(4))
+    labels, fallback = torch.tensor([0, 3]), torch.zeros(2, WIDTH)
+    assert torch.equal(pool.class_mean(labels, fallback, 4), pool.class_mean(labels, fallback))
+
+
+# --- running sums --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "size"), [("queue", 2048), ("class-queues", 128)])
+def test_the_mean_is_right_to_1e_6_after_a_million_targets(kind, size):
+    classes, generator = 20, seeded(0)
+    pool = build(kind, size=size, classes=classes, width=8)
+    pushed = 0
+    while pushed < 1_000_000:
+        # sizes below and above the pool's, scales that would not cancel in single precision
+        batch = int(torch.randint(1, 20_000, (), generator=generator))
+        scale = 10 ** (4 * torch.rand(batch, 1, generator=generator) - 2)
+        labels = torch.randint(-1, classes, (batch,), generator=generator)
+        pool.push(torch.randn(batch, 8, generator=generator) * scale + 1, labels)
+        pushed += batch
+    stored = pool.stored()
+    entries = list(zip(stored.targets.double(), stored.labels.tolist(), strict=True))
+    fallback = torch.full((classes, 8), torch.nan, dtype=torch.float64)
+    exact = mean_by_loop(entries, range(classes), fallback)
+    running = pool.class_mean(torch.arange(classes), fallback)
+    error = (running - exact).norm(dim=1) / exact.norm(dim=1)
+    assert error.max() <= 1e-6
+
+
+def test_the_sums_are_exactly_zero_where_a_class_has_left():
+    pool = Queue(7, WIDTH, CLASSES, unlabelled=True)
+    for n in range(40):
+        labels = some_labels(5, 2, seed=n) if n % 2 else torch.full((5,), 2)
+        pool.push(units(5, WIDTH, seed=n, dtype=torch.float32) * 10.0 ** (n % 7 - 3), labels)
+        assert pool.sums[:-1][pool.counts == 0].abs().sum() == 0
+    pool.push(units(7, WIDTH, dtype=torch.float32), torch.full((7,), -1))
+    assert pool.counts.tolist() == [0] * CLASSES
+    assert pool.sums.abs().sum() == 0
+
+
+class Sizes(TorchDispatchMode):
+    """Records the number of elements of every tensor that an operation reads or writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        self.elements.append((str(func), tuple(t.numel() for t in tensors)))
+        return result
+
+
+@pytest.mark.parametrize("kind", ["queue", "class-queues"])
+def test_the_cost_of_the_mean_over_all_does_not_grow_with_the_pool(kind):
+    touched = []
+    for size in (8, 8192):
+        pool = build(kind, size=size)
+        pool.push(units(6, WIDTH, dtype=torch.float32), some_labels(6, CLASSES))
+        with Sizes() as sizes:
+            pool.class_mean(torch.tensor([0, 1, -1]), torch.zeros(2, 3, WIDTH))
+        touched.append(sizes.elements)
+    assert touched[0] == touched[1]
+    assert max(max(counts) for _, counts in touched[0]) < 8 * WIDTH
+
+
+def test_the_recorder_of_sizes_does_see_a_read_of_the_whole_pool():
+    pool = build("queue", size=512)
+    pool.push(units(6, WIDTH, dtype=torch.float32), some_labels(6, CLASSES))
+    with Sizes() as sizes:
+        pool.class_mean(torch.tensor([0]), torch.zeros(2, 1, WIDTH), samples=2)
+    assert max(max(counts) for _, counts in sizes.elements) >= 512
+
+
+# --- state ---------------------------------------------------------------------------------------------------------
+
+
+@every_pool
+def test_a_saved_pool_continues_bit_for_bit(kind):
+    pool, twin = build(kind, size=7), build(kind, size=7)
+    for n in range(5):
+        pool.push(units(4, WIDTH, seed=n, dtype=torch.float32), some_labels(4, CLASSES, seed=n))
+    file = io.BytesIO()
+    torch.save(pool.state_dict(), file)
+    file.seek(0)
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    for n in range(5, 12):
+        for one, other in zip(pool.state_dict().items(), twin.state_dict().items(), strict=True):
+            assert one[0] == other[0]
+            assert torch.equal(one[1], other[1]), one[0]
+        for samples in (None, 3):
+            means = []
+            for p in (pool, twin):
+                torch.manual_seed(n)
+                means.append(p.class_mean(torch.arange(-1, CLASSES), units(2, 5, WIDTH, dtype=torch.float32), samples))
+            assert torch.equal(*means)
+        for p in (pool, twin):
+            p.push(units(6, WIDTH, seed=n, dtype=torch.float32), some_labels(6, CLASSES, seed=n))
+        assert torch.equal(pool.staleness(), twin.staleness())
+
+
+@every_pool
+def test_all_state_is_in_the_state_dict(kind):
+    pool, blank = build(kind, size=7), build(kind, size=7)
+    pool.push(units(9, WIDTH, dtype=torch.float32), some_labels(9, CLASSES))
+    blank.load_state_dict(pool.state_dict())
+    assert held(blank) == held(pool)
+    assert blank.counts.tolist() == pool.counts.tolist()
+    assert not list(pool.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [(PoolSpec(), type(None)), (PoolSpec("queue", 5), Queue), (PoolSpec("class-queues", 5), ClassQueues),
+     (PoolSpec("prototypes"), Prototypes)],
+)
+def test_a_spec_builds_the_pool_it_names(spec, expected):
+    assert type(spec.build(WIDTH, CLASSES)) is expected
+
+
+@pytest.mark.parametrize(("kind", "slots"), [("queue", 5), ("class-queues", 5 * CLASSES), ("prototypes", CLASSES)])
+def test_the_size_is_in_all_for_a_queue_and_per_class_for_class_queues(kind, slots):
+    stored = build(kind, size=5).stored()
+    assert len(stored.targets) == len(stored.labels) == len(stored.valid) == slots
+    assert not stored.valid.any()

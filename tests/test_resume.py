@@ -1,0 +1,200 @@
+"""A run that was stopped anywhere ends with the same bits as one that never was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from supancl import METHODS, Reporter, pretrain
+from supancl.checkpoint import checkpoints
+from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashAt(Reporter):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, step: int, row: object) -> None:
+        if step == self.step:
+            raise Crash
+
+
+def crash_and_resume(recipe, data, folder: Path, at: int):
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(at))
+    return pretrain(None, data, folder, resume=True)
+
+
+CASES = [(method, None) for method in METHODS]
+CASES += [(m, pool) for m in ("supsiam", "supbyol") for pool in ("class-queues", "prototypes")]
+CASES += [("moco2", "class-queues"), ("supmoco", "prototypes")]
+
+
+@pytest.mark.parametrize(("method", "pool"), CASES)
+def test_resume_in_the_middle_of_an_epoch_gives_the_same_bits(method: str, pool: str | None, tmp_path: Path) -> None:
+    recipe = tiny_recipe(method, pool, train__checkpoint_every=2)
+    data = tiny_data(unlabelled=0.3)
+    whole = pretrain(recipe, data, tmp_path / "whole")
+    resumed = crash_and_resume(recipe, data, tmp_path / "stopped", at=8)  # the checkpoint before it is step 6 of 10
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+    timeless = [{k: v for k, v in row.items() if k != "images_per_second"} for row in whole.metrics]
+    assert timeless == [{k: v for k, v in row.items() if k != "images_per_second"} for row in resumed.metrics]
+
+
+def test_sampled_positives_and_accumulation_resume_with_the_same_bits(tmp_path: Path) -> None:
+    recipe = tiny_recipe("supbyol", train__checkpoint_every=3, loss__samples=2, train__accumulate=2)
+    data = tiny_data()
+    pretrain(recipe, data, tmp_path / "whole")
+    crash_and_resume(recipe, data, tmp_path / "stopped", at=4)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    pool=st.sampled_from(["queue", "class-queues", "prototypes"]),
+    size=st.integers(1, 30),
+    batch=st.integers(4, 12),
+    images=st.integers(20, 50),
+    classes=st.integers(2, 5),
+    unlabelled=st.sampled_from([0.0, 0.5]),
+    optimizer=st.sampled_from(["sgd", "adamw"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    seed=st.integers(0, 5),
+)
+def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_factory, **drawn) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    needs_pool = METHODS[drawn["method"]].pool.kind != "none"
+    recipe = tiny_recipe(
+        drawn["method"], drawn["pool"] if needs_pool else None, pool__size=drawn["size"], train__seed=drawn["seed"],
+        train__batch_size=drawn["batch"], train__precision=drawn["precision"], optimizer__name=drawn["optimizer"],
+        train__checkpoint_every=3, train__epochs=3, train__monitor_every=0,
+    )
+    data = tiny_data(drawn["images"], drawn["classes"], drawn["unlabelled"], drawn["seed"])
+    pretrain(recipe, data, folder / "whole")
+    crash_and_resume(recipe, data, folder / "stopped", at=4)
+    assert_same_bits(final_state(folder / "whole"), final_state(folder / "stopped"))
+
+
+# --- real processes, real signals -------------------------------------------------------------------------------------
+
+COMMAND = [sys.executable, "-m", "supancl.cli", "pretrain", "digits.supbyol", "--epochs", "3", "--checkpoint-every", "4",
+           "--set", "train.batch_size=64", "--set", "encoder.width=16", "--set", "train.monitor_every=0",
+           "--set", "data.limit=512", "--device", "cpu"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*COMMAND, "--out", str(folder), *more], stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
+    for _ in range(6000):
+        if checkpoints(folder / "checkpoints") or process.poll() is not None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no checkpoint within a minute")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> dict[str, torch.Tensor]:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    process = start(folder)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return final_state(folder)
+
+
+def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(tmp_path: Path, uninterrupted) -> None:
+    folder, chance, killed = tmp_path / "run", random.Random(0), 0
+    for _ in range(2):
+        process = start(folder, "--resume")
+        wait_for_checkpoint(folder, process)
+        time.sleep(chance.uniform(0.0, 0.4))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.communicate()
+    assert killed > 0
+    process = start(folder, "--resume")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert_same_bits(uninterrupted, final_state(folder))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_path: Path, uninterrupted) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_checkpoint(folder, process)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == code, errors
+    lines = [line for line in errors.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert f"continue with: supancl pretrain --resume --out {folder}" in lines[0]
+    again = subprocess.run(
+        [sys.executable, "-m", "supancl.cli", "pretrain", "--resume", "--out", str(folder)],
+        capture_output=True, text=True, env=ENVIRONMENT,
+    )
+    assert again.returncode == 0, again.stderr
+    assert_same_bits(uninterrupted, final_state(folder))
+
+
+# --- damaged and missing checkpoints ----------------------------------------------------------------------------------
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    recipe, data, notes = tiny_recipe(train__checkpoint_every=2), tiny_data(), Notes()
+    pretrain(recipe, data, tmp_path / "whole")
+    with pytest.raises(Crash):
+        pretrain(recipe, data, tmp_path / "stopped", reporter=CrashAt(9))
+    newest = checkpoints(tmp_path / "stopped" / "checkpoints")[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    newest.write_bytes(content)
+    pretrain(None, data, tmp_path / "stopped", resume=True, reporter=notes)
+    assert any(newest.name in line and "damaged" in line for line in notes.warnings)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+
+
+def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(tmp_path: Path) -> None:
+    recipe, data, notes = tiny_recipe(), tiny_data(), Notes()
+    pretrain(recipe, data, tmp_path / "whole")
+    with pytest.raises(Crash):
+        pretrain(recipe, data, tmp_path / "stopped", reporter=CrashAt(2))
+    pretrain(recipe, data, tmp_path / "stopped", resume=True, reporter=notes)
+    assert any("starting at step 0" in line for line in notes.notes)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+
+
+def test_the_previous_checkpoint_is_kept_and_no_more(tmp_path: Path) -> None:
+    pretrain(tiny_recipe(train__checkpoint_every=1), tiny_data(), tmp_path / "run")
+    assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == [
+        "step-000000009.pt", "step-000000010.pt"
+    ]

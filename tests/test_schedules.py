@@ -1,0 +1,88 @@
+"""Learning rate and momentum at each step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supancl.schedules import ScheduleSpec, ema_momentum, learning_rate
+
+EPOCHS, STEPS, PEAK = 10, 5, 0.4
+
+
+def rates(spec, epochs=EPOCHS, steps=STEPS, peak=PEAK, predictor=False):
+    schedule = learning_rate(spec, peak, epochs, steps, predictor)
+    return [schedule(step) for step in range(epochs * steps)]
+
+
+def test_the_cosine_is_its_formula_at_every_step():
+    expected = [PEAK * (1 + math.cos(math.pi * step / (EPOCHS * STEPS))) / 2 for step in range(EPOCHS * STEPS)]
+    assert rates(ScheduleSpec()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_warm_up_rises_linearly_to_the_peak_and_the_cosine_starts_there():
+    warm = 4 * STEPS
+    values = rates(ScheduleSpec(warmup_epochs=4))
+    assert values[:warm] == pytest.approx([PEAK * (step + 1) / warm for step in range(warm)], rel=1e-12)
+    rest = EPOCHS * STEPS - warm
+    expected = [PEAK * (1 + math.cos(math.pi * step / rest)) / 2 for step in range(rest)]
+    assert values[warm:] == pytest.approx(expected, rel=1e-12)
+    assert values[warm - 1] == pytest.approx(PEAK)
+    assert 0 < values[-1] < PEAK * 0.01
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_constant_decay_stays_at_the_peak_after_the_warm_up(warmup):
+    values = rates(ScheduleSpec(warmup_epochs=warmup, decay="constant"))
+    assert values[warmup * STEPS :] == [PEAK] * (EPOCHS * STEPS - warmup * STEPS)
+    assert all(value < PEAK for value in values[: max(0, warmup * STEPS - 1)])
+
+
+@pytest.mark.parametrize("granularity", ["step", "epoch"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_predictor_is_constant_through_warm_up_and_decay(granularity, warmup):
+    spec = ScheduleSpec(warmup_epochs=warmup, granularity=granularity)
+    assert rates(spec, predictor=True) == [PEAK] * (EPOCHS * STEPS)
+
+
+def test_a_predictor_may_follow_the_rest():
+    spec = ScheduleSpec(warmup_epochs=2, predictor="follows")
+    assert rates(spec, predictor=True) == rates(spec)
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_by_epoch_the_rate_changes_once_an_epoch_along_the_same_curve(warmup):
+    values = rates(ScheduleSpec(warmup_epochs=warmup, granularity="epoch"))
+    epochs = [values[e * STEPS : (e + 1) * STEPS] for e in range(EPOCHS)]
+    assert all(len(set(epoch)) == 1 for epoch in epochs)
+    once = rates(ScheduleSpec(warmup_epochs=warmup), steps=1)
+    assert [epoch[0] for epoch in epochs] == pytest.approx(once, rel=1e-12)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 10, 41])
+def test_a_run_shorter_than_its_warm_up_still_reaches_its_peak_and_decays(epochs):
+    values = rates(ScheduleSpec(warmup_epochs=40), epochs=epochs)
+    assert max(values) == pytest.approx(PEAK)
+    assert min(values) >= 0
+    assert values[-1] < PEAK / 2
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0.996, 100), (0.99, 7), (0.0, 4)])
+def test_ema_momentum_rises_to_one_along_the_cosine_of_the_notes(start, steps):
+    momentum = ema_momentum(start, 1.0, steps)
+    for t in range(steps + 1):
+        assert momentum(t) == pytest.approx(1 - (1 - start) * (1 + math.cos(math.pi * t / steps)) / 2, abs=1e-15)
+    assert momentum(0) == pytest.approx(start, abs=1e-15)
+    assert momentum(steps) == 1.0
+    assert all(momentum(t) <= momentum(t + 1) for t in range(steps))
+
+
+def test_ema_momentum_goes_between_any_two_values():
+    momentum = ema_momentum(0.9, 0.95, 10)
+    assert [momentum(t) for t in (0, 5, 10)] == pytest.approx([0.9, 0.925, 0.95])
+
+
+def test_equal_ends_give_a_constant_momentum():
+    momentum = ema_momentum(0.999, 0.999, 10)
+    assert {momentum(t) for t in range(20)} == {0.999}

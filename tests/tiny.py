@@ -1,0 +1,64 @@
+"""The smallest runs that are still whole: random grey images, a small CNN, any method and any pool."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, from_arrays, recipe
+from supancl.checkpoint import checkpoints, load_checkpoint
+
+SIDE = 8
+
+
+def tiny_data(images: int = 48, classes: int = 3, unlabelled: float = 0.0, seed: int = 0) -> Data:
+    random = np.random.default_rng(seed)
+    labels = np.arange(images) % classes
+    # a class is a bright quarter, so that there is something to learn
+    pixels = random.integers(0, 120, (images, SIDE, SIDE), dtype=np.uint8)
+    for pixel, label in zip(pixels, labels, strict=True):
+        pixel[: SIDE // 2, (label % 2) * 4 : (label % 2) * 4 + 4] += np.uint8(60 + 40 * (label // 2))
+    labels = np.where(random.random(images) < unlabelled, -1, labels)
+    return from_arrays(pixels, labels, classes=[f"class {i}" for i in range(classes)])
+
+
+def tiny_recipe(method: str = "supsiam", pool: str | None = None, **overrides: object) -> Recipe:
+    """A run of seconds with the method's own row; overrides are dotted names with __ for the dot."""
+    row = METHODS[method]
+    predictor = MLP((8,), 16) if row.predictor else None
+    projector = MLP((), None, norm="none") if method == "crossentropy" else MLP((16,), 16)
+    spec = replace(row.pool, size=20) if pool is None else PoolSpec(pool, 20 if pool == "queue" else 4)
+    base = recipe("digits.supsiam")
+    built = replace(
+        base, name=f"tiny.{method}", method=method, branches=row.branches, loss=row.loss, pool=spec,
+        heads=HeadSpec(projector, predictor),
+    )
+    settings = {
+        "views.size": SIDE, "encoder.width": 16, "train.batch_size": 8, "train.epochs": 2, "train.log_every": 1,
+        "train.device": "cpu", "optimizer.reference_batch": 8, "optimizer.lr": 0.05, "schedule.warmup_epochs": 0,
+    }
+    settings |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return built.with_set(settings)
+
+
+def final_state(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the newest checkpoint by name: weights, buffers, optimizer, pool, random state."""
+    return flat(load_checkpoint(checkpoints(folder / "checkpoints")[-1]))
+
+
+def flat(value: object, name: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    if isinstance(value, dict):
+        return {key: item for k, v in value.items() for key, item in flat(v, f"{name}.{k}").items()}
+    if isinstance(value, (list, tuple)):
+        return {key: item for k, v in enumerate(value) for key, item in flat(v, f"{name}.{k}").items()}
+    return {}
+
+
+def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, different[:5]
+    assert len(one) > 10  # weights, optimizer and random state are really there
