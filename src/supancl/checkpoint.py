@@ -6,11 +6,12 @@ Files are read with weights_only: nothing in them is ever executed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import pickle
-import zipfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,27 +40,37 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BadInput(f"{path} cannot be written ({error.strerror or error}); what was there before is untouched. "
-                       "Make room or choose another --out, then continue with --resume") from None
-    except (RuntimeError, SafetensorError) as error:  # torch and safetensors report a full disk in their own words
-        temporary.unlink(missing_ok=True)
-        raise BadInput(f"{path} cannot be written ({str(error).splitlines()[0]}); what was there before is untouched. "
-                       "Make room or choose another --out, then continue with --resume") from None
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
+        raise BadInput(f"{path} cannot be written ({reason(error)}); what was there before is untouched. Make room "
+                       "(a run then continues with --resume) or choose another --out") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the new name itself must survive a power cut
-        finally:
-            os.close(folder)
+        with contextlib.suppress(OSError):  # not every file system can sync a folder
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)  # the new name itself must survive a power cut
+            finally:
+                os.close(folder)
+
+
+def reason(error: Exception) -> str:
+    """What the system says went wrong, else the first sentence of what a library says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    said = next(iter(str(error).splitlines()), "")
+    return said.partition(". ")[0].rstrip(".") or type(error).__name__
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     """Write step-N.pt and its checksum, and remove all but the last two."""
     path = folder / f"step-{step:09d}.pt"
     content = {"schema_version": SCHEMA_VERSION, **state}
-    write_atomically(path, lambda temporary: torch.save(content, temporary))
+    write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
     write_atomically(path.with_suffix(".sha256"), lambda temporary: _write_text(temporary, checksum))
     for old in checkpoints(folder)[:-KEPT]:
@@ -82,7 +93,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except Damaged as error:
             damaged.append(str(error))
     if damaged:
-        raise BadInput("no sound checkpoint is left: " + "; ".join(damaged))
+        raise BadInput(f"no sound checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, damaged
 
 
@@ -92,18 +103,20 @@ class Damaged(BadInput):
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
-        expected = path.with_suffix(".sha256").read_text().strip()
+        expected = path.with_suffix(".sha256").read_text(errors="replace").strip()
     except OSError:
         expected = ""  # a crash between the two files: the content itself decides
-    if expected and digest(path) != expected:
+    if expected and path.is_file() and digest(path) != expected:
         raise Damaged(f"checkpoint {path} is damaged (its checksum differs)")
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
-        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version)")
+        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version); remove it, or name another --out")
     if version > SCHEMA_VERSION:
         raise BadInput(f"{path} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
     while version < SCHEMA_VERSION:
+        if version not in MIGRATIONS:
+            raise BadInput(f"{path} has schema {version}, which no supancl has written; remove it, or name another --out")
         content = MIGRATIONS[version](content)
         version += 1
     return content
@@ -112,22 +125,39 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def load_tensors(path: Path) -> dict[str, Any]:
     """A .pt, .pth or .ckpt file of tensors and plain containers; anything that would run code is refused."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch remarks on what it then refuses
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise Damaged(f"checkpoint {path} cannot be read ({reason(error)})") from None
+    except Exception as error:  # there is no end to the ways in which a torn pickle fails
+        if _could_run_code(path, error):
             raise BadInput(f"{path} holds more than tensors and plain containers and is not opened, because loading "
                            "it could run code; save its state dict alone") from None
-        raise Damaged(f"checkpoint {path} is damaged ({str(error).splitlines()[0]})") from None
-    except (RuntimeError, EOFError, OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise Damaged(f"checkpoint {path} is damaged ({str(error).splitlines()[0]})") from None
+        why = "it is no file of tensors" if isinstance(error, pickle.UnpicklingError) else reason(error)
+        raise Damaged(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
-        raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__})")
+        raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     return content
+
+
+def _could_run_code(path: Path, error: Exception) -> bool:
+    """Whether torch refused a name or an instruction that a file of tensors has no need of."""
+    text = str(error)
+    if any(word in text for word in ("nsupported global", "nsupported GLOBAL", "nsupported class", "TorchScript")):
+        return True
+    with open(path, "rb") as file:
+        return "Unsupported operand" in text and file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
 
 
 def digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
+        torch.save(content, file)
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -158,11 +188,16 @@ def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = encoder_file(Path(path))
     weights, metadata = _read_safetensors(file)
-    if "encoder" not in metadata:
-        raise BadInput(f"{file}: no description of an encoder in it; was it written by supancl?")
-    if int(metadata.get("schema_version", "0")) > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl; upgrade")
-    encoder = from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder").build()
+    try:
+        version, described = int(metadata["schema_version"]), json.loads(metadata["encoder"])
+    except (KeyError, ValueError, RecursionError):
+        raise BadInput(f"{file}: no description of an encoder in it; was it written by supancl?") from None
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    try:
+        encoder = from_json(EncoderSpec, described, "encoder").build()
+    except BadInput as error:
+        raise BadInput(f"{file}: {error}") from None
     _load_weights(encoder, weights, file)
     return encoder.eval()
 
@@ -173,8 +208,13 @@ def initialize(encoder: Encoder, path: Path | str) -> None:
     if file.suffix == ".safetensors":
         weights, _ = _read_safetensors(file)
     else:
-        content = load_tensors(file)
+        try:
+            content = load_tensors(file)
+        except Damaged as error:
+            raise BadInput(f"{error}; copy it again, or give another --init") from None
         inner = content.get("state_dict", content)
+        if not isinstance(inner, dict):
+            raise BadInput(f"{file}: its state_dict is of type {type(inner).__name__}; give a dict of tensors by name")
         weights = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
     _load_weights(encoder, weights, file)
 
@@ -194,8 +234,11 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{file}: not a safetensors file ({str(error).splitlines()[0]})") from None
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
+    except SafetensorError as error:
+        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); give a run folder or its "
+                       "encoder.safetensors") from None
 
 
 def _load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
@@ -208,8 +251,9 @@ def _load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> N
                            "is it another architecture?")
         if weights[name].shape != value.shape:
             raise BadInput(f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
-                           f"has {tuple(value.shape)}")
+                           f"has {tuple(value.shape)}; is it another architecture?")
     extra = sorted(set(weights) - set(own))
     if extra:
-        raise BadInput(f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not")
+        raise BadInput(f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "
+                       "is it another architecture?")
     encoder.body.load_state_dict(weights)

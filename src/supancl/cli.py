@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
 from supancl import studies
-from supancl.config import parsed
+from supancl.config import flattened
 from supancl.console import Terminal, make_console, say_error, table
 from supancl.errors import BadInput, CheckFailed, SupanclError, nearest
+from supancl.flags import SWITCHES, add_recipe_flags, recipe_from_flags
 from supancl.recipes import RECIPES, Recipe, recipe
 from supancl.run import RunFolder, jsonable
 
@@ -29,67 +33,8 @@ class OneLineParser(argparse.ArgumentParser):
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
             if choices and given not in choices:
                 message = f"unknown command {given!r}{nearest(given, choices)}"
-        say_error(f"{message} (see {self.prog} --help)")
+        say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
         raise SystemExit(BadInput.exit_code)
-
-
-class Override(argparse.Action):
-    """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        given: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
-        if self.dest == "set":
-            name, equals, value = str(values).partition("=")
-            if not equals:
-                parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
-            given[name] = (parsed(value), f"--set {values}")
-        elif self.nargs == 0:
-            given[self.dest] = (True, str(option))
-        else:
-            # strings that look like numbers stay what they are where a name is wanted
-            literal = values if self.dest == "data.source" else parsed(values)
-            given[self.dest] = (literal, f"{option} {values}")
-        namespace.overrides = given
-
-
-SHORTHANDS: dict[str, tuple[str, str]] = {
-    # flag -> (field, help)
-    "--data": ("data.source", "digits, toy, an image folder, a .npz or a .csv"),
-    "--epochs": ("train.epochs", "number of epochs"),
-    "--batch-size": ("train.batch_size", "images per step"),
-    "--seed": ("train.seed", "seed of weights, order and views"),
-    "--device": ("train.device", "auto, cpu or cuda"),
-    "--precision": ("train.precision", "fp32 or bf16"),
-    "--accumulate": ("train.accumulate", "micro-batches per step"),
-    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, beside one an epoch"),
-    "--on-collapse": ("train.on_collapse", "warn or stop"),
-    "--on-nan": ("train.on_nan", "stop, skip or rollback"),
-}
-SWITCHES: dict[str, tuple[str, str]] = {
-    "--compile": ("train.compile", "compile the branches"),
-    "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
-    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
-}
-
-
-def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
-    """The shorthands and --set, for every command that trains."""
-    for flag, (field, text) in SHORTHANDS.items():
-        parser.add_argument(flag, dest=field, action=Override, metavar="X", help=f"{text} ({field})")
-    for flag, (field, text) in SWITCHES.items():
-        parser.add_argument(flag, dest=field, action=Override, nargs=0, help=f"{text} ({field})")
-    parser.add_argument("--set", dest="set", action=Override, metavar="FIELD=VALUE", help="any field of the recipe")
-    parser.add_argument(
-        "--compat", choices=("paper", "released-code"), default=None, help="follow the paper, or the authors' code"
-    )
-    parser.set_defaults(overrides={})
-
-
-def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
-    built = recipe(name, args.compat or "paper")
-    for field, (value, flag) in args.overrides.items():
-        built = built.with_set({field: value}, because=flag)
-    return built
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -108,6 +53,8 @@ def pretrain_command(args: argparse.Namespace, console: Console) -> dict[str, An
 
     if args.recipe is None and not (args.resume and args.out):
         raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+    if args.resume and args.init is not None:
+        raise BadInput("--init starts a run and --resume continues one; give one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
     if args.resume and folder is not None and folder.holds_run:
         check_agrees(folder.read_recipe()[0], args, folder)
@@ -126,12 +73,14 @@ def pretrain_command(args: argparse.Namespace, console: Console) -> dict[str, An
 def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
     """A run continues with its own settings; whatever is asked for beside --resume must be what it has."""
     if args.recipe is not None and args.recipe != kept.name:
-        raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}")
+        raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
     if args.compat is not None and args.compat != kept.compat:
-        raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}")
+        raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
+                       "a run continues with its own settings")
     for field, (value, flag) in args.overrides.items():
-        now = dict(kept.fields())[field][0] if field in kept.fields() else None
-        if kept.with_set({field: value}).fields()[field][0] != now:
+        asked = kept.with_set({field: value})
+        if replace(asked, sources={}) != replace(kept, sources={}):
+            now = flattened(kept).get(field)
             raise BadInput(f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
                            "a run continues with its own settings")
 
@@ -154,6 +103,10 @@ def recipes_command(args: argparse.Namespace, console: Console) -> dict[str, Any
     return {"name": chosen.name, "fields": {name: {"value": v, "source": s} for name, (v, s) in fields.items()}}
 
 
+def add_skip_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])
+
+
 def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     protocols = parser.add_subparsers(dest="protocol", required=True, parser_class=OneLineParser)
     knn = protocols.add_parser("knn", parents=[common()], help="k nearest neighbours among the training images")
@@ -162,6 +115,7 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     knn.add_argument("--k", type=int, default=20)
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_skip_flag(knn)
 
 
 def evaluate_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -171,7 +125,8 @@ def evaluate_command(args: argparse.Namespace, console: Console) -> dict[str, An
         raise BadInput(f"--k {args.k}: must be at least 1")
     if args.temperature <= 0:
         raise BadInput(f"--temperature {args.temperature:g}: must be above 0")
-    result = knn_of(args.encoder, args.data, args.k, args.temperature, args.device, Terminal(console))
+    result = knn_of(args.encoder, args.data, args.k, args.temperature, args.device, Terminal(console),
+                    args.skip_bad_images)
     console.print(f"k-NN (k = {args.k}): {result['accuracy']:.2f}% of {result['queries']} images, "
                   f"{result['references']} references, {result['classes']} classes")
     return result
@@ -182,12 +137,14 @@ def embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="digits, an image folder, a .npz or a .csv")
     parser.add_argument("--out", required=True, help="the .npz to write")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    add_skip_flag(parser)
 
 
 def embed_command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     from supancl.judge import embed_to_file
 
-    result = embed_to_file(args.encoder, args.data, Path(args.out), args.device, Terminal(console))
+    result = embed_to_file(args.encoder, args.data, Path(args.out), args.device, Terminal(console),
+                           args.skip_bad_images)
     sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
     console.print(f"{args.out}: {sizes}")
     return result
@@ -199,8 +156,15 @@ COMMANDS: dict[str, tuple[str, Any, Any]] = {
     "pretrain": ("pretrain an encoder", pretrain_arguments, pretrain_command),
     "evaluate": ("judge an encoder", evaluate_arguments, evaluate_command),
     "embed": ("write features of images", embed_arguments, embed_command),
-    **{name: (module.HELP, module.arguments, module.command) for name, module in studies.COMMANDS.items()},
 }
+
+
+def arguments_of(name: str) -> Any:
+    return COMMANDS[name][1] if name in COMMANDS else import_module(f"supancl.studies.{name}").arguments
+
+
+def command_of(name: str) -> Any:
+    return COMMANDS[name][2] if name in COMMANDS else import_module(f"supancl.studies.{name}").command
 
 
 def common() -> OneLineParser:
@@ -211,26 +175,27 @@ def common() -> OneLineParser:
     return shared
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser; only the chosen command's own flags are filled in, so that no other study is imported."""
     parser = OneLineParser(prog="supancl", description="Pretrain image encoders with (supervised) ANCL.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
-    for name, (text, arguments, _) in COMMANDS.items():
+    for name, text in {**{name: row[0] for name, row in COMMANDS.items()}, **studies.COMMANDS}.items():
         # a command with protocols below it gives the common flags to those
         parents = [] if name == "evaluate" else [common()]
-        arguments(commands.add_parser(name, parents=parents, help=text, description=text))
+        parser_of = commands.add_parser(name, parents=parents, help=text, description=text)
+        if name == chosen:
+            arguments_of(name)(parser_of)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
     console = make_console(args.quiet, args.json == "-")
     try:
-        result = COMMANDS[args.command][2](args, console)
-        write_json(args.json, result)
+        check_json(args.json)
+        write_json(args.json, result_of(args, console))
         return 0
-    except CheckFailed as error:
-        write_json(args.json, error.result)
-        return report_error(error, args.debug)
     except SupanclError as error:
         return report_error(error, args.debug)
     except KeyboardInterrupt:
@@ -242,7 +207,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error("out of memory; lower --batch-size or data.memory_gb")
         return BadInput.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
+            place = BadInput(f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions")
+            return report_error(place, args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
+
+
+def result_of(args: argparse.Namespace, console: Console) -> Any:
+    try:
+        return command_of(args.command)(args, console)
+    except CheckFailed as error:
+        write_json(args.json, error.result)
+        raise
 
 
 def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
@@ -251,6 +227,22 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
     text = " ".join(str(error).split()) or type(error).__name__
     say_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
     return getattr(error, "exit_code", 1)
+
+
+def check_json(where: str | None) -> None:
+    """Whether the result can be written is asked before the work, not after it."""
+    if where in (None, "-"):
+        return
+    path = Path(str(where))
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "Permission denied"
+    else:
+        return
+    raise BadInput(f"--json {where}: cannot be written ({reason}); name another file, or - for standard output")
 
 
 def write_json(where: str | None, result: dict[str, Any]) -> None:
@@ -263,7 +255,8 @@ def write_json(where: str | None, result: dict[str, Any]) -> None:
     try:
         Path(where).write_text(text + "\n")
     except OSError as error:
-        raise BadInput(f"--json {where}: cannot be written ({error.strerror})") from None
+        raise BadInput(f"--json {where}: cannot be written ({error.strerror}); name another file, or - for standard "
+                       "output") from None
 
 
 def entry() -> None:

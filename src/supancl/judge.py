@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from supancl.checkpoint import load_encoder, write_atomically
-from supancl.data.sources import Data, DataSpec, open_data, open_source
+from supancl.data.sources import Data, DataSpec, Split, open_data, open_source
 from supancl.encoders import Encoder
 from supancl.errors import BadInput
 from supancl.evaluate import embed, knn_accuracy
@@ -23,7 +23,15 @@ def evaluation_short_side(encoder: Encoder) -> int:
     return round(encoder.size * 8 / 7)
 
 
-def data_for(encoder: Encoder, where: Path, source: str | None, reporter: Reporter) -> Data:
+def check_kind(encoder: Encoder, split: Split, source: str) -> None:
+    """Vectors are for a linear encoder, images for any other."""
+    vectors = split.batch(torch.zeros(1, dtype=torch.long)).pixels.ndim == 2
+    if vectors != (encoder.spec.name == "linear"):
+        kind, wants = ("vectors", "images") if vectors else ("images", "vectors (toy)")
+        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {wants}; name other --data")
+
+
+def data_for(encoder: Encoder, where: Path, source: str | None, reporter: Reporter, skip_bad_images: bool) -> Data:
     """The named source, or that of the run itself, with what the run held out and left out."""
     spec = None
     if source is None:
@@ -32,19 +40,22 @@ def data_for(encoder: Encoder, where: Path, source: str | None, reporter: Report
             raise BadInput(f"{where} is no run folder, so it brings no data; name some with --data")
         spec = folder.read_recipe()[0].data
     spec = replace(spec or DataSpec(source=source or ""), short_side=evaluation_short_side(encoder))
+    spec = replace(spec, skip_bad_images=skip_bad_images or spec.skip_bad_images)
     data = open_data(spec, encoder.spec.channels, reporter.reading)
+    check_kind(encoder, data.train, spec.source)
     for remark in data.remarks:
         reporter.warn(remark)
     return data
 
 
 def knn_of(
-    where: str, source: str | None, k: int, temperature: float, device: str, reporter: Reporter
+    where: str, source: str | None, k: int, temperature: float, device: str, reporter: Reporter,
+    skip_bad_images: bool = False,
 ) -> dict[str, Any]:
     """k-NN accuracy of an encoder; kept in evaluate/knn.json where it is a run folder."""
     encoder, chosen = load_encoder(where), pick_device(device)
     encoder.to(chosen)
-    data = data_for(encoder, Path(where), source, reporter)
+    data = data_for(encoder, Path(where), source, reporter, skip_bad_images)
     reference, queries = (embed(encoder, split, chosen).labelled() for split in (data.train, data.held_out))
     if not len(reference.labels) or not len(queries.labels):
         raise BadInput(f"{source or where}: k-NN needs labelled images, both to compare with and to judge; "
@@ -59,13 +70,16 @@ def knn_of(
         "references": len(reference.labels),
         "queries": len(queries.labels),
         "classes": len(torch.unique(reference.labels)),
+        "skipped": len(data.skipped),
     }
     if RunFolder(Path(where)).holds_run:
         RunFolder(Path(where)).write_evaluation("knn", result)
     return result
 
 
-def embed_to_file(where: str, source: str, out: Path, device: str, reporter: Reporter) -> dict[str, Any]:
+def embed_to_file(
+    where: str, source: str, out: Path, device: str, reporter: Reporter, skip_bad_images: bool = False
+) -> dict[str, Any]:
     """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only."""
     if out.suffix != ".npz":
         raise BadInput(f"--out {out}: must end in .npz")
@@ -73,8 +87,11 @@ def embed_to_file(where: str, source: str, out: Path, device: str, reporter: Rep
         raise BadInput(f"{out} exists; remove it or choose another --out")
     encoder, chosen = load_encoder(where), pick_device(device)
     encoder.to(chosen)
-    spec = DataSpec(source=source, short_side=evaluation_short_side(encoder))
+    spec = DataSpec(source=source, short_side=evaluation_short_side(encoder), skip_bad_images=skip_bad_images)
     found = open_source(spec, encoder.spec.channels, reporter.reading)
+    check_kind(encoder, found.splits["train"], source)
+    for remark in found.remarks:
+        reporter.warn(remark)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
     for name, split in found.splits.items():
         features = embed(encoder, split, chosen)
@@ -86,7 +103,11 @@ def embed_to_file(where: str, source: str, out: Path, device: str, reporter: Rep
         with open(path, "wb") as file:
             np.savez(file, **arrays)
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from None
     write_atomically(out, write)
     sizes = {name: len(split) for name, split in found.splits.items()}
-    return {"out": str(out), "encoder": where, "data": source, "width": encoder.width, "splits": sizes}
+    return {"out": str(out), "encoder": where, "data": source, "width": encoder.width, "splits": sizes,
+            "skipped": len(found.skipped)}

@@ -38,6 +38,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
+        self.made = False  # by create(), so that a run that never begins can leave nothing behind
 
     @property
     def holds_run(self) -> bool:
@@ -45,6 +46,7 @@ class RunFolder:
 
     def create(self) -> None:
         try:
+            self.made = not self.path.exists()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
@@ -67,9 +69,20 @@ class RunFolder:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-            yield
+            try:
+                yield
+            finally:
+                if not self.holds_run:
+                    self._unmake()
         finally:
             lock.close()
+
+    def _unmake(self) -> None:
+        with contextlib.suppress(OSError):  # a folder in which something lies stays
+            self.checkpoints.rmdir()
+            (self.path / ".lock").unlink()
+            if self.made:
+                self.path.rmdir()
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
         content = {
@@ -86,19 +99,23 @@ class RunFolder:
             text = self.recipe_file.read_text()
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"{self.path} holds no run (no readable recipe.json)") from None
-        recipe = recipe_from_json(text, str(self.recipe_file))
-        return recipe, tuple(json.loads(text).get("classes", ()))
+        try:
+            recipe = recipe_from_json(text, str(self.recipe_file))
+        except (BadInput, RecursionError) as error:
+            told = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
+            raise BadInput(f"{told}; bring back the file as the run wrote it, or choose another --out") from None
+        return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
         """Drop rows after `step`: the steps they tell of will be done again."""
         if not self.metrics_file.exists():
             return
         kept = []
-        for line in self.metrics_file.read_text().splitlines():
+        for line in self.metrics_file.read_text(errors="replace").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue  # the half-written last line of a run that was killed
         write_atomically(self.metrics_file, lambda path: _write(path, "".join(kept)))
 
@@ -111,7 +128,7 @@ class RunFolder:
         try:
             self.evaluations.mkdir(exist_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write in {self.path} ({error.strerror})") from None
+            raise BadInput(f"cannot write in {self.path} ({error.strerror}); judge a copy of it instead") from None
         path = self.evaluations / f"{name}.json"
         write_atomically(path, lambda temporary: _dump(result, temporary))
         return path
@@ -131,17 +148,17 @@ class MetricsLog:
         try:
             self.file.write(json.dumps(jsonable(row)) + "\n")
             self.file.flush()
+            for name, value in row.items():
+                if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
+                    self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
             raise BadInput(f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
                            f"with --resume --out {self.folder.path}") from None
-        for name, value in row.items():
-            if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
-                self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.file.close()
-            self.board.close()
+        for end in (self.file.close, self.board.close):
+            with contextlib.suppress(OSError):
+                end()
 
 
 def jsonable(value: Any) -> Any:

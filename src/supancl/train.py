@@ -72,6 +72,8 @@ def pretrain(
     """
     reporter = reporter or Reporter()
     folder = _folder(recipe, out)
+    if recipe is not None and data is not None and "source" in data.described:
+        recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
     recipe = _settings(recipe, folder, resume, init)
     device = pick_device(recipe.train.device)
     if data is None:
@@ -237,7 +239,7 @@ def pick_device(name: str) -> torch.device:
 
 def check_data(recipe: Recipe, data: Data) -> None:
     """Refuse data that cannot train this recipe, before anything is written."""
-    where = recipe.data.source or "the data"
+    where = str(data.described.get("source") or "the data")
     pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
     if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
         kind, wants = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")

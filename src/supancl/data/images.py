@@ -13,6 +13,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from supancl.errors import BadInput
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
 
 
@@ -79,7 +81,14 @@ class FileImages:
 
     def batch(self, indices: Tensor) -> Batch:
         chosen = [self.paths[i] for i in indices.tolist()]
-        return padded(list(self.threads.map(lambda path: decode(path, self.channels, self.short_side), chosen)))
+        return padded(list(self.threads.map(self._read, chosen)))
+
+    def _read(self, path: Path) -> Tensor:
+        try:
+            return decode(path, self.channels, self.short_side)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path}: could be read before and cannot any more ({why(error)}); bring it back, then "
+                           "continue with --resume") from None
 
 
 def padded(images: Sequence[Tensor]) -> Batch:
@@ -92,6 +101,12 @@ def padded(images: Sequence[Tensor]) -> Batch:
     for row, image in zip(pixels, images, strict=True):
         row[:, : image.shape[1], : image.shape[2]] = image
     return Batch(pixels, sizes)
+
+
+def why(error: OSError | ValueError) -> str:
+    """What is wrong with an image, without its path."""
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return "no known image format" if "cannot identify image file" in said else str(said)
 
 
 def decode(path: Path, channels: int = 3, short_side: int | None = None) -> Tensor:

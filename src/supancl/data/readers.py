@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.images import SUFFIXES, ArrayImages, FileImages, ImageStore, RaggedImages, decode
+from supancl.data.images import SUFFIXES, ArrayImages, FileImages, ImageStore, RaggedImages, decode, why
 from supancl.data.sources import DataSpec, Progress, Source, Split, whole
 from supancl.data.toy import toy_source
 from supancl.errors import BadInput
@@ -25,6 +24,7 @@ SPLIT_NAMES = {
     "test": "test", "testing": "test",
 }
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
+MOST_CLASSES = 1_000_000  # a larger label is not a class number: every number below it gets a name and a place
 
 
 def digits(channels: int) -> Source:
@@ -44,25 +44,37 @@ BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits, "toy": toy_sou
 
 def read_npz(path: Path, channels: int) -> Source:
     """train_images, train_labels and, if there, val_* and test_*; class_names names the labels."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files if key != "class_names"}
-            names = archive["class_names"] if "class_names" in archive.files else None
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        reason = "it holds pickled objects, which are never executed here" if "pickle" in str(error) else str(error)
-        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
-    if names is not None and names.dtype.kind not in "US":
-        raise BadInput(f"{path}: class_names must be strings, not {names.dtype}")
+    arrays = _arrays(path)
+    names = arrays.pop("class_names", None)
+    if names is not None and (names.dtype.kind not in "US" or names.ndim != 1):
+        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; wanted a list of strings")
+    if names is not None and names.dtype.kind == "S":
+        names = np.char.decode(names, "utf-8", "replace")
     splits = {}
     for split in ("train", "val", "test"):
         if f"{split}_images" not in arrays:
             if split == "train":
-                raise BadInput(f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}")
+                raise BadInput(f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}, wanted "
+                               "train_images and train_labels")
             continue
         if f"{split}_labels" not in arrays:
             raise BadInput(f"{path}: {split}_images has no {split}_labels; store -1 for images without a label")
         splits[split] = (arrays[f"{split}_images"], arrays[f"{split}_labels"])
     return from_splits(splits, channels, str(path), None if names is None else tuple(map(str, names)))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every array of the archive, none of them unpickled."""
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise ValueError("it is a single array, not an archive")
+            return {key: archive[key] for key in archive.files}
+    except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = "it holds pickled objects, which are never executed here" if "pickle" in reason else reason
+        raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
 
 
 def from_splits(
@@ -106,8 +118,8 @@ def _checked_images(images: np.ndarray, where: str) -> tuple[np.ndarray, int]:
         images = images[..., None]
     if images.ndim != 4 or images.shape[3] not in (1, 3):
         raise BadInput(f"{where} has shape {images.shape}; wanted (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
-    if not len(images):
-        raise BadInput(f"{where} is empty")
+    if not images.size:
+        raise BadInput(f"{where} is empty (shape {images.shape}); give at least one image of one pixel")
     return images, int(images.shape[3])
 
 
@@ -118,6 +130,9 @@ def _checked_labels(labels: np.ndarray, images: int, where: str) -> Tensor:
         raise BadInput(f"{where} has shape {labels.shape} for {images} images; wanted ({images},)")
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{where} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
+    if labels.size and int(labels.max()) >= MOST_CLASSES:
+        raise BadInput(f"{where} holds {int(labels.max())}; labels are class numbers 0, 1, ... below {MOST_CLASSES}, "
+                       "and -1 for unlabelled")
     return torch.from_numpy(labels.astype(np.int64))
 
 
@@ -137,18 +152,38 @@ def _to_channels(images: np.ndarray, channels: int) -> Tensor:
 
 def read_folder(root: Path, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
     """train/ with val/ or test/ beside it, or class folders alone; images outside a class folder are unlabelled."""
-    folders = {SPLIT_NAMES[p.name]: p for p in sorted(root.iterdir()) if p.is_dir() and p.name in SPLIT_NAMES}
-    if folders and "train" not in folders:
-        name = next(iter(folders.values())).name
-        raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
-    folders = folders or {"train": root}
     remarks: list[str] = []
+    folders = _split_folders(root, remarks)
     entries = [
         (split, path, label) for split, folder in folders.items() for path, label in _class_files(folder, remarks)
     ]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
     return _from_files(entries, root, channels, spec, progress, remarks)
+
+
+def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
+    """train/, val/ and test/ below the root; where they are not, or are classes themselves, the root is train."""
+    children = [child for child in sorted(root.iterdir()) if not child.name.startswith(".")]
+    named = [child for child in children if child.is_dir() and child.name.lower() in SPLIT_NAMES]
+    beside = [child for child in children if child not in named]
+    among_classes = len(named) == 1 and any(child.is_dir() for child in beside)
+    if among_classes and not any(child.is_dir() for child in named[0].iterdir()):
+        # CIFAR-100 has a class called train
+        remarks.append(f"{named[0]} is taken for a class: it has no class folders in it, and other folders beside it")
+        return {"train": root}
+    folders: dict[str, Path] = {}
+    for child in named:
+        split = SPLIT_NAMES[child.name.lower()]
+        if split in folders:
+            raise BadInput(f"{root} has both {folders[split].name}/ and {child.name}/ for {split}; keep one of them")
+        folders[split] = child
+    if folders and "train" not in folders:
+        name = next(iter(folders.values())).name
+        raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
+    if folders and beside:
+        remarks.append(f"{root}: {', '.join(child.name for child in beside)} beside {folders['train'].name}/ left out")
+    return folders or {"train": root}
 
 
 def _class_files(folder: Path, remarks: list[str]) -> Iterable[tuple[Path, str]]:
@@ -177,7 +212,16 @@ def _class_files(folder: Path, remarks: list[str]) -> Iterable[tuple[Path, str]]
 
 
 def _walk(folder: Path) -> Iterable[Path]:
-    for directory, _, files in os.walk(folder, followlinks=True):
+    def refuse(error: OSError) -> None:
+        raise error  # os.walk would pass over what it may not read
+
+    seen: set[str] = set()
+    for directory, below, files in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(directory)
+        if real in seen:  # a link back to where we were
+            below.clear()
+            continue
+        seen.add(real)
         for name in files:
             if not name.startswith("."):
                 yield Path(directory) / name
@@ -199,18 +243,19 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error})") from None
     if not entries:
-        raise BadInput(f"{path}: no image is listed")
+        raise BadInput(f"{path}: no image is listed; each line below the first is path,label[,split]")
     if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{path}: no row has split 'train'")
+        raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
     return _from_files(entries, path.parent, channels, spec, progress, [])
 
 
 def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str, Path, str]:
     if not row["path"]:
-        raise BadInput(f"{table} line {line}: no path")
+        raise BadInput(f"{table} line {line}: no path; wanted path,label[,split]")
     file = table.parent / row["path"]
     if not file.is_file():
-        raise BadInput(f"{table} line {line}: no file {row['path']!r} (looked in {table.parent})")
+        raise BadInput(f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); "
+                       "mend the path or remove the line")
     split = (row.get("split") or "train").strip().lower()
     if split not in SPLIT_NAMES:
         raise BadInput(f"{table} line {line}: split {split!r}; wanted train, val or test")
@@ -240,7 +285,7 @@ def _from_files(
         images = None if images is None else [images[i] for i in keep]
         remarks.append(f"{len(bad)} unreadable images were skipped: " + ", ".join(sorted(str(path) for path in bad)))
     if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{root}: no readable training image")
+        raise BadInput(f"{root}: no training image could be read; mend the files")
     classes = tuple(sorted({label for _, _, label in entries if label}))
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
     store = _store([path for _, path, _ in entries], images, channels, spec)
@@ -265,12 +310,12 @@ def _decoded(
         try:
             return decode(path, channels, spec.short_side)
         except (OSError, ValueError) as error:
-            return str(error) or type(error).__name__
+            return why(error)
 
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as threads:
         for done, (path, image) in enumerate(zip(paths, threads.map(one, paths), strict=True), start=1):
             if isinstance(image, str):
-                broken.append((path, image.partition("'/")[0].strip() if "cannot identify" in image else image))
+                broken.append((path, image))
                 image = torch.zeros(channels, 1, 1, dtype=torch.uint8)
             used += image.numel()
             if images is not None:

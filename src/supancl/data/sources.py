@@ -113,13 +113,13 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None)
         return readers.BUILT_IN[name](channels)
     path = Path(name)
     if not path.exists():
-        hint = nearest(name, readers.BUILT_IN) if "/" not in name and not path.suffix else "; check the path"
-        raise BadInput(f"no data at {name!r}{hint}")
+        hint = "" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN)
+        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     if path.is_dir():
         return readers.read_folder(path, channels, spec, progress)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return readers.read_npz(path, channels)
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return readers.read_csv(path, channels, spec, progress)
     raise BadInput(f"{name}: not a source; give a folder of images, a .npz or a .csv (path,label[,split])")
 

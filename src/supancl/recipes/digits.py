@@ -37,9 +37,9 @@ def build(method: str) -> Recipe:
         branches=replace(chosen.branches, momentum=0.99) if chosen.branches.target == "momentum" else chosen.branches,
         pool=replace(chosen.pool, size=1024),
         loss=chosen.loss,
-        optimizer=OptimizerSpec("sgd", lr=0.1, reference_batch=128, weight_decay=5e-4),
+        optimizer=OptimizerSpec("sgd", lr=0.1, reference_batch=64, weight_decay=5e-4),
         schedule=ScheduleSpec(warmup_epochs=5),
-        train=TrainSpec(epochs=60, batch_size=128),
+        train=TrainSpec(epochs=80, batch_size=64),
     )
 
 

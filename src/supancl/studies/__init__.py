@@ -1,7 +1,11 @@
-"""The paper's experiments, each a command."""
+"""The paper's experiments, each a command of its own module: `arguments(parser)` and `command(args, console)`."""
 
-from types import ModuleType
-
-COMMANDS: dict[str, ModuleType] = {}
+# command -> what it does; the module of that name is imported when the command is used
+COMMANDS: dict[str, str] = {
+    "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure, over alpha and seeds",
+    "theory": "check every statement of the paper's theory (Sec. 4, App. A) against the shipped loss",
+    "alpha": "train several alphas on your data and say which one to take",
+    "collapse": "the paper's Table 8: does a pool or a momentum branch prevent collapse?",
+}
 
 __all__ = ["COMMANDS"]

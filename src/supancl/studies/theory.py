@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import numpy
-import scipy  # type: ignore[import-untyped]
+import scipy
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +19,6 @@ from supancl.studies import theory_checks, theory_dynamics, theory_predictor
 from supancl.studies.theory_checks import Check, Settings
 from supancl.studies.theory_formulas import Formulas
 
-HELP = "check every statement of the paper's theory (Sec. 4, App. A) against the shipped loss"
 FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
 
 GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.integrate import solve_ivp  # type: ignore[import-untyped]
+from scipy.integrate import solve_ivp
 from torch import Tensor
 
 from supancl.studies.theory_checks import EXACT, Check, Settings, compare, slope, worst
@@ -84,27 +84,31 @@ class Flow:
     lambda3: float = 1.0
     start: float = 1.0
     predictor_speed: float = 1.0
+    length: float = 3.0
 
     @property
     def duration(self) -> float:
-        """Until a part that decays at 2 * decay has fallen by exp(-6)."""
-        return 3.0 / self.decay if self.decay > 0 else 20.0
+        """Until a part that decays at 2 * decay has fallen by exp(-2 length)."""
+        return self.length / self.decay if self.decay > 0 else 20.0
 
 
 @dataclass(frozen=True)
 class Path:
-    """||Wp'Wp - WW'|| and ||WW'|| along the flow, and where it ended."""
+    """||Wp'Wp - WW'||, ||Wp'Wp / predictor_speed - WW'|| and ||WW'|| along the flow, and W at both ends."""
 
     times: list[float]
     differences: list[float]
+    weighted: list[float]
     sizes: list[float]
     start: Tensor
     end: Tensor
 
     @property
     def rate(self) -> float:
-        points = [(time, math.log(value)) for time, value in zip(self.times, self.differences, strict=True)]
-        return -slope(points)
+        return self.rate_of(self.differences)
+
+    def rate_of(self, values: list[float]) -> float:
+        return -slope([(time, math.log(value)) for time, value in zip(self.times, values, strict=True)])
 
     @property
     def ratios(self) -> list[float]:
@@ -128,11 +132,16 @@ def follow(flow: Flow, world: World, seed: int) -> Path:
     start = torch.cat([wp.flatten(), w.flatten()]).numpy()
     solved = solve_ivp(motion, (0, flow.duration), start, method="DOP853", t_eval=times, rtol=1e-8, atol=1e-11)
     states = [_split(state, rows) for state in solved.y.T]
-    grams = [here @ here.mT for _, here in states]
-    differences = [torch.linalg.matrix_norm(p.mT @ p - gram).item()
-                   for (p, _), gram in zip(states, grams, strict=True)]
-    sizes = [torch.linalg.matrix_norm(gram).item() for gram in grams]
-    return Path(times.tolist(), differences, sizes, states[0][1], states[-1][1])
+    pairs = [(p.mT @ p, here @ here.mT) for p, here in states]
+    norm = torch.linalg.matrix_norm
+    return Path(
+        times.tolist(),
+        differences=[norm(predictor - gram).item() for predictor, gram in pairs],
+        weighted=[norm(predictor / flow.predictor_speed - gram).item() for predictor, gram in pairs],
+        sizes=[norm(gram).item() for _, gram in pairs],
+        start=states[0][1],
+        end=states[-1][1],
+    )
 
 
 def decay(settings: Settings, formulas: Formulas) -> list[Check]:
@@ -165,7 +174,10 @@ def limits(settings: Settings, formulas: Formulas, world: World) -> list[Check]:
     expected = formulas.decay_rate(0.1)
     checks.append(Check(STATEMENT, "decay rate, predictor's learning rate doubled, eta=0.1", expected, uneven.rate,
                         abs(uneven.rate / expected - 1), note=f"ratio to ||WW'|| ends at {uneven.ratios[-1]:.3g}"))
-    lost = follow(Flow(start=0.1, decay=0.5), world, settings.seed)
+    weighted = uneven.rate_of(uneven.weighted)
+    checks.append(Check(STATEMENT, "the same of ||Wp'Wp / 2 - WW'||", expected, weighted,
+                        abs(weighted / expected - 1), RATE, "two learning rates: Wp'Wp tends to their ratio times WW'"))
+    lost = follow(Flow(start=0.1, decay=0.5, length=8.0), world, settings.seed)
     checks.append(Check(STATEMENT, "||Wp'Wp - WW'|| / ||WW'|| where W vanishes, eta=0.5", None, lost.ratios[-1], None,
                         note=f"{lost.ratios[0]:.3g} at the start, {lost.ratios[POINTS // 2]:.3g} halfway; ||WW'|| "
                         f"{lost.sizes[0]:.2g} -> {lost.sizes[-1]:.2g}: both vanish alike"))

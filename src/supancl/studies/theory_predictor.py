@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import torch
-from scipy.optimize import minimize  # type: ignore[import-untyped]
+from scipy.optimize import minimize
 from torch import Tensor
 
 from supancl.studies.theory_checks import (

@@ -17,18 +17,18 @@ from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.evaluate import Features
 from supancl.report.pictures import tsne_panels
-from supancl.run import commit, next_folder, versions
+from supancl.run import commit, jsonable, next_folder, versions
 from supancl.studies import toy_tables as tables
 from supancl.studies.toy_measure import NEIGHBOURS, first_of_each, measure
-from supancl.studies.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, Trained, draw_data, train
+from supancl.studies.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
 
-HELP = "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure, over alpha and seeds"
 SHOWN = 300  # training samples per class in the figure; more only hide one another
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the dimensions, samples and batch")
+    parser.add_argument("--quick", action="store_true",
+                        help="a quarter of the dimensions, samples and batch, half the epochs")
     parser.add_argument("--reading", choices=tuple(READINGS), default="near",
                         help="of App. B: literal, or near to the paper's levels (default; docs/toy-readings.md)")
     parser.add_argument("--out", metavar="DIR", help="folder for tables, figure and toy.json (default runs/toy-NNN)")
@@ -46,7 +46,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     except OSError as error:
         raise BadInput(f"--out {folder}: {error.strerror}") from None
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
-    result, trained, panels = run(reading, size, list(range(args.seeds)), console)
+    result, panels = run(reading, size, list(range(args.seeds)), console)
     print_tables(result, console)
     write(result, folder)
     tsne_panels(panels, tuple("ABC"), folder / "tsne.png")
@@ -54,8 +54,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     return {**result, "folder": str(folder)}
 
 
-def run(reading: Reading, size: Size, seeds: list[int], console: Console) -> tuple[dict[str, Any], Trained, dict[str, Features]]:
-    """The study itself: its result, the trained networks, and the features the figure shows (of the first seed)."""
+def run(
+    reading: Reading, size: Size, seeds: list[int], console: Console
+) -> tuple[dict[str, Any], dict[str, Features]]:
+    """The study itself: its result, and the features the figure shows, of the first seed."""
     begin = time.perf_counter()
     toys = draw_data(reading, size, seeds)
     drawn = time.perf_counter()
@@ -79,7 +81,7 @@ def run(reading: Reading, size: Size, seeds: list[int], console: Console) -> tup
     values = trained.features(0, toys[0].train[shown])
     panels = {f"alpha = {alpha:g}": Features(value, toys[0].train_labels[shown])
               for alpha, value in zip(ALPHAS, values, strict=True)}
-    return result, trained, panels
+    return result, panels
 
 
 def summary_of(result: dict[str, Any]) -> tables.Summary:
@@ -108,13 +110,13 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
 
 def missed_lines(result: dict[str, Any]) -> list[str]:
     missed = [row for row in result["levels"] if not row["met"]]
-    lines = [f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: {tables.number(row['ours'], row['measure'])}"
-             f" against {row['paper']:g}" for row in missed]
+    lines = [f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: "
+             f"{tables.number(row['ours'], row['measure'])} against {row['paper']:g}" for row in missed]
     return [*lines, f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}"]
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
     summary = summary_of(result)
-    (folder / "toy.json").write_text(json.dumps(result, indent=2, allow_nan=True) + "\n")
+    (folder / "toy.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
     (folder / "table1.md").write_text(tables.markdown(summary, tables.ONE))
     (folder / "table2.md").write_text(tables.markdown(summary, tables.TWO))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from supancl.studies.toy_measure import KINDS, SIGMAS, Row
 
@@ -41,7 +42,8 @@ Summary = dict[float, dict[str, Spread]]
 
 def summarize(rows: Sequence[Row]) -> Summary:
     """alpha -> measure -> mean and standard deviation over seeds."""
-    return {alpha: {name: spread(values) for name, values in by_name.items()} for alpha, by_name in grouped(rows).items()}
+    values = grouped(rows)
+    return {alpha: {name: spread(values[alpha][name]) for name in values[alpha]} for alpha in values}
 
 
 def grouped(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
@@ -82,7 +84,7 @@ def trends(summary: Summary) -> dict[str, bool]:
         return [summary[alpha][name].mean for alpha in sorted(summary)]
 
     def rises(values: Sequence[float]) -> bool:
-        return all(a < b for a, b in zip(values, values[1:], strict=False))
+        return all(a < b for a, b in itertools.pairwise(values))
 
     def worst_last(name: str) -> bool:
         *others, last = along(name)

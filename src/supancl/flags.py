@@ -1,0 +1,68 @@
+"""Flags of every command that trains: shorthands for fields of the recipe, and --set for all of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from supancl.config import parsed
+from supancl.recipes import Recipe, recipe
+
+
+class Override(argparse.Action):
+    """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        given: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
+        if self.dest == "set":
+            name, equals, value = str(values).partition("=")
+            if not equals:
+                parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
+            given[name] = (parsed(value), f"--set {values}")
+        elif self.nargs == 0:
+            given[self.dest] = (True, str(option))
+        else:
+            # strings that look like numbers stay what they are where a name is wanted
+            literal = values if self.dest == "data.source" else parsed(values)
+            given[self.dest] = (literal, f"{option} {values}")
+        namespace.overrides = given
+
+
+SHORTHANDS: dict[str, tuple[str, str]] = {
+    # flag -> (field, help)
+    "--data": ("data.source", "digits, toy, an image folder, a .npz or a .csv"),
+    "--epochs": ("train.epochs", "number of epochs"),
+    "--batch-size": ("train.batch_size", "images per step"),
+    "--seed": ("train.seed", "seed of weights, order and views"),
+    "--device": ("train.device", "auto, cpu or cuda"),
+    "--precision": ("train.precision", "fp32 or bf16"),
+    "--accumulate": ("train.accumulate", "micro-batches per step"),
+    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, beside one an epoch"),
+    "--on-collapse": ("train.on_collapse", "warn or stop"),
+    "--on-nan": ("train.on_nan", "stop, skip or rollback"),
+}
+SWITCHES: dict[str, tuple[str, str]] = {
+    "--compile": ("train.compile", "compile the branches"),
+    "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
+    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
+}
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
+    """The shorthands and --set, for every command that trains."""
+    for flag, (field, text) in SHORTHANDS.items():
+        parser.add_argument(flag, dest=field, action=Override, metavar="X", help=f"{text} ({field})")
+    for flag, (field, text) in SWITCHES.items():
+        parser.add_argument(flag, dest=field, action=Override, nargs=0, help=f"{text} ({field})")
+    parser.add_argument("--set", dest="set", action=Override, metavar="FIELD=VALUE", help="any field of the recipe")
+    parser.add_argument(
+        "--compat", choices=("paper", "released-code"), default=None, help="follow the paper, or the authors' code"
+    )
+    parser.set_defaults(overrides={})
+
+
+def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
+    built = recipe(name, args.compat or "paper")
+    for field, (value, flag) in args.overrides.items():
+        built = built.with_set({field: value}, because=flag)
+    return built

@@ -1,0 +1,91 @@
+"""The alpha explorer's one page: table, curves, maps and the recommendation, in a file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from supancl.evaluate import Features
+from supancl.report.pictures import COLOURS, tsne_panels
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: right; }
+th { border-bottom: 2px solid #444; } tr:nth-child(even) td { background: #f4f4f4; }
+.answer { font-size: 1.15rem; padding: .8rem 1rem; background: #eef4fb; border-left: 4px solid #4477aa; }
+img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
+"""
+
+
+def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
+    """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
+    groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
+    titles = ("intra-class variance S_W/S_T", "losses at the end", "accuracy on held-out images (%)")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    alphas = [entry["alpha"] for entry in summary]
+    for axis, keys, title in zip(figure.subplots(1, 3), groups, titles, strict=True):
+        for i, key in enumerate(keys):
+            values = [entry[key] for entry in summary]
+            if all(value != value for value in values):
+                continue
+            spread = [entry[f"{key}_sd"] if entry[f"{key}_sd"] == entry[f"{key}_sd"] else 0.0 for entry in summary]
+            axis.errorbar(alphas, values, yerr=spread, marker="o", capsize=3, label=measures[key][0], color=COLOURS[i])
+        axis.set_title(title)
+        axis.set_xlabel("alpha")
+        axis.grid(alpha=0.3)
+        if len(keys) > 1:
+            axis.legend()
+    figure.savefig(path, dpi=130)
+
+
+def write_page(
+    result: dict[str, Any],
+    laid_out: tuple[list[str], list[list[str]]],
+    measures: Mapping[str, tuple[str, int]],
+    panels: Mapping[str, Features],
+    classes: tuple[str, ...],
+    out: Path,
+) -> Path:
+    """alpha.html, with its pictures inside it and beside it."""
+    curves(result["summary"], measures, out / "curves.png")
+    tsne_panels(panels, classes, out / "tsne.png")
+    columns, cells = laid_out
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell).replace('+-', '&plusmn;')}</td>" for cell in row) + "</tr>"
+        for row in cells
+    )
+    left_out = ", ".join(result["left_out"])
+    transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)})."
+                if left_out else "No class was left out, so transfer was not measured.")
+    made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    data = result["data"]
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result['recipe'])}</title>
+<style>{STYLE}</style></head><body>
+<h1>Which alpha for {html.escape(str(data['source']))}?</h1>
+<p class="answer">{html.escape(result['recommendation'])}.</p>
+<p>{html.escape(result['recipe'])}, {result['epochs']} epochs, {data['train']} training images, {data['held_out']}
+held out, {data['classes']} classes in pretraining, seeds {html.escape(str(result['seeds']))}.
+alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
+deviation. {transfer}</p>
+<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<img alt="values against alpha" src="{_inline(out / 'curves.png')}">
+<h2>Held-out images (t-SNE, seed 0)</h2>
+<img alt="t-SNE maps" src="{_inline(out / 'tsne.png')}">
+<p class="small">{result['seconds']:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result['commit']))}.
+Every value is measured on images held out of training, none on a test set.</p>
+</body></html>
+"""
+    path = out / "alpha.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _inline(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

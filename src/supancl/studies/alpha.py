@@ -1,0 +1,175 @@
+"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and says what can be told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.console import table
+from supancl.data.sources import Data
+from supancl.errors import BadInput
+from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
+from supancl.flags import add_recipe_flags, recipe_from_flags
+from supancl.losses import Align
+from supancl.recipes import Recipe
+from supancl.report.alpha_page import write_page
+from supancl.run import commit, jsonable, next_folder, versions
+from supancl.studies.many import Trained, data_of, interval, left_out_classes, train_all
+
+MEASURES = {
+    # key -> (title, decimals)
+    "ssl": ("l_ssl", 3), "sup": ("l_sup", 3), "ratio": ("S_W/S_T", 3),
+    "knn": ("k-NN %", 2), "linear": ("linear %", 2), "transfer": ("transfer %", 2),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
+    parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
+    parser.add_argument("--leave-out", type=float, default=0.3, metavar="SHARE",
+                        help="share of the classes kept out of pretraining to measure transfer (default 0.3)")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
+    check(base, args)
+    started = time.perf_counter()
+    out = Path(args.out) if args.out else next_folder("alpha")
+    left_out = left_out_classes(data_of(base), args.leave_out)
+    if not left_out:
+        console.print("no class is left out, so transfer is not measured (it takes four classes and --leave-out > 0)")
+    base = base.with_set({"data.leave_out": left_out}, because="alpha study")
+    seeds = list(range(args.seeds))
+    recipes = {
+        run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
+        for alpha in alphas for seed in seeds
+    }
+    trained = train_all(recipes, out, args.jobs, console)
+    data = data_of(base)
+    rows = [
+        {"alpha": alpha, "seed": seed, **measured(trained[run_name(alpha, seed)], data)}
+        for alpha in alphas for seed in seeds
+    ]
+    result: dict[str, Any] = {
+        "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
+        "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
+        "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
+        "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
+    }
+    console.print(table(f"{base.name}, {len(seeds)} seeds: mean +- sd", *laid_out(result)))
+    console.print(result["recommendation"])
+    panels = {f"alpha = {alpha:g}": features_of(trained[run_name(alpha, 0)], data) for alpha in alphas}
+    page = write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
+    (out / "alpha.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    console.print(f"page: {page}; {result['seconds']:.0f} s")
+    return result
+
+
+def parse_alphas(text: str) -> list[float]:
+    values = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
+        if not 0 <= value <= 1:
+            raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
+        values.append(value)
+    return sorted(set(values))
+
+
+def check(base: Recipe, args: argparse.Namespace) -> None:
+    if not isinstance(base.loss, Align):
+        raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
+    if args.seeds < 1:
+        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    if not 0 <= args.leave_out < 1:
+        raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
+    if "loss.alpha" in args.overrides:
+        raise BadInput("loss.alpha is what this study varies; give --alphas instead")
+    if base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue")
+
+
+def run_name(alpha: float, seed: int) -> str:
+    return f"alpha-{alpha:g}-seed-{seed}"
+
+
+def features_of(run: Trained, data: Data) -> Features:
+    return embed(run.encoder, data.held_out)
+
+
+def measured(run: Trained, data: Data) -> dict[str, float]:
+    """Losses of the last epoch; S_W/S_T, k-NN and linear on held-out images; linear on the left-out classes."""
+    train, held_out = embed(run.encoder, data.train), features_of(run, data)
+    values = {
+        "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "ratio": variance(held_out).ratio,
+        "knn": knn_accuracy(train, held_out), "linear": linear_accuracy(train, held_out), "transfer": math.nan,
+    }
+    if data.transfer is not None:
+        fit, test = data.transfer
+        values["transfer"] = linear_accuracy(embed(run.encoder, fit), embed(run.encoder, test))
+    return values
+
+
+def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, Any]]:
+    found = []
+    for alpha in alphas:
+        entry: dict[str, Any] = {"alpha": alpha}
+        for key in MEASURES:
+            values = [row[key] for row in rows if row["alpha"] == alpha]
+            entry[key] = statistics.fmean(values)
+            entry[f"{key}_sd"] = statistics.stdev(values) if len(values) > 1 else math.nan
+        found.append(entry)
+    return found
+
+
+def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of the table: mean +- sd."""
+    shown = [key for key in MEASURES if any(entry[key] == entry[key] for entry in result["summary"])]
+
+    def cell(entry: dict[str, Any], key: str) -> str:
+        decimals = MEASURES[key][1]
+        spread = entry[f"{key}_sd"]
+        return f"{entry[key]:.{decimals}f}" + (f" +- {spread:.{decimals}f}" if spread == spread else "")
+
+    cells = [[f"{entry['alpha']:g}", *(cell(entry, key) for key in shown)] for entry in result["summary"]]
+    return ["alpha", *(MEASURES[key][0] for key in shown)], cells
+
+
+def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
+    """One sentence: the best alpha by that measure, which ones cannot be told apart from it, and which are worse."""
+    of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in alphas}
+    best = max(alphas, key=lambda alpha: statistics.fmean(of[alpha].values()))
+    seeds = sorted(of[best])
+    mean = statistics.fmean(of[best].values())
+    title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
+    if len(seeds) < 2:
+        return (f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
+                "run with --seeds 3 or more")
+    alike, worse = [], []
+    for alpha in alphas:
+        if alpha == best:
+            continue
+        difference, low, high = interval([of[best][seed] - of[alpha][seed] for seed in seeds])
+        if low <= 0 <= high:
+            alike.append(f"{alpha:g}")
+        else:
+            worse.append(f"{alpha:g} is worse by {difference:.2f} points (95% interval {low:.2f} to {high:.2f})")
+    text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
+    if alike:
+        text += f"; {' and '.join(alike)} cannot be told apart from it with {len(seeds)} seeds"
+    return text + ("; " + "; ".join(worse) if worse else "")
+
+

@@ -1,0 +1,109 @@
+"""The collapse ablation, Table 8: target pool x momentum branch, four cells, with the monitor's verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.branches import BranchSpec
+from supancl.console import table
+from supancl.errors import BadInput
+from supancl.flags import add_recipe_flags, recipe_from_flags
+from supancl.losses import Align
+from supancl.methods import COLLAPSE_CELLS, METHODS
+from supancl.monitor import COLLAPSED_STD
+from supancl.pools import PoolSpec
+from supancl.recipes import Recipe
+from supancl.run import commit, jsonable, next_folder, versions
+from supancl.studies.many import Trained, train_all
+
+# (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
+PAPER = {(False, False): (True, 1.00), (True, False): (False, 73.92), (False, True): (False, 73.32),
+         (True, True): (False, 74.55)}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    base = recipe_from_flags(args.recipe, args)
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe")
+    if not base.loss.supervised:
+        raise BadInput(f"{base.name} has alpha = 1, so a pool has nothing to do; take supsiam or supbyol")
+    if args.seeds < 1:
+        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    out = Path(args.out) if args.out else next_folder("collapse")
+    cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
+    recipes = {
+        run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
+        for key, chosen in cells.items() for seed in range(args.seeds)
+    }
+    trained = train_all(recipes, out, args.jobs, console)
+    rows = [judged(key, seed, trained[run_name(key, seed)]) for key in cells for seed in range(args.seeds)]
+    result: dict[str, Any] = {
+        "recipe": base.name, "alpha": base.loss.alpha, "epochs": base.train.epochs, "rows": rows,
+        "paper": {"+".join(_parts(key)) or "neither": values for key, values in PAPER.items()},
+        "versions": versions(), "commit": commit(),
+    }
+    columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: CIFAR-100 k-NN %"]
+    title = f"{base.name}, {base.train.epochs} epochs, alpha {base.loss.alpha:g}, {args.seeds} seed(s)"
+    console.print(table(title, columns, [line(rows, key) for key in cells]))
+    (out / "collapse.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    console.print(f"runs and collapse.json in {out}")
+    return result
+
+
+def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
+    """The recipe with or without a pool, with or without a momentum branch; nothing else changes."""
+    row = METHODS[COLLAPSE_CELLS[pool, ema]]
+    kept = base.pool if base.pool.kind != "none" else row.pool
+    momentum = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
+    return replace(
+        base, method=COLLAPSE_CELLS[pool, ema],
+        pool=kept if pool else PoolSpec(),
+        branches=momentum if ema else BranchSpec(target="stop-gradient"),
+    )
+
+
+def judged(key: tuple[bool, bool], seed: int, run: Trained) -> dict[str, Any]:
+    monitor = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+    return {
+        "pool": key[0], "ema": key[1], "seed": seed, "knn": monitor["knn"], "std": monitor["std"],
+        "effective_rank": monitor["effective_rank"], "collapsed": monitor["std"] < COLLAPSED_STD,
+    }
+
+
+def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
+    chosen = [row for row in rows if (row["pool"], row["ema"]) == key]
+    collapsed = sum(row["collapsed"] for row in chosen)
+    verdict = "no" if not collapsed else "yes" if collapsed == len(chosen) else f"{collapsed} of {len(chosen)} seeds"
+
+    def mean(name: str, decimals: int) -> str:
+        values = [row[name] for row in chosen]
+        spread = f" +- {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.{decimals}f}{spread}"
+
+    ticks = ["yes" if on else "no" for on in key]
+    paper = PAPER[key]
+    return [*ticks, verdict, mean("knn", 2), mean("effective_rank", 1), mean("std", 3), "yes" if paper[0] else "no",
+            f"{paper[1]:.2f}"]
+
+
+def run_name(key: tuple[bool, bool], seed: int) -> str:
+    return f"{'+'.join(_parts(key)) or 'neither'}-seed-{seed}"
+
+
+def _parts(key: tuple[bool, bool]) -> list[str]:
+    return [name for name, on in zip(("pool", "ema"), key, strict=True) if on]

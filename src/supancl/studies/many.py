@@ -1,0 +1,131 @@
+"""Several runs of one study: trained one after another or side by side, and continued where they were left."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from supancl.checkpoint import load_encoder
+from supancl.config import flattened
+from supancl.data.sources import Data, open_data
+from supancl.encoders import Encoder
+from supancl.errors import BadInput
+from supancl.recipes import Recipe
+from supancl.run import RunFolder
+from supancl.train import Reporter, pick_device, pretrain
+
+
+class Trained(NamedTuple):
+    """What a study needs of a finished run."""
+
+    recipe: Recipe
+    encoder: Encoder
+    metrics: list[dict[str, Any]]
+
+    def last_epoch(self, name: str) -> float:
+        """A training value averaged over the rows of the last epoch."""
+        rows = [row for row in self.metrics if row["kind"] == "train"]
+        values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
+        return sum(values) / len(values) if values else math.nan
+
+
+def train_all(recipes: Mapping[str, Recipe], out: Path, jobs: int | None, console: Console) -> dict[str, Trained]:
+    """Train each recipe in out/NAME, or go on with it where it was left; finished ones are only read."""
+    for name, recipe in recipes.items():
+        _check_same(recipe, RunFolder(out / name))
+    jobs = jobs or default_jobs(next(iter(recipes.values())))
+    waiting = [name for name in recipes if not is_finished(RunFolder(out / name), recipes[name])]
+    done = len(recipes) - len(waiting)
+    if done:
+        console.print(f"{done} of {len(recipes)} runs are already there")
+    if jobs == 1 or len(waiting) <= 1:
+        for name in waiting:
+            _train_one(recipes[name], out / name)
+            done += 1
+            console.print(f"trained {name} ({done} of {len(recipes)})")
+    elif waiting:
+        # spawned, not forked: torch's threads do not survive a fork
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            futures = {pool.submit(_train_one, recipes[name], out / name, 1): name for name in waiting}
+            for future in as_completed(futures):
+                future.result()
+                done += 1
+                console.print(f"trained {futures[future]} ({done} of {len(recipes)})")
+    return {name: _read(RunFolder(out / name)) for name in recipes}
+
+
+def _train_one(recipe: Recipe, folder: Path, threads: int | None = None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    pretrain(None if RunFolder(folder).holds_run else recipe, out=folder, resume=RunFolder(folder).holds_run,
+             reporter=Reporter())
+
+
+def default_jobs(recipe: Recipe) -> int:
+    """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
+    small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
+    return max(1, os.cpu_count() or 1) if small else 1
+
+
+def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
+    rows = [row for row in folder.metrics() if row["kind"] == "train"] if folder.holds_run else []
+    return bool(rows) and folder.encoder.exists() and _ended(folder, rows[-1], recipe)
+
+
+def _ended(folder: RunFolder, last: dict[str, Any], recipe: Recipe) -> bool:
+    # the checkpoint of the last step is written after the encoder and the last row
+    path = folder.checkpoints / f"step-{last['step']:09d}.pt"
+    return int(last["epoch"]) == recipe.train.epochs - 1 and path.exists() and _is_epoch_end(folder, last)
+
+
+def _is_epoch_end(folder: RunFolder, last: dict[str, Any]) -> bool:
+    return any(row["kind"] == "monitor" and row["step"] == last["step"] for row in folder.metrics())
+
+
+def _check_same(recipe: Recipe, folder: RunFolder) -> None:
+    if not folder.holds_run:
+        return
+    kept = flattened(folder.read_recipe()[0])
+    for key, value in flattened(recipe).items():
+        if key not in ("sources", "train.device") and kept.get(key) != value:
+            raise BadInput(f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
+                           "choose another --out")
+
+
+def _read(folder: RunFolder) -> Trained:
+    return Trained(folder.read_recipe()[0], load_encoder(folder.path), folder.metrics())
+
+
+def left_out_classes(data: Data, share: float) -> list[str]:
+    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once."""
+    classes = len(data.classes)
+    count = max(2, round(share * classes))
+    if share == 0 or classes - count < 2:
+        return []
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
+    return sorted(data.classes[i] for i in order[:count])
+
+
+def data_of(recipe: Recipe) -> Data:
+    return open_data(recipe.data, recipe.encoder.channels)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of paired differences with its 95% interval (Student's t); infinite with a single pair."""
+    from scipy import stats
+
+    n = len(differences)
+    mean = sum(differences) / n
+    if n < 2:
+        return mean, -math.inf, math.inf
+    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1))
+    reach = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+    return mean, mean - reach, mean + reach

@@ -1,0 +1,526 @@
+"""A source becomes data: folders, archives, tables and arrays; labels and their absence; what is held out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from supancl.data.images import SUFFIXES, ArrayImages, FileImages, RaggedImages, decode
+from supancl.data.sources import DataSpec, from_arrays, open_data, open_source, stratified
+from supancl.errors import BadInput
+from tests.files import archive, class_folders, noise, picture, table
+from tests.helpers import property_test
+
+
+def source(path, channels=3, **fields):
+    return open_source(DataSpec(source=str(path), **fields), channels)
+
+
+def data_of(path, channels=1, **fields):
+    return open_data(DataSpec(source=str(path), **fields), channels)
+
+
+def every(split):
+    return torch.arange(len(split))
+
+
+def pixels(split):
+    return split.batch(every(split)).pixels
+
+
+def labels_by_name(split, root):
+    """{path below the root: label}"""
+    return {str(Path(n).relative_to(root)): int(y) for n, y in zip(split.named(every(split)), split.labels, strict=True)}
+
+
+def names(split):
+    return set(split.named(every(split)))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_the_places_of_the_sorted_class_names(tmp_path):
+    for seed, name in enumerate(["zebra/0.png", "Ant/0.png", "10/0.png", "2/0.png", "owl/0.png"]):
+        picture(tmp_path / name, seed)
+    found = source(tmp_path)
+    assert found.classes == ("10", "2", "Ant", "owl", "zebra")
+    assert labels_by_name(found.splits["train"], tmp_path) == {
+        "10/0.png": 0, "2/0.png": 1, "Ant/0.png": 2, "owl/0.png": 3, "zebra/0.png": 4
+    }
+
+
+def test_class_folders_may_be_nested_and_the_first_folder_names_the_class(tmp_path):
+    for name in ("cat/a.png", "cat/indoors/b.png", "cat/indoors/at night/c.png", "dog/dog/d.png", "dog/cat/e.png"):
+        picture(tmp_path / name)
+    found = source(tmp_path)
+    assert found.classes == ("cat", "dog")
+    assert labels_by_name(found.splits["train"], tmp_path) == {
+        "cat/a.png": 0, "cat/indoors/b.png": 0, "cat/indoors/at night/c.png": 0, "dog/dog/d.png": 1, "dog/cat/e.png": 1
+    }
+
+
+def test_a_flat_folder_is_images_without_labels(tmp_path):
+    for seed in range(12):
+        picture(tmp_path / f"{seed}.png", seed)
+    data = data_of(tmp_path)
+    assert data.classes == ()
+    assert data.train.labels.tolist() == [-1] * 11
+    assert (len(data.train), len(data.held_out), data.described["labelled"]) == (11, 1, 0)
+
+
+FORMATS = sorted(SUFFIXES - ({".avif"} if not features.check("avif") else set()))
+
+
+def test_every_common_format_is_read_whatever_the_case_of_its_suffix(tmp_path):
+    for n, suffix in enumerate(FORMATS):
+        picture(tmp_path / "a" / f"lower{suffix}", n, (16, 16), "L" if suffix == ".pgm" else "RGB")
+        picture(tmp_path / "b" / f"upper{suffix.upper()}", n, (16, 16), "L" if suffix == ".pgm" else "RGB")
+    train = source(tmp_path).splits["train"]
+    assert len(train) == 2 * len(FORMATS)
+    assert pixels(train).shape == (2 * len(FORMATS), 3, 16, 16)
+    lower, upper = pixels(train).chunk(2)
+    assert torch.equal(lower, upper)
+    for image, name in zip(pixels(train), train.named(every(train)), strict=True):
+        assert torch.equal(image, decode(Path(name)))
+
+
+def test_modes_are_converted_in_one_folder_to_what_the_encoder_takes(tmp_path):
+    grey, rgb = noise(8, 8, seed=1), noise(8, 8, 3, seed=2)
+    deep = np.random.default_rng(3).integers(0, 65536, (8, 8), dtype=np.uint16)
+    see_through = np.dstack([rgb, np.full((8, 8), 0, np.uint8)])
+    ink = np.zeros((8, 8, 4), np.uint8)
+    ink[..., 0] = 255  # cyan
+    palette = Image.fromarray(noise(8, 8, seed=4) % 2, "P")
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    pictures = {
+        "cmyk.tif": Image.fromarray(ink, "CMYK"), "deep.png": Image.fromarray(deep), "grey.png": Image.fromarray(grey),
+        "palette.png": palette, "rgb.png": Image.fromarray(rgb), "rgba.png": Image.fromarray(see_through),
+    }
+    (tmp_path / "all").mkdir()
+    for name, image in pictures.items():
+        image.save(tmp_path / "all" / name)
+    train = source(tmp_path).splits["train"]
+    cmyk, sixteen, single, looked_up, same, transparent = pixels(train)
+    assert [Path(name).name for name in train.named(every(train))] == list(pictures)
+    assert (cmyk.float().mean((1, 2)) - torch.tensor([0.0, 255, 255])).abs().max() < 2
+    assert np.array_equal(sixteen[1].numpy(), np.round(deep / 257).astype(np.uint8))
+    assert np.array_equal(single.numpy(), np.stack([grey] * 3))
+    colours = np.array([[10, 20, 30], [200, 100, 50]])
+    assert np.array_equal(looked_up.permute(1, 2, 0).numpy(), colours[noise(8, 8, seed=4) % 2])
+    assert np.array_equal(same.permute(1, 2, 0).numpy(), rgb)
+    assert (transparent == 255).all()
+    assert pixels(source(tmp_path, channels=1).splits["train"]).shape == (6, 1, 8, 8)
+
+
+def test_exif_orientation_is_respected_in_a_folder(tmp_path):
+    rgb = noise(6, 9, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned a quarter to the right by a viewer
+    (tmp_path / "a").mkdir()
+    Image.fromarray(rgb).save(tmp_path / "a" / "0.png", exif=exif.tobytes())
+    image = pixels(source(tmp_path).splits["train"])[0]
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.rot90(rgb, -1))
+
+
+@pytest.mark.parametrize(
+    ("folders", "splits"),
+    [
+        (("train", "val"), {"train", "val"}),
+        (("train", "test"), {"train", "test"}),
+        (("train", "val", "test"), {"train", "val", "test"}),
+        (("training", "validation"), {"train", "val"}),
+        (("Train", "Valid", "TEST"), {"train", "val", "test"}),
+        (("train",), {"train"}),
+    ],
+)
+def test_folders_named_after_splits_are_splits(tmp_path, folders, splits):
+    for folder in folders:
+        class_folders(tmp_path / folder, each=2)
+    found = source(tmp_path)
+    assert set(found.splits) == splits
+    assert found.classes == ("cat", "dog")
+    for folder in folders:
+        assert sum(f"/{folder}/" in name for split in found.splits.values() for name in names(split)) == 4
+
+
+def test_a_class_that_only_the_held_out_split_has_keeps_its_place_among_the_labels(tmp_path):
+    class_folders(tmp_path / "train", ("ant", "cat"), 2)
+    class_folders(tmp_path / "val", ("ant", "bee", "cat"), 1)
+    found = source(tmp_path)
+    assert found.classes == ("ant", "bee", "cat")
+    assert found.splits["train"].labels.tolist() == [0, 0, 2, 2]
+    assert found.splits["val"].labels.tolist() == [0, 1, 2]
+
+
+def test_what_lies_beside_the_splits_is_left_out_and_said(tmp_path):
+    class_folders(tmp_path / "train", each=2)
+    class_folders(tmp_path / "val", each=1)
+    picture(tmp_path / "extra" / "0.png")
+    found = source(tmp_path)
+    assert found.remarks == (f"{tmp_path}: extra beside train/ left out",)
+    assert not any("extra" in name for split in found.splits.values() for name in names(split))
+
+
+def test_a_class_called_train_among_other_classes_is_a_class_and_this_is_said(tmp_path):
+    class_folders(tmp_path, ("bus", "train"), 3)
+    found = source(tmp_path)
+    assert found.classes == ("bus", "train")
+    assert found.splits["train"].labels.tolist() == [0] * 3 + [1] * 3
+    assert found.remarks == (
+        f"{tmp_path / 'train'} is taken for a class: it has no class folders in it, and other folders beside it",
+    )
+
+
+def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_looked_at(tmp_path):
+    class_folders(tmp_path, each=2)
+    (tmp_path / "cat" / "notes.txt").write_text("notes")
+    (tmp_path / "cat" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / ".cache").mkdir()
+    picture(tmp_path / "cat" / ".hidden.png")
+    found = source(tmp_path)
+    assert len(found.splits["train"]) == 4
+    assert found.remarks == (f"{tmp_path}: 1 files are no images and were left out, such as notes.txt",)
+
+
+def test_a_link_back_to_its_own_folder_gives_no_image_twice(tmp_path):
+    class_folders(tmp_path, each=2)
+    (tmp_path / "cat" / "loop").symlink_to(tmp_path / "cat", target_is_directory=True)
+    elsewhere = picture(tmp_path.parent / f"{tmp_path.name}-elsewhere" / "0.png").parent
+    (tmp_path / "dog" / "more").symlink_to(elsewhere, target_is_directory=True)
+    found = source(tmp_path)
+    assert sorted(found.splits["train"].labels.tolist()) == [0, 0, 1, 1, 1]
+
+
+def test_a_folder_named_like_built_in_data_is_reached_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "digits", each=2)
+    assert source("./digits").classes == ("cat", "dog")
+    assert source("digits", channels=1).classes == tuple("0123456789")
+    assert len(source("digits", channels=1).splits["train"]) == 1797
+
+
+def test_toy_is_vectors_in_three_classes():
+    found = source("toy", channels=1)
+    assert found.classes == ("A", "B", "C")
+    assert {name: tuple(pixels(split).shape) for name, split in found.splits.items()} == {
+        "train": (3000, 2048), "test": (1500, 2048)
+    }
+
+
+# --- images in memory and on disk -------------------------------------------------------------------------------------
+
+
+def test_images_of_one_size_are_an_array_others_a_list_and_too_many_stay_on_disk(tmp_path):
+    class_folders(tmp_path / "same", each=2)
+    class_folders(tmp_path / "mixed", each=2)
+    picture(tmp_path / "mixed" / "cat" / "wide.png", size=(8, 20))
+    same, mixed = (source(tmp_path / name).splits["train"] for name in ("same", "mixed"))
+    on_disk = source(tmp_path / "mixed", memory_gb=1e-9).splits["train"]
+    assert [type(split.store) for split in (same, mixed, on_disk)] == [ArrayImages, RaggedImages, FileImages]
+    assert torch.equal(pixels(mixed), pixels(on_disk))
+    assert torch.equal(mixed.batch(every(mixed)).sizes, on_disk.batch(every(on_disk)).sizes)
+    assert torch.equal(mixed.labels, on_disk.labels)
+
+
+def test_an_image_that_goes_away_while_training_is_named(tmp_path):
+    class_folders(tmp_path, each=2)
+    train = source(tmp_path, memory_gb=1e-9).splits["train"]
+    gone = tmp_path / "dog" / "1.png"
+    gone.unlink()
+    with pytest.raises(BadInput) as caught:
+        pixels(train)
+    assert str(caught.value) == (
+        f"{gone}: could be read before and cannot any more (No such file or directory); bring it back, then continue "
+        "with --resume"
+    )
+
+
+def test_larger_images_are_brought_down_to_the_short_side(tmp_path):
+    picture(tmp_path / "a" / "0.png", size=(40, 60))
+    assert pixels(source(tmp_path, short_side=20).splits["train"]).shape == (1, 3, 20, 30)
+
+
+def test_reading_tells_how_far_it_is(tmp_path):
+    class_folders(tmp_path, each=2)
+    told = []
+    open_source(DataSpec(source=str(tmp_path)), 3, lambda *progress: told.append(progress))
+    assert told == [("reading images", done, 4) for done in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("memory_gb", [8.0, 1e-9])
+def test_unreadable_images_are_skipped_when_asked_for_and_listed_and_counted(tmp_path, memory_gb):
+    class_folders(tmp_path)
+    whole = (tmp_path / "cat" / "1.png").read_bytes()
+    torn, text = tmp_path / "cat" / "1.png", tmp_path / "dog" / "text.jpg"
+    torn.write_bytes(whole[: len(whole) // 2])
+    text.write_text("not an image")
+    found = source(tmp_path, skip_bad_images=True, memory_gb=memory_gb)
+    assert found.skipped == (str(torn), str(text))
+    assert found.remarks == (f"2 unreadable images were skipped: {torn}, {text}",)
+    train = found.splits["train"]
+    assert len(train) == 11
+    assert not names(train) & {str(torn), str(text)}
+    for image, name in zip(pixels(train), train.named(every(train)), strict=True):
+        assert torch.equal(image, decode(Path(name)))  # the others kept their own pixels
+    assert data_of(tmp_path, skip_bad_images=True).described["skipped"] == 2
+
+
+# --- archives and arrays ----------------------------------------------------------------------------------------------
+
+
+def test_an_archive_gives_its_splits_with_their_pixels_and_labels(tmp_path):
+    images, labels = noise(20, 8, 9, 3), np.arange(20) % 4
+    path = archive(
+        tmp_path / "a.npz", train_images=images, train_labels=labels, val_images=images[:3], val_labels=labels[:3],
+        test_images=images[5:9], test_labels=labels[5:9].astype(np.uint8),
+    )  # fmt: skip
+    found = source(path)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 20, "val": 3, "test": 4}
+    assert np.array_equal(pixels(found.splits["train"]).permute(0, 2, 3, 1).numpy(), images)
+    assert np.array_equal(pixels(found.splits["test"]).permute(0, 2, 3, 1).numpy(), images[5:9])
+    assert found.splits["test"].labels.tolist() == labels[5:9].tolist()
+    assert found.classes == ("0", "1", "2", "3")
+    assert found.splits["val"].named(torch.tensor([2])) == ["val_images[2]"]
+
+
+@pytest.mark.parametrize("kind", [np.str_, np.bytes_])
+def test_an_archive_may_name_its_classes(tmp_path, kind):
+    assert source(archive(tmp_path / "a.npz", class_names=np.array(["zebra", "ant"], kind))).classes == ("zebra", "ant")
+
+
+def test_the_suffix_of_an_archive_or_a_table_may_be_in_capitals(tmp_path):
+    archive(tmp_path / "a.npz").rename(tmp_path / "a.NPZ")
+    picture(tmp_path / "0.png")
+    assert len(source(tmp_path / "a.NPZ").splits["train"]) == 20
+    assert len(source(table(tmp_path / "a.CSV", "path,label", "0.png,cat")).splits["train"]) == 1
+
+
+def test_grey_arrays_are_repeated_and_colour_is_weighed_to_grey(tmp_path):
+    grey, rgb = noise(4, 8, 8), noise(4, 8, 8, 3)
+    as_rgb = source(archive(tmp_path / "g.npz", train_images=grey, train_labels=[0, 1, 0, 1])).splits["train"]
+    as_grey = source(archive(tmp_path / "c.npz", train_images=rgb, train_labels=[0, 1, 0, 1]), channels=1).splits["train"]
+    assert np.array_equal(pixels(as_rgb).numpy(), np.repeat(grey[:, None], 3, axis=1))
+    luma = np.stack([np.array(Image.fromarray(image).convert("L")) for image in rgb])
+    assert np.abs(pixels(as_grey)[:, 0].numpy().astype(int) - luma).max() <= 1
+
+
+def test_arrays_from_python_need_no_file():
+    images, labels = noise(40, 8, 8, 3), np.arange(40) % 2
+    data = from_arrays(images, labels, images[:5], labels[:5], ["cat", "dog"])
+    assert (len(data.train), len(data.held_out), data.classes, data.channels) == (40, 5, ("cat", "dog"), 3)
+    assert np.array_equal(pixels(data.train).permute(0, 2, 3, 1).numpy(), images)
+    assert from_arrays(noise(40, 8, 8)).train.labels.tolist() == [-1] * 36
+    assert from_arrays(noise(40, 8, 8), labels, spec=DataSpec(holdout=0.5)).held_out.labels.tolist().count(1) == 10
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (noise(4, 8, 8).astype(float), [0, 1, 0, 1], "the arrays: train_images holds float64; images must be uint8"),
+        (noise(4, 8, 8, 4), [0, 1, 0, 1], r"the arrays: train_images has shape \(4, 8, 8, 4\); wanted \(N, H, W\)"),
+        (noise(4, 8), [0, 1, 0, 1], r"train_images has shape \(4, 8\)"),
+        (noise(0, 8, 8), np.zeros(0, int), r"train_images is empty \(shape \(0, 8, 8, 1\)\)"),
+        (noise(4, 0, 8), [0, 1, 0, 1], r"train_images is empty \(shape \(4, 0, 8, 1\)\)"),
+        (noise(4, 8, 8), [0.0, 1.0, 0.0, 1.0], "train_labels holds float64; labels must be integers, -1 for unlabelled"),
+        (noise(4, 8, 8), list("abab"), "train_labels holds <U1; labels must be integers"),
+        (noise(4, 8, 8), [True, False, True, False], "train_labels holds bool; labels must be integers"),
+        (noise(4, 8, 8), [0, 1, 0], r"train_labels has shape \(3,\) for 4 images; wanted \(4,\)"),
+        (noise(4, 8, 8), [[0], [1], [0], [1]], r"train_labels has shape \(4, 1\) for 4 images; wanted \(4,\)"),
+        (noise(4, 8, 8), [0, 1, -2, 1], "train_labels holds -2; labels are 0, 1, ... and -1 for unlabelled"),
+        (noise(4, 8, 8), [0, 1, 0, 10**12], "train_labels holds 1000000000000; .* below 1000000, and -1 for unlabelled"),
+        (noise(4, 8, 8), np.array([0, 1, 0, 2**63], np.uint64), "train_labels holds 9223372036854775808"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_bad_input_that_says_why(images, labels, message):
+    with pytest.raises(BadInput, match=message):
+        from_arrays(images, np.asarray(labels))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_gives_paths_from_its_own_folder_labels_and_splits(tmp_path, monkeypatch):
+    for name in ("images/a.png", "images/b.png", "images/c.png", "images/d.png"):
+        picture(tmp_path / "set" / name)
+    elsewhere = picture(tmp_path / "elsewhere.png")
+    path = table(
+        tmp_path / "set" / "list.csv", "label,path,split,remark", "zebra,images/a.png,train,x", "ant,images/b.png,,",
+        f"ant,{elsewhere},Test,", "zebra,images/c.png,validation,", "bee,images/d.png,val",
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    found = source(path)
+    assert found.classes == ("ant", "bee", "zebra")
+    assert {name: split.labels.tolist() for name, split in found.splits.items()} == {
+        "train": [2, 0], "val": [2, 1], "test": [0]
+    }
+    assert names(found.splits["test"]) == {str(elsewhere)}
+
+
+def test_a_table_without_splits_is_all_train_and_a_byte_order_mark_is_no_part_of_it(tmp_path):
+    picture(tmp_path / "ä b.png")
+    path = tmp_path / "list.csv"
+    path.write_bytes('\ufeffpath,label\r\n"ä b.png",cat\r\n'.encode())
+    found = source(path)
+    assert (set(found.splits), found.classes) == ({"train"}, ("cat",))
+
+
+def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
+    for name in "abcd":
+        picture(tmp_path / f"{name}.png")
+    found = source(table(tmp_path / "l.csv", "path,label", "a.png,cat", "b.png,", "c.png,-1", "d.png,  "))
+    assert found.classes == ("cat",)
+    assert found.splits["train"].labels.tolist() == [0, -1, -1, -1]
+
+
+# --- partial labels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["unlabelled", "unlabeled", "_unlabelled", "_unlabeled", ""])
+def test_images_outside_a_class_folder_are_unlabelled_and_no_class(tmp_path, folder):
+    class_folders(tmp_path, each=2)
+    picture(tmp_path / folder / "loose.png")
+    found = source(tmp_path)
+    assert found.classes == ("cat", "dog")
+    labels = labels_by_name(found.splits["train"], tmp_path)
+    assert labels.pop(str(Path(folder) / "loose.png")) == -1
+    assert sorted(labels.values()) == [0, 0, 1, 1]
+
+
+def test_minus_one_in_an_archive_means_unlabelled(tmp_path):
+    labels = np.where(np.arange(20) < 8, -1, np.arange(20) % 2)
+    data = data_of(archive(tmp_path / "a.npz", train_labels=labels), holdout=0.0)
+    assert data.train.labels.tolist() == labels.tolist()
+    assert (data.described["train"], data.described["labelled"], data.classes) == (20, 12, ("0", "1"))
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 20), (0.5, 10), (0.1, 2), (0.0, 0)])
+def test_labelled_keeps_that_share_of_each_class_and_hides_the_rest(tmp_path, share, kept):
+    path = archive(
+        tmp_path / "a.npz", train_images=noise(60, 8, 8), train_labels=np.arange(60) % 3,
+        test_images=noise(6, 8, 8), test_labels=np.arange(6) % 3,
+    )  # fmt: skip
+    whole, data = data_of(path), data_of(path, labelled=share)
+    assert len(data.train) == 60  # the others are still trained on
+    assert Counter(data.train.labels.tolist()) == Counter({**{c: kept for c in range(3) if kept}, -1: 60 - 3 * kept})
+    known = data.train.labels >= 0
+    assert torch.equal(data.train.labels[known], whole.train.labels[known])
+    assert torch.equal(data.held_out.labels, whole.held_out.labels)
+    assert torch.equal(data.train.labels, data_of(path, labelled=share).train.labels)
+    assert data.described["labelled"] == 3 * kept
+
+
+def test_limit_takes_that_many_training_images_always_the_same(tmp_path):
+    path = archive(tmp_path / "a.npz", train_images=noise(60, 8, 8), train_labels=np.arange(60) % 3)
+    whole, few = data_of(path), data_of(path, limit=10)
+    assert len(few.train) == 10
+    assert names(few.train) < names(whole.train)
+    assert names(few.held_out) == names(whole.held_out)
+    assert few.train.index.tolist() == data_of(path, limit=10).train.index.tolist()
+    assert names(data_of(path, limit=1000).train) == names(whole.train)
+
+
+# --- held out ---------------------------------------------------------------------------------------------------------
+
+
+def test_val_is_held_out_else_test_else_a_tenth(tmp_path):
+    extra = {f"{name}_{kind}": value for name in ("val", "test") for kind, value in
+             (("images", noise(4, 8, 8)), ("labels", np.arange(4) % 2))}
+    only_test = {key: value for key, value in extra.items() if key.startswith("test")}
+    both = data_of(archive(tmp_path / "both.npz", **extra))
+    one = data_of(archive(tmp_path / "test.npz", **only_test))
+    none = data_of(archive(tmp_path / "none.npz"))
+    asked = data_of(tmp_path / "both.npz", holdout=0.3)
+    assert [d.held_out.named(torch.tensor([0]))[0].split("_")[0] for d in (both, one, none, asked)] == [
+        "val", "test", "train", "train"
+    ]
+    assert [(len(d.train), len(d.held_out)) for d in (both, one, none, asked)] == [(20, 4), (20, 4), (18, 2), (14, 6)]
+    assert both.test is not None
+    assert len(both.test) == 4
+
+
+@pytest.mark.parametrize("share", [None, 0.1, 0.25, 0.5, 0.9])
+def test_held_out_images_are_stratified_fixed_and_never_trained_on(tmp_path, share):
+    sizes = {0: 50, 1: 20, 2: 10, 3: 1, -1: 30}
+    labels = np.concatenate([np.full(count, label) for label, count in sizes.items()])
+    labels = np.random.default_rng(0).permutation(labels)
+    path = archive(tmp_path / "a.npz", train_images=noise(len(labels), 8, 8), train_labels=labels)
+    data = data_of(path, holdout=share)
+    again = data_of(path, holdout=share, limit=5, labelled=0.5)
+    assert names(data.train).isdisjoint(names(data.held_out))
+    assert len(names(data.train) | names(data.held_out)) == len(labels)
+    assert names(again.held_out) == names(data.held_out)
+    assert names(again.train).isdisjoint(names(data.held_out))
+    counts = Counter(data.held_out.labels.tolist())
+    assert {label: counts[label] for label in sizes} == {
+        label: min(count - 1, max(1, round((share or 0.1) * count))) for label, count in sizes.items()
+    }
+
+
+def test_nothing_is_held_out_when_asked_for_nothing(tmp_path):
+    data = data_of(class_folders(tmp_path), holdout=0.0)
+    assert (len(data.train), len(data.held_out)) == (12, 0)
+
+
+@property_test
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 3))
+def test_a_stratified_draw_takes_about_its_share_of_each_class_and_leaves_one(labels, share, seed):
+    drawn = torch.tensor(labels)
+    chosen = stratified(drawn, share, seed)
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert torch.equal(chosen, stratified(drawn, share, seed))
+    for label, count in Counter(labels).items():
+        taken = int((drawn[chosen] == label).sum())
+        assert taken <= count - 1
+        assert abs(taken - share * count) <= 1
+        assert taken >= 1 or share == 0 or count == 1
+
+
+def test_the_draw_of_one_class_does_not_depend_on_the_others():
+    cats = torch.zeros(30, dtype=torch.long)
+    both = torch.cat([cats, cats + 1])
+    assert stratified(cats, 0.3, 0).tolist() == [i for i in stratified(both, 0.3, 0).tolist() if i < 30]
+
+
+# --- left-out classes -------------------------------------------------------------------------------------------------
+
+
+def test_left_out_classes_are_kept_from_training_and_relabelled_for_transfer(tmp_path):
+    root = class_folders(tmp_path, ("ant", "bee", "cat", "dog"), 10)
+    picture(tmp_path / "unlabelled" / "x.png")
+    picture(tmp_path / "unlabelled" / "y.png", 1)
+    data = data_of(root, leave_out=("dog", "bee"))
+    assert data.classes == ("ant", "cat")
+    assert data.transfer_classes == ("bee", "dog")
+    fit, judged = data.transfer
+    of_class = {"ant": 0, "cat": 1, "unlabelled": -1}
+    for split in (data.train, data.held_out):
+        assert all(of_class[Path(name).parts[0]] == label for name, label in labels_by_name(split, root).items())
+    for split, each in ((fit, 9), (judged, 1)):
+        found = labels_by_name(split, root)
+        assert all({"bee": 0, "dog": 1}[Path(name).parts[0]] == label for name, label in found.items())
+        assert Counter(found.values()) == {0: each, 1: each}
+    everything = [data.train, data.held_out, fit, judged]
+    assert sum(len(split) for split in everything) == len(set.union(*map(names, everything))) == 42
+    assert data.described["classes"] == 2
+    assert -1 in data.train.labels.tolist()
+
+
+def test_the_test_split_of_left_out_data_has_the_kept_classes_only(tmp_path):
+    labels = np.arange(30) % 3
+    path = archive(
+        tmp_path / "a.npz", train_images=noise(30, 8, 8), train_labels=labels, val_images=noise(6, 8, 8),
+        val_labels=labels[:6], test_images=noise(9, 8, 8), test_labels=labels[:9],
+    )  # fmt: skip
+    data = data_of(path, leave_out=("1",))
+    assert data.test.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert data.test.named(every(data.test)) == [f"test_images[{i}]" for i in (0, 2, 3, 5, 6, 8)]
+    assert data.classes == ("0", "2")
+    assert [split.labels.tolist() for split in data.transfer] == [[0] * 10, [0] * 2]

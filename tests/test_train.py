@@ -1,0 +1,342 @@
+"""The loop: the contract's step order, schedules that really act, partial labels, and what happens to a bad number."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import supancl.trainer
+from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
+from supancl.data.sources import Data
+from supancl.train import check_data
+from supancl.trainer import Trainer
+from tests.tiny import SIDE, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+def trainer_of(recipe, data: Data | None = None) -> Trainer:
+    return Trainer(recipe, data or tiny_data(), CPU)
+
+
+def take_step(trainer: Trainer):
+    out = trainer.train_step(trainer.positions())
+    trainer.step += 1
+    return out
+
+
+# --- step order -------------------------------------------------------------------------------------------------------
+
+
+def recorded_order(monkeypatch: pytest.MonkeyPatch, recipe) -> list[str]:
+    trainer, calls = trainer_of(recipe), []
+
+    def watch(owner: object, name: str, label: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            calls.append(label)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    watch(trainer, "forward", "forward")
+    watch(torch.Tensor, "backward", "backward")
+    watch(trainer.optimizer, "step", "optimizer")
+    watch(trainer.branches, "update_target", "ema")
+    watch(trainer.pool, "push", "push")
+    take_step(trainer)
+    return calls
+
+
+def test_step_order_is_forward_backward_optimizer_ema_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = recorded_order(monkeypatch, tiny_recipe("supbyol", train__accumulate=2))
+    assert order == ["forward", "backward", "forward", "backward", "optimizer", "ema", "push"]
+
+
+def test_released_code_moves_the_target_before_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(tiny_recipe("supbyol"), compat="released-code")
+    assert recorded_order(monkeypatch, recipe) == ["ema", "forward", "backward", "optimizer", "push"]
+
+
+@pytest.mark.parametrize(("compat", "view"), [("paper", 1), ("released-code", 0)])
+def test_the_pool_gets_z2_and_under_the_released_code_z1(compat: str, view: int, monkeypatch) -> None:
+    trainer, seen, pushed = trainer_of(replace(tiny_recipe("supsiam"), compat=compat)), [], []
+    forward = trainer.forward
+
+    def keep(views):
+        anchors, targets = forward(views)
+        seen.append(targets.detach().clone())
+        return anchors, targets
+
+    monkeypatch.setattr(trainer, "forward", keep)
+    monkeypatch.setattr(trainer.pool, "push", lambda targets, labels: pushed.append(targets.clone()))
+    take_step(trainer)
+    assert torch.equal(pushed[0], seen[0][view])
+    assert not torch.equal(pushed[0], seen[0][1 - view])
+
+
+def test_micro_batches_push_once_in_sample_order(monkeypatch) -> None:
+    trainer, pushed = trainer_of(tiny_recipe("supsiam", train__accumulate=4)), []
+    monkeypatch.setattr(trainer.pool, "push", lambda targets, labels: pushed.append((targets, labels)))
+    positions = trainer.positions()
+    take_step(trainer)
+    assert len(pushed) == 1
+    assert pushed[0][0].shape == (8, 16)
+    assert torch.equal(pushed[0][1], trainer.labels[positions])
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_the_ema_schedule_is_really_applied() -> None:
+    """Fault 1 of the released code: its momentum never leaves 0.996."""
+    trainer = trainer_of(tiny_recipe("byol", branches__momentum=0.5))
+    for _ in range(3):
+        before = [p.clone() for p in trainer.branches.target_encoder.parameters()]
+        momentum = trainer.momentum_at(trainer.step)
+        take_step(trainer)
+        online = list(trainer.branches.encoder.parameters())
+        for old, new, now in zip(before, trainer.branches.target_encoder.parameters(), online, strict=True):
+            torch.testing.assert_close(new, momentum * old + (1 - momentum) * now)
+    assert 0.5 < momentum < 1.0
+
+
+def test_the_predictors_rate_is_constant_while_the_rest_decays(tmp_path: Path) -> None:
+    rows = pretrain(tiny_recipe("supsiam", train__monitor_every=0), tiny_data(), tmp_path / "run").metrics
+    assert len({row["predictor_lr"] for row in rows}) == 1
+    rates = [row["lr"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.1 * rates[0]
+
+
+def test_the_optimizer_uses_the_logged_rates() -> None:
+    trainer = trainer_of(tiny_recipe("supsiam"))
+    for _ in range(4):
+        expected = [rate(trainer.step) for rate in trainer.rates]
+        take_step(trainer)
+        assert [group["lr"] for group in trainer.optimizer.param_groups] == expected
+    predictor = {id(p) for p in trainer.branches.predictor.parameters()}
+    assert {id(p) for p in trainer.optimizer.param_groups[1]["params"]} == predictor
+
+
+@pytest.mark.parametrize("name", ["vit.moco3", "vit.supmoco"])
+def test_in_app_g_the_predictor_of_the_moco_methods_follows_the_cosine(name: str) -> None:
+    from supancl import learning_rate, recipe
+
+    built = recipe(name)
+    follows = learning_rate(built.schedule, 1.0, built.train.epochs, 10, predictor=True)
+    rest = learning_rate(built.schedule, 1.0, built.train.epochs, 10)
+    assert [follows(step) for step in range(0, 2000, 100)] == [rest(step) for step in range(0, 2000, 100)]
+    assert learning_rate(recipe("vit.supbyol").schedule, 1.0, 200, 10, predictor=True)(1999) == 1.0
+
+
+# --- accumulation -----------------------------------------------------------------------------------------------------
+
+
+def without_batch_norm(method: str, **overrides) -> Recipe:
+    recipe = tiny_recipe(method, **overrides)
+    heads = replace(recipe.heads, projector=replace(recipe.heads.projector, norm="none"))
+    if heads.predictor is not None:
+        heads = replace(heads, predictor=replace(heads.predictor, norm="none"))
+    encoder = replace(recipe.encoder, name="linear", size=SIDE * SIDE, width=16)
+    return replace(recipe, heads=heads, encoder=encoder, views=replace(recipe.views, size=SIDE * SIDE))
+
+
+@pytest.mark.parametrize("method", ["supsiam", "supbyol", "moco2"])
+def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(method: str, monkeypatch) -> None:
+    weights = []
+    for accumulate in (1, 4):
+        recipe = without_batch_norm(method, train__accumulate=accumulate)
+        trainer = trainer_of(recipe)
+        # the views must not depend on how the batch is cut: no randomness, plain pixels
+        monkeypatch.setattr(
+            type(recipe.views), "__call__",
+            lambda self, batch, mean, std, generator: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
+        )
+        trainer.branches.double()
+        trainer.pool.double()
+        monkeypatch.setattr(trainer, "forward", lambda views, t=trainer: t.branches(views.double()))
+        assert not recipe.loss.sees_batch(trainer.pool)
+        for _ in range(4):
+            take_step(trainer)
+        weights.append(flat(trainer.branches.state_dict()) | flat(trainer.pool.state_dict()))
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-9, atol=1e-12)
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.mark.parametrize(("method", "told"), [("simclr", True), ("supsiam-nopool", True), ("supsiam", False)])
+def test_one_line_says_when_batch_terms_see_the_micro_batch(method: str, told: bool, tmp_path: Path) -> None:
+    notes = Notes()
+    recipe = tiny_recipe(method, train__accumulate=2, train__epochs=1)
+    pretrain(recipe, tiny_data(), tmp_path / "run", reporter=notes)
+    assert [line for line in notes.notes if "micro-batch of 4" in line] == notes.notes
+    assert len(notes.notes) == int(told)
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_any_matching_label_supsiam_is_simsiam() -> None:
+    """Samples labelled -1 use the self-supervised term alone."""
+    data = tiny_data()
+    bare = replace(data, train=replace(data.train, labels=torch.full_like(data.train.labels, -1)))
+    sup = trainer_of(tiny_recipe("supsiam"), bare)
+    ssl = trainer_of(tiny_recipe("simsiam"), bare)
+    for _ in range(3):
+        take_step(sup)
+        take_step(ssl)
+    for name, value in flat(ssl.branches.state_dict()).items():
+        torch.testing.assert_close(flat(sup.branches.state_dict())[name], value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path) -> None:
+    data = tiny_data(100, unlabelled=0.9)
+    assert 2 <= int((data.train.labels >= 0).sum()) <= 20
+    rows = pretrain(tiny_recipe(method), data, tmp_path / "run").metrics
+    losses = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert len(losses) == 22
+    assert all(np.isfinite(losses))
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.loss.supervised])
+def test_a_supervised_method_refuses_data_without_labels_or_with_one_class(method: str) -> None:
+    images = np.zeros((40, SIDE, SIDE), np.uint8)
+    with pytest.raises(BadInput, match="no training image has a label"):
+        check_data(tiny_recipe(method), from_arrays(images))
+    with pytest.raises(BadInput, match="only one class, '0'"):
+        check_data(tiny_recipe(method), from_arrays(images, np.zeros(40, int)))
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    recipe = tiny_recipe("supsiam", train__epochs=12, optimizer__lr=0.1)
+    run = pretrain(recipe, tiny_data(96), tmp_path / "run")
+    knn = [row["knn"] for row in run.metrics if row["kind"] == "monitor"]
+    losses = [row["loss"] for row in run.metrics if row["kind"] == "train"]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.2
+    assert knn[-1] >= 60  # chance is 33
+
+
+# --- what a run leaves ------------------------------------------------------------------------------------------------
+
+
+def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
+    run = pretrain(tiny_recipe("supbyol"), tiny_data(), tmp_path / "run")
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"recipe.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "tensorboard"} <= names
+    first = run.metrics[0]
+    assert {"step", "epoch", "loss", "ssl", "sup", "lr", "momentum", "images_per_second"} <= first.keys()
+    monitor = [row for row in run.metrics if row["kind"] == "monitor"]
+    assert len(monitor) == 2
+    assert {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"} <= monitor[0].keys()
+
+
+def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:
+    run = pretrain(tiny_recipe("byol"), tiny_data(), tmp_path / "run")
+    images = torch.randn(5, 1, SIDE, SIDE)
+    loaded = load_encoder(run.folder)
+    assert torch.equal(loaded(images), run.encoder(images))
+    assert not loaded.training
+
+
+def test_init_starts_both_branches_from_the_file(tmp_path: Path) -> None:
+    data = tiny_data()
+    first = pretrain(tiny_recipe("byol"), data, tmp_path / "first")
+    seen = {}
+
+    class Look(Reporter):
+        def begins(self, *args):
+            seen.update(flat(torch.load(tmp_path / "second" / "checkpoints" / "step-000000000.pt", weights_only=True)))
+
+    recipe = tiny_recipe("byol", train__on_nan="rollback", train__seed=1)
+    pretrain(recipe, data, tmp_path / "second", init=first.folder, reporter=Look())
+    for name, value in first.encoder.state_dict().items():
+        assert torch.equal(seen[f".branches.encoder.{name}"], value)
+        assert torch.equal(seen[f".branches.target_encoder.{name}"], value)
+
+
+def test_the_callers_random_state_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_other_ones(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        pretrain(tiny_recipe(train__seed=seed), tiny_data(), tmp_path / name)
+    assert_same_bits(final_state(tmp_path / "a"), final_state(tmp_path / "b"))
+    with pytest.raises(AssertionError):
+        assert_same_bits(final_state(tmp_path / "a"), final_state(tmp_path / "c"))
+
+
+def test_compiled_and_eager_steps_agree(monkeypatch) -> None:
+    """What --compile changes is only who runs the branches; the compiler itself is stood in for."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    trainer = trainer_of(tiny_recipe(train__compile=True))
+    take_step(trainer)
+    assert compiled == [trainer.branches]
+
+
+# --- numbers that are not numbers -------------------------------------------------------------------------------------
+
+
+def poisoned(monkeypatch, at: set[int]) -> None:
+    """The views of these steps hold a NaN."""
+    original = supancl.trainer.Trainer.train_step
+
+    def train_step(self, positions):
+        if self.step not in at:
+            return original(self, positions)
+        forward = self.forward
+        self.forward = lambda views: forward(views * float("nan"))
+        try:
+            return original(self, positions)
+        finally:
+            self.forward = forward
+
+    monkeypatch.setattr(supancl.trainer.Trainer, "train_step", train_step)
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_path: Path) -> None:
+    poisoned(monkeypatch, {3})
+    with pytest.raises(NonFinite, match=r"step 3 \(images train_images\[\d+\].*--on-nan skip"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_skip_and_rollback_leave_the_step_out_and_stay_finite(policy: str, monkeypatch, tmp_path: Path) -> None:
+    poisoned(monkeypatch, {3, 7})
+    notes = Notes()
+    recipe = tiny_recipe("supbyol", train__on_nan=policy, train__checkpoint_every=2)
+    run = pretrain(recipe, tiny_data(), tmp_path / "run", reporter=notes)
+    assert len(notes.warnings) == 2
+    state = final_state(tmp_path / "run")
+    assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
+    assert int(state[".pool.clock"]) == 8  # ten steps, two of them pushed nothing
+    assert all(torch.isfinite(p).all() for p in run.encoder.parameters())
+
+
+def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
+    poisoned(monkeypatch, set(range(100)))
+    with pytest.raises(NonFinite, match="after 20 skipped steps"):
+        pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
+    with pytest.raises(NonFinite, match="after 3 rollbacks"):
+        pretrain(tiny_recipe(train__on_nan="rollback", train__epochs=9), tiny_data(), tmp_path / "other")
