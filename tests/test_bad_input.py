@@ -54,19 +54,19 @@ def data(make: Callable[[Path], object]) -> Callable[[Path], tuple[str, ...]]:
 # --- names and values -------------------------------------------------------------------------------------------------
 
 NAMES = [
-    Row("a command that is not there", flags(), "unknown command 'pretran'; did you mean 'pretrain'? (see supancl --help)",
-        ("pretran", "digits.supsiam")),
+    Row("a command that is not there", flags(),
+        "unknown command 'pretran'; did you mean 'pretrain'? (see supancl --help)", ("pretran", "digits.supsiam")),
     Row("no command", flags(), "the following arguments are required: COMMAND (see supancl --help)", ()),
-    Row("a protocol that is not there", flags(), "unknown command 'kn'; did you mean 'knn'? (see supancl evaluate --help)",
-        ("evaluate", "kn", "run")),
+    Row("a protocol that is not there", flags(),
+        "unknown command 'kn'; did you mean 'knn'? (see supancl evaluate --help)", ("evaluate", "kn", "run")),
     Row("a flag that is not there", flags("--epoch-s", "3"),
         "unrecognized arguments: --epoch-s 3 (see supancl --help)"),
     Row("an argument of two lines", flags("--epoch-s=1\n2"),
         "unrecognized arguments: --epoch-s=1 2 (see supancl --help)"),
     Row("a recipe that is not there", flags(), "unknown recipe 'cifar10.supsam'; did you mean 'cifar10.supsiam'?",
         ("pretrain", "cifar10.supsam", "--out", "out")),
-    Row("a recipe like no other", flags(), re.compile(r"unknown recipe 'qqqq'; known: .*digits\.supsiam, .*vit\.supmoco"),
-        ("pretrain", "qqqq")),
+    Row("a recipe like no other", flags(),
+        re.compile(r"unknown recipe 'qqqq'; known: .*digits\.supsiam, .*vit\.supmoco"), ("pretrain", "qqqq")),
     Row("no recipe", flags(), "name a recipe (supancl recipes lists them), or --resume with --out DIR", ("pretrain",)),
     Row("a recipe to show that is not there", flags(),
         "unknown recipe 'digit.supsiam'; did you mean 'digits.supsiam'?", ("recipes", "digit.supsiam")),
@@ -172,7 +172,8 @@ def splits(*names: str) -> Callable[[Path], None]:
 
 SUFFIX_LIST = ".avif, .bmp, .gif, .jfif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp"
 DATA = [
-    Row("no data at all", flags(), "this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv",
+    Row("no data at all", flags(),
+        "this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv",
         ("pretrain", "imagenet100.supsiam", "--out", "out")),
     Row("a path that is not there", flags("--data", "no/where"), "no data at 'no/where'; check the path"),
     Row("a file that is not there", flags("--data", "nowhere.npz"), "no data at 'nowhere.npz'; check the path"),
@@ -213,11 +214,11 @@ DATA = [
         "data/cat/0.png: cannot be read as an image (no known image format) and 2 more; mend or remove it, "
         "or pass --skip-bad-images to go on without"),
     Row("no image that can be read",
-        with_flags(lambda tmp: (tmp / "data").mkdir() or (tmp / "data" / "x.png").write_text("x") and None,
+        with_flags(lambda tmp: (tmp / "data").mkdir() or ((tmp / "data" / "x.png").write_text("x") and None),
                    "--skip-bad-images"),
         "data: no training image could be read; mend the files"),
     Row("a batch larger than the data", with_flags(with_classes(), "--batch-size", "64"),
-        "data: 8 training images are fewer than a batch of 64; use --batch-size 4 or less"),
+        "data: 8 training images are fewer than a batch of 64; use --batch-size 8 or less"),
     Row("too few images to hold any out", data(lambda tmp: picture(tmp / "data" / "cat" / "0.png") and None),
         "data: 1 images are too few to hold 25% of each class out; add images, a val/ folder, "
         "or --set data.holdout=0"),
@@ -255,7 +256,8 @@ DATA = [
         "data.npz: class_names has shape (2,) of int64; wanted a list of strings"),
     Row("one name for all classes", data(of_arrays(class_names="cat")),
         "data.npz: class_names has shape () of <U3; wanted a list of strings"),
-    Row("images of different channel counts", data(of_arrays(test_images=noise(4, 8, 8, 3), test_labels=np.arange(4) % 2)),
+    Row("images of different channel counts",
+        data(of_arrays(test_images=noise(4, 8, 8, 3), test_labels=np.arange(4) % 2)),
         "data.npz: images have different channel counts (train 1, test 3); convert them to one"),
     Row("images of four channels", data(of_arrays(train_images=noise(20, 8, 8, 4))),
         "data.npz: train_images has shape (20, 8, 8, 4); wanted (N, H, W), (N, H, W, 1) or (N, H, W, 3)"),
@@ -406,7 +408,7 @@ FILES = [
     Row("an init beside resume of nothing", flags("--init", "run", "--resume"),
         "--init starts a run and --resume continues one; give one of them"),
     # a run folder
-    Row("a folder that holds a run", lambda tmp: class_folders(tmp / "data") and ("--data", "data", "--out", "run"),
+    Row("a folder that holds a run", with_flags(with_classes(), "--out", "run"),
         "run already holds a run; continue it with --resume, or choose another --out"),
     Row("resume of nothing", flags(), "nothing holds no run to continue; name a recipe to start one",
         ("pretrain", "--resume", "--out", "nothing")),
@@ -424,12 +426,14 @@ FILES = [
         "run holds a run of digits.supsiam, not of digits.byol; choose another --out",
         ("pretrain", "digits.byol", "--resume", "--out", "run")),
     Row("resume with another compat", with_run(flags("--compat", "released-code")),
-        "--compat released-code differs from 'paper' in run/recipe.json; a run continues with its own settings", RESUME),
+        "--compat released-code differs from 'paper' in run/recipe.json; a run continues with its own settings",
+        RESUME),
     Row("a recipe.json that is no JSON", with_run(lambda run: (run / "recipe.json").write_text("{")),
         f"run/recipe.json: not a recipe.json of supancl; {AGAIN}", RESUME),
     Row("a recipe.json that is a list", with_run(lambda run: (run / "recipe.json").write_text("[1]") and None),
         f"run/recipe.json: not a recipe.json of supancl; {AGAIN}", RESUME),
-    Row("a recipe.json nested without end", with_run(lambda run: (run / "recipe.json").write_text("[" * 10**5) and None),
+    Row("a recipe.json nested without end",
+        with_run(lambda run: (run / "recipe.json").write_text("[" * 10**5) and None),
         re.compile(rf"run/recipe\.json: .*recursion.*; {AGAIN}"), RESUME),
     Row("a recipe.json of bytes", with_run(lambda run: (run / "recipe.json").write_bytes(b"\xff\xfe") and None),
         "run holds no run (no readable recipe.json)", RESUME),
@@ -447,7 +451,8 @@ FILES = [
         re.compile(r".*checkpoint.* does not fit this run \('optimizer'\); was it made with other settings\?"), RESUME),
     Row("a checkpoint of a later version", with_run(rewrite(lambda content: content.update(schema_version=99))),
         f"{SOUND} was written by a newer supancl (schema 99, known 1); upgrade", RESUME),
-    Row("a checkpoint of a version that never was", with_run(rewrite(lambda content: content.update(schema_version=-3))),
+    Row("a checkpoint of a version that never was",
+        with_run(rewrite(lambda content: content.update(schema_version=-3))),
         f"{SOUND} has schema -3, which no supancl has written; remove it, or name another --out", RESUME),
     Row("a checkpoint without a version", with_run(rewrite(lambda content: content.pop("schema_version"))),
         f"{SOUND}: not a checkpoint of supancl (no schema_version); remove it, or name another --out", RESUME),
@@ -504,16 +509,17 @@ FILES = [
         "toy holds vectors, encoder 'cnn' takes images; name other --data",
         ("embed", "run", "--data", "toy", "--out", "f.npz")),
     # places that cannot be written in
-    Row("a run below a file", lambda tmp: class_folders(tmp / "data") and ("--data", "data", "--out", "run/recipe.json/x"),
+    Row("a run below a file", with_flags(with_classes(), "--out", "run/recipe.json/x"),
         "cannot write in run/recipe.json/x (Not a directory); choose another --out"),
-    Row("a run in place of a file", lambda tmp: class_folders(tmp / "data") and ("--data", "data", "--out", "run/recipe.json"),
+    Row("a run in place of a file", with_flags(with_classes(), "--out", "run/recipe.json"),
         "cannot write in run/recipe.json (Not a directory); choose another --out"),
-    Row("a run where nobody may write", lambda tmp: class_folders(tmp / "data") and ("--data", "data", "--out", "/proc/x"),
+    Row("a run where nobody may write", with_flags(with_classes(), "--out", "/proc/x"),
         "cannot write in /proc/x (No such file or directory); choose another --out"),
     Row("features below a file", flags(), "cannot write in run/recipe.json (File exists); choose another --out",
         ("embed", "run", "--data", "digits", "--out", "run/recipe.json/f.npz")),
-    Row("JSON into no folder", flags(), "--json no/x.json: cannot be written (there is no folder no); name another file, "
-        "or - for standard output", ("recipes", "--json", "no/x.json")),
+    Row("JSON into no folder", flags(),
+        "--json no/x.json: cannot be written (there is no folder no); name another file, or - for standard output",
+        ("recipes", "--json", "no/x.json")),
     Row("JSON over a folder", flags(), "--json run: cannot be written (it is a folder); name another file, "
         "or - for standard output", ("recipes", "--json", "run")),
     Row("JSON onto a full disk", flags(), "--json /dev/full: cannot be written (No space left on device); "
@@ -539,7 +545,7 @@ def finished(tmp_path_factory) -> Path:
     return root / "run"
 
 
-@pytest.fixture()
+@pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -673,7 +679,8 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], str]]:
     base = ["pretrain", "digits.supsiam", *TINY]
     tail = "Permission denied; check the path and its permissions"
     return [
-        ([*base, "--data", "good", "--out", "closed"], "cannot write in closed (Permission denied); choose another --out"),
+        ([*base, "--data", "good", "--out", "closed"],
+         "cannot write in closed (Permission denied); choose another --out"),
         ([*base, "--data", "good", "--out", "closed/run"],
          "cannot write in closed/run (Permission denied); choose another --out"),
         ([*base, "--data", "secret"], f"secret: {tail}"),

@@ -84,7 +84,7 @@ def test_positions_are_the_sines_and_cosines_of_column_and_row(side, width):
     for row in range(side):
         for column in range(side):
             expected = []
-            for place, function in ((column, math.sin), (column, math.cos), (row, math.sin), (row, math.cos)):
+            for place, function in ((row, math.sin), (row, math.cos), (column, math.sin), (column, math.cos)):
                 expected += [function(place / 10000 ** (i / quarter)) for i in range(quarter)]
             torch.testing.assert_close(positions[row * side + column], torch.tensor(expected), rtol=1e-6, atol=1e-7)
     assert positions.shape == (side * side, width)

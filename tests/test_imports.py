@@ -26,8 +26,8 @@ LAYERS = (
     {"train"},
     {"judge", "export", "audit"},
     {"report"},
+    {"flags", "console"},
     {"studies"},
-    {"console"},
     {"api"},
     {""},  # the package itself, with its public names
     {"cli"},

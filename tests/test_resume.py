@@ -67,7 +67,7 @@ def test_sampled_positives_and_accumulation_resume_with_the_same_bits(tmp_path: 
     pool=st.sampled_from(["queue", "class-queues", "prototypes"]),
     size=st.integers(1, 30),
     batch=st.integers(4, 12),
-    images=st.integers(20, 50),
+    images=st.integers(40, 60),
     classes=st.integers(2, 5),
     unlabelled=st.sampled_from([0.0, 0.5]),
     optimizer=st.sampled_from(["sgd", "adamw"]),
@@ -90,15 +90,15 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
 
 # --- real processes, real signals -------------------------------------------------------------------------------------
 
-COMMAND = [sys.executable, "-m", "supancl.cli", "pretrain", "digits.supbyol", "--epochs", "3", "--checkpoint-every", "4",
-           "--set", "train.batch_size=64", "--set", "encoder.width=16", "--set", "train.monitor_every=0",
+COMMAND = [sys.executable, "-m", "supancl.cli", "pretrain", "digits.supbyol", "--epochs", "3",
+           "--checkpoint-every", "4", "--set", "train.batch_size=64", "--set", "encoder.width=16", "--set", "train.monitor_every=0",
            "--set", "data.limit=512", "--device", "cpu"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*COMMAND, "--out", str(folder), *more], stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
+    command, pipe = [*COMMAND, "--out", str(folder), *more], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:

@@ -37,13 +37,13 @@ class Payload:
         return os.mkdir, (self.mark,)
 
 
-@pytest.fixture()
+@pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.fixture()
+@pytest.fixture
 def mark(tmp_path) -> Path:
     return tmp_path / "executed"
 
@@ -135,7 +135,10 @@ def test_init_is_not_executed(wrapping, suffix, place, mark, capsys):
     path = Path(f"weights{suffix}")
     path.write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--init", path)
-    assert refused(said, mark) == f"supancl: {path} {NOT_OPENED}"
+    if wrapping == "pickle 0":  # text, which torch does not take for a pickle at all
+        assert refused(said, mark).startswith(f"supancl: checkpoint {path} is damaged (it is no file of tensors)")
+    else:
+        assert refused(said, mark) == f"supancl: {path} {NOT_OPENED}"
     assert not Path("out").exists()
 
 
@@ -221,13 +224,14 @@ def test_a_checkpoint_is_not_executed_on_resume(wrapping, checksum, which, place
             path.with_suffix(".sha256").unlink()
     said = supancl(capsys, "pretrain", "--resume", "--out", "run")
     assert not mark.exists()
-    if checksum != "differs":
+    if checksum != "differs" and wrapping != "pickle 0":
         assert refused(said, mark) == f"supancl: {stored[-1]} {NOT_OPENED}"
     elif which == "all":
-        assert refused(said, mark).startswith(f"supancl: no sound checkpoint is left: checkpoint {stored[-1]} is damaged")
-    else:  # other bytes than were written: the one before is taken
+        told = f"supancl: no sound checkpoint is left: checkpoint {stored[-1]} is damaged ("
+        assert refused(said, mark).startswith(told)
+    else:  # other bytes than were written, or no checkpoint at all: the one before is taken
         assert said.code == 0
-        assert f"checkpoint {stored[-1]} is damaged (its checksum differs)" in said.err
+        assert f"warning: checkpoint {stored[-1]} is damaged (" in said.err
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
@@ -308,26 +312,33 @@ def test_no_function_that_reads_a_file_executes_it(wrapping, place, mark):
         assert not mark.exists()
 
 
+def refusal(read) -> list[str]:
+    """What was wrong with the file, if it was noticed; any other error than BadInput is one of ours."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy and zipfile remark on odd names
+            read()
+    except BadInput as error:
+        return [str(error)]
+    return []
+
+
 def test_a_damaged_file_of_tensors_is_bad_input_whatever_is_wrong_with_it(place):
     """Bytes changed at random places: torch fails in a dozen ways, the user sees one."""
     content = {"state_dict": {"a": torch.zeros(3, 3)}, "b": [1, "x", None]}
-    chance, outcomes = np.random.default_rng(0), {"read": 0, "refused": 0}
+    chance, refusals = np.random.default_rng(0), []
     for whole in (zipped(content), legacy(content)):
         for _ in range(150):
             damaged = np.frombuffer(whole, dtype=np.uint8).copy()
             damaged[chance.integers(0, len(damaged), 3)] = chance.integers(0, 256, 3)
             Path("x.pt").write_bytes(damaged[: chance.integers(len(damaged) // 2, len(damaged) + 1)].tobytes())
-            try:
-                load_tensors(Path("x.pt"))
-                outcomes["read"] += 1
-            except BadInput as error:
-                assert "x.pt" in str(error)
-                outcomes["refused"] += 1
-    assert outcomes["refused"] > 100
+            refusals += refusal(lambda: load_tensors(Path("x.pt")))
+    assert len(refusals) > 100
+    assert all("x.pt" in line for line in refusals)
 
 
 def test_a_damaged_archive_is_bad_input_whatever_is_wrong_with_it(place):
-    chance, refusals = np.random.default_rng(0), 0
+    chance, refusals = np.random.default_rng(0), []
     for save in (np.savez, np.savez_compressed):
         save("whole.npz", train_images=noise(8, 4, 4), train_labels=np.arange(8) % 2)
         whole = np.frombuffer(Path("whole.npz").read_bytes(), dtype=np.uint8)
@@ -335,11 +346,6 @@ def test_a_damaged_archive_is_bad_input_whatever_is_wrong_with_it(place):
             damaged = whole.copy()
             damaged[chance.integers(0, len(damaged), 4)] = chance.integers(0, 256, 4)
             Path("x.npz").write_bytes(damaged.tobytes())
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # zipfile remarks on odd names
-                    open_data(DataSpec(source="x.npz"), 1)
-            except BadInput as error:
-                assert "x.npz" in str(error)
-                refusals += 1
-    assert refusals > 50
+            refusals += refusal(lambda: open_data(DataSpec(source="x.npz"), 1))
+    assert len(refusals) > 50
+    assert all("x.npz" in line for line in refusals)

@@ -224,11 +224,11 @@ def test_a_supervised_method_refuses_data_without_labels_or_with_one_class(metho
 
 
 def test_training_learns(tmp_path: Path) -> None:
-    recipe = tiny_recipe("supsiam", train__epochs=12, optimizer__lr=0.1)
-    run = pretrain(recipe, tiny_data(96), tmp_path / "run")
+    recipe = tiny_recipe("supsiam", train__epochs=6, optimizer__lr=0.1)
+    run = pretrain(recipe, tiny_data(300), tmp_path / "run")
     knn = [row["knn"] for row in run.metrics if row["kind"] == "monitor"]
     losses = [row["loss"] for row in run.metrics if row["kind"] == "train"]
-    assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.2
+    assert np.mean(losses[-10:]) < np.mean(losses[:5]) - 0.2
     assert knn[-1] >= 60  # chance is 33
 
 
@@ -243,7 +243,8 @@ def test_the_run_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert {"step", "epoch", "loss", "ssl", "sup", "lr", "momentum", "images_per_second"} <= first.keys()
     monitor = [row for row in run.metrics if row["kind"] == "monitor"]
     assert len(monitor) == 2
-    assert {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"} <= monitor[0].keys()
+    values = {"std", "effective_rank", "s_w", "s_t", "s_w/s_t", "pool_coverage", "pool_staleness", "knn"}
+    assert values <= monitor[0].keys()
 
 
 def test_the_saved_encoder_gives_the_features_of_the_trained_one(tmp_path: Path) -> None:

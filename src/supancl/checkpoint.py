@@ -116,7 +116,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
-            raise BadInput(f"{path} has schema {version}, which no supancl has written; remove it, or name another --out")
+            raise BadInput(f"{path} has schema {version}, which no supancl has written; remove it, or name another "
+                           "--out")
         content = MIGRATIONS[version](content)
         version += 1
     return content
@@ -232,6 +233,7 @@ def encoder_file(path: Path) -> Path:
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
+        file.open("rb").close()  # safetensors says that a file it may not open is not there
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
     except OSError as error:

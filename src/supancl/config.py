@@ -10,6 +10,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -80,9 +81,13 @@ def _checked_plain(value: Any, hint: Any, path: str) -> Any:
         with contextlib.suppress(ValueError):
             value = hint(value)  # .5 and 1_000 are no JSON, but what they mean is clear
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise BadInput(f"{path} = {value!r}: must be a finite number")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise BadInput(f"{path} = {str(value)[:20]}: must be a finite number")
+        return number
     if hint is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if hint is type(None):
@@ -101,7 +106,7 @@ def _checked_union(value: Any, options: tuple[Any, ...], path: str) -> Any:
     sections = [option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)]
     if len(sections) > 1 and isinstance(value, dict):
         kinds = {_kind(option): option for option in sections}
-        if value.get("kind") not in kinds:
+        if not isinstance(value.get("kind"), str) or value["kind"] not in kinds:
             raise BadInput(f"{path}.kind = {value.get('kind')!r}: must be one of {', '.join(kinds)}")
         return checked(value, kinds[value["kind"]], path)
     if sections and isinstance(value, tuple(sections)):
@@ -188,7 +193,7 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
         changed = replaced(inner, rest, value, where)
     else:
         inner = getattr(section, name)
-        if dataclasses.is_dataclass(inner):
+        if dataclasses.is_dataclass(inner) and value is not None:
             raise BadInput(f"{where} is a section; set one of its fields, such as {where}."
                            f"{dataclasses.fields(inner)[-1].name}")
         changed = checked(value, hints(type(section))[name], where)

@@ -88,7 +88,7 @@ def _cnn(spec: EncoderSpec) -> tuple[nn.Module, int]:
     width = spec.width or 128
     layers: list[nn.Module] = []
     channels = spec.channels
-    for out, stride in ((width // 4, 1), (width // 2, 2), (width, 2)):
+    for out, stride in ((max(1, width // 4), 1), (max(1, width // 2), 2), (width, 2)):
         layers += [nn.Conv2d(channels, out, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), width
@@ -129,11 +129,11 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
 
 
 def sincos_positions(side: int, width: int, temperature: float = 10000.0) -> Tensor:
-    """(side * side, width): a quarter of the width each for sin and cos of the column and of the row."""
+    """(side * side, width): a quarter of the width each for sin and cos of the row and of the column, as MoCo-v3."""
     frequency = temperature ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     across, down = column.reshape(-1, 1) * frequency, row.reshape(-1, 1) * frequency
-    return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()
+    return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1).float()
 
 
 def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:

@@ -52,4 +52,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """'; did you mean X?' or the known names, to end an error about an unknown name."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(names[:50])}" + (f" and {len(names) - 50} more" if len(names) > 50 else "")

@@ -141,7 +141,8 @@ class _Rings(Pool):
         self.sums.index_add_(0, row, targets.double(), alpha=sign)
         self.tally.index_add_(0, row, torch.full_like(row, sign))
         self.tally[-1] = 0
-        self.sums[row] *= (self.tally[row] > 0)[:, None]  # what rounding left behind goes with the last target
+        # what rounding left behind goes with the last target
+        self.sums[row] = torch.where((self.tally[row] > 0)[:, None], self.sums[row], 0.0)
 
     def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
         _check_labels(labels, self.classes)

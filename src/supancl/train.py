@@ -197,7 +197,7 @@ def _close_epoch(
 
 
 def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
-    text = alarm(trainer.recipe, trainer.monitor.last_std, trainer.step)
+    text = alarm(trainer.recipe, trainer.monitor, trainer.step)
     if trainer.recipe.train.on_collapse == "stop":
         raise Collapsed(text)
     reporter.warn(text)
@@ -249,7 +249,8 @@ def check_data(recipe: Recipe, data: Data) -> None:
                        f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
     if len(data.train) < recipe.train.batch_size:
         raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
-                       f"{recipe.train.batch_size}; use --batch-size {max(2, len(data.train) // 2)} or less")
+                       f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
+                                                         if len(data.train) > 1 else "add images"))
     if recipe.loss.supervised:
         present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
         if not present:

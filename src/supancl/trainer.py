@@ -44,7 +44,7 @@ class Trainer:
         ]
         self.momentum_at = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
-        self.monitor = Monitor(data)
+        self.monitor = Monitor(data, recipe.loss.supervised)
         self.step = 0
         self.interval = torch.zeros(4, dtype=torch.float64, device=device)  # loss, ssl, sup, steps since the last row
         self.bad_steps: list[int] = []  # steps that gave no finite loss and are passed over
@@ -126,7 +126,8 @@ class Trainer:
 
     def load(self, state: dict[str, Any]) -> None:
         if state.get("recipe") != self.recipe.name:
-            raise BadInput(f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}")
+            raise BadInput(f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
+                           "choose another --out")
         try:
             self.branches.load_state_dict(state["branches"])
             if self.pool is not None:

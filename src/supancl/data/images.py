@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from supancl.errors import BadInput
@@ -117,15 +117,31 @@ def decode(path: Path, channels: int = 3, short_side: int | None = None) -> Tens
     try:
         with Image.open(path) as opened:
             opened.load()
-            image = to_mode(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
-    except (Image.DecompressionBombError, SyntaxError, EOFError) as error:  # Pillow's own ways to say "broken"
-        raise OSError(str(error)) from None
+            image = to_mode(upright(opened), "L" if channels == 1 else "RGB")
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
+        raise OSError(f"{type(error).__name__}: {error}") from None
     if short_side is not None and min(image.size) > short_side:
         scale = short_side / min(image.size)
         size = max(short_side, round(image.width * scale)), max(short_side, round(image.height * scale))
         image = image.resize(size, Image.Resampling.BILINEAR)
     array = np.array(image, dtype=np.uint8)
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+# EXIF orientation -> what turns the stored pixels upright
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def upright(image: Any) -> Any:
+    """Turned as its EXIF orientation says; Pillow's exif_transpose also rewrites other fields and fails on odd ones."""
+    turn = TURNS.get(image.getexif().get(0x0112))
+    return image if turn is None else image.transpose(turn)
 
 
 def to_mode(image: Any, mode: str) -> Any:

@@ -108,16 +108,16 @@ ViewSpec = Crops | Masks
 
 
 def evaluation_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """The one view without randomness: short side to 8/7 of `size`, centre crop, normalised (256 -> 224).
+    """The one view without randomness: the centre 7/8 of the short side as a square (256 -> 224), normalised.
 
-    Images no larger than `size` are resized whole. Vectors pass as they are.
+    Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
+    Vectors pass as they are.
     """
     if batch.pixels.ndim == 2:
         return batch.pixels
     sizes = _sizes(batch).double()
     short = sizes.amin(1)
-    # at 32 px and below there is no margin to cut away: data of that size are evaluated whole
-    side = torch.where(short > 64, short * (7 / 8), short)
+    side = torch.where(short > size, torch.maximum(short * (7 / 8), short.new_tensor(size)), short)
     box = torch.stack([(sizes[:, 0] - side) / 2, (sizes[:, 1] - side) / 2, side, side], dim=1)
     return normalized(crop_and_resize(batch.pixels, box.float(), size) / 255, mean, std)
 

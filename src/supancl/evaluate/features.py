@@ -34,9 +34,10 @@ def embed(encoder: Encoder, split: Split, device: torch.device | str = "cpu", ba
         values = []
         for positions in torch.arange(len(split)).split(batch_size):
             batch = split.batch(positions).to(device)
+            if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
+                raise BadInput(f"the encoder takes {encoder.spec.channels} channels, "
+                               f"the images have {batch.pixels.shape[1]}")
             view = evaluation_view(batch, encoder.size, encoder.mean, encoder.std)
-            if view.ndim == 4 and view.shape[1] != encoder.spec.channels:
-                raise BadInput(f"the encoder takes {encoder.spec.channels} channels, the images have {view.shape[1]}")
             values.append(encoder(view).float().cpu())
     finally:
         encoder.train(training)

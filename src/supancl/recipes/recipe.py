@@ -138,7 +138,11 @@ SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "op
 
 
 def validated_recipe(recipe: Recipe) -> Recipe:
-    return replace(recipe, **{name: validated(getattr(recipe, name), name) for name in SECTIONS})
+    """Every value checked; sources of fields it does not have (a contrastive loss has no alpha) are dropped."""
+    fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
+    sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
+    sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
+    return replace(recipe, sources=sources, **sections)
 
 
 def recipe_from_json(text: str, where: str) -> Recipe:

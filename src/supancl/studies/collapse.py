@@ -17,7 +17,6 @@ from supancl.errors import BadInput
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.losses import Align
 from supancl.methods import COLLAPSE_CELLS, METHODS
-from supancl.monitor import COLLAPSED_STD
 from supancl.pools import PoolSpec
 from supancl.recipes import Recipe
 from supancl.run import commit, jsonable, next_folder, versions
@@ -57,7 +56,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "paper": {"+".join(_parts(key)) or "neither": values for key, values in PAPER.items()},
         "versions": versions(), "commit": commit(),
     }
-    columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: CIFAR-100 k-NN %"]
+    columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
     title = f"{base.name}, {base.train.epochs} epochs, alpha {base.loss.alpha:g}, {args.seeds} seed(s)"
     console.print(table(title, columns, [line(rows, key) for key in cells]))
     (out / "collapse.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
@@ -81,7 +80,7 @@ def judged(key: tuple[bool, bool], seed: int, run: Trained) -> dict[str, Any]:
     monitor = [row for row in run.metrics if row["kind"] == "monitor"][-1]
     return {
         "pool": key[0], "ema": key[1], "seed": seed, "knn": monitor["knn"], "std": monitor["std"],
-        "effective_rank": monitor["effective_rank"], "collapsed": monitor["std"] < COLLAPSED_STD,
+        "effective_rank": monitor["effective_rank"], "collapsed": run.collapsed,
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
-from supancl.checkpoint import load_encoder
+from supancl.checkpoint import load_encoder, load_newest
 from supancl.config import flattened
 from supancl.data.sources import Data, open_data
 from supancl.encoders import Encoder
@@ -29,6 +29,7 @@ class Trained(NamedTuple):
     recipe: Recipe
     encoder: Encoder
     metrics: list[dict[str, Any]]
+    collapsed: bool
 
     def last_epoch(self, name: str) -> float:
         """A training value averaged over the rows of the last epoch."""
@@ -101,7 +102,9 @@ def _check_same(recipe: Recipe, folder: RunFolder) -> None:
 
 
 def _read(folder: RunFolder) -> Trained:
-    return Trained(folder.read_recipe()[0], load_encoder(folder.path), folder.metrics())
+    state, _ = load_newest(folder.checkpoints)
+    collapsed = state is not None and bool(state["monitor"]["collapsed"])
+    return Trained(folder.read_recipe()[0], load_encoder(folder.path), folder.metrics(), collapsed)
 
 
 def left_out_classes(data: Data, share: float) -> list[str]:

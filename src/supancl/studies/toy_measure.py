@@ -30,9 +30,12 @@ def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
     shrunk would undo what is being measured.
     """
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
-    model = LogisticRegression(max_iter=2000).fit(fit.values.double().numpy(), fit.labels.numpy())
-    return [100 * float(model.score(test.values.double().numpy(), test.labels.numpy())) for test in tests]
+    # products as small as these only wait for one another on several threads
+    with threadpool_limits(limits=1, user_api="blas"):
+        model = LogisticRegression(max_iter=2000).fit(fit.values.double().numpy(), fit.labels.numpy())
+        return [100 * float(model.score(test.values.double().numpy(), test.labels.numpy())) for test in tests]
 
 
 def first_of_each(labels: Tensor, per_class: int) -> Tensor:

@@ -1,0 +1,130 @@
+"""The monitor: values as the contract defines them, loud on a collapse, silent on a healthy run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from supancl import Collapsed, Reporter, effective_rank, pretrain, recipe
+from supancl.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
+from supancl.trainer import Trainer
+from tests.tiny import tiny_data, tiny_recipe
+
+
+class Warnings(Reporter):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_relative_std_is_one_on_the_sphere_and_zero_when_collapsed() -> None:
+    torch.manual_seed(0)
+    assert float(relative_std(torch.randn(4000, 16))) == pytest.approx(1.0, abs=0.01)
+    assert float(relative_std(torch.ones(100, 16))) == 0.0
+
+
+def test_relative_std_tells_the_mean_cosine_similarity() -> None:
+    torch.manual_seed(0)
+    targets = F.normalize(torch.randn(300, 8) + 2, dim=1)
+    cosines = targets @ targets.T
+    assert float(relative_std(targets)) == pytest.approx((1 - float(cosines.mean())) ** 0.5, rel=1e-4)
+
+
+def test_effective_rank_counts_the_directions_in_use() -> None:
+    torch.manual_seed(0)
+    assert effective_rank(torch.randn(5000, 3) @ torch.eye(3, 10)) == pytest.approx(3.0, abs=0.05)
+    assert effective_rank(torch.ones(10, 4)) == 0.0
+    assert effective_rank(torch.randn(6, 50)) <= 5.0 + 1e-6
+
+
+def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
+    monitor, flat, spread = Monitor(tiny_data(), True), torch.ones(8, 4), torch.eye(8)
+    for targets in [flat] * (IN_A_ROW - 1) + [spread] + [flat] * (IN_A_ROW - 1):
+        monitor.watch(targets)
+    assert not monitor.collapsed
+    monitor.watch(flat)
+    assert monitor.collapsed
+
+
+COLLAPSING = {
+    # weight decay shrinks the weights faster than the loss keeps the targets apart: lr .7 and wd 5e-4 on CIFAR-100,
+    # made quick for small data
+    "optimizer.weight_decay": 0.3, "optimizer.lr": 0.5, "train.epochs": 20, "data.limit": 512, "encoder.width": 16,
+    "train.device": "cpu", "train.monitor_every": 0,
+}
+
+
+def test_a_collapse_is_said_once_in_plain_words_with_cause_and_remedy(tmp_path: Path) -> None:
+    notes = Warnings()
+    run = pretrain(recipe("digits.simsiam").with_set(COLLAPSING), out=tmp_path / "run", reporter=notes)
+    assert run.collapsed
+    assert len(notes.warnings) == 1
+    assert "collapsed by step" in notes.warnings[0]
+    assert "weight decay 0.3" in notes.warnings[0]
+    assert "--set optimizer.weight_decay=0.06" in notes.warnings[0]
+    step = int(notes.warnings[0].split("by step ")[1].split(":")[0])
+    stds = [row["std"] for row in run.metrics if row["step"] <= step]
+    low = [std < COLLAPSED_STD for std in stds]
+    assert low == [False] * (len(low) - IN_A_ROW) + [True] * IN_A_ROW  # said as soon as it was sure
+
+
+def test_on_collapse_stop_ends_the_run_after_saving(tmp_path: Path) -> None:
+    chosen = recipe("digits.simsiam").with_set({**COLLAPSING, "train.on_collapse": "stop"})
+    with pytest.raises(Collapsed, match=r"healthy is 0\.3 to 1"):
+        pretrain(chosen, out=tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+@pytest.mark.parametrize("name", ["digits.simsiam", "digits.supsiam", "digits.byol", "digits.supbyol"])
+def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
+    notes = Warnings()
+    settings = {"train.epochs": 6, "train.device": "cpu", "data.limit": 512, "train.monitor_every": 0}
+    run = pretrain(recipe(name).with_set(settings), out=tmp_path / "run", reporter=notes)
+    assert notes.warnings == []
+    assert not run.collapsed
+    assert min(row["std"] for row in run.metrics) > 2 * COLLAPSED_STD
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "words"),
+    [
+        ("supsiam-nopool", {}, "--set pool.kind=queue"),
+        ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 0}, "schedule.warmup_epochs=10"),
+        ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 3}, "--set optimizer.lr="),
+    ],
+)
+def test_the_cause_fits_the_recipe(method: str, overrides: dict, words: str) -> None:
+    assert words in alarm(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
+
+
+def of_rank(rank: int, size: int = 256, width: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(size, rank, generator=generator) @ torch.randn(rank, width, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("supervised", "classes", "rank", "collapsed"),
+    [
+        (False, 3, 4, True),  # what CIFAR-100 SimSiam fell to
+        (False, 3, 40, False),
+        (True, 3, 2, False),  # three classes drawn to their means need two directions
+        (True, 40, 4, True),
+        (True, 40, 39, False),
+    ],
+)
+def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_out(
+    supervised: bool, classes: int, rank: int, collapsed: bool
+) -> None:
+    data = tiny_data(4 * classes, classes)
+    monitor = Monitor(data, supervised)
+    trainer = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu"))
+    for _ in range(RANKS_IN_A_ROW):
+        assert not monitor.collapsed
+        assert monitor.watch(of_rank(rank)) > 0.9
+        monitor.measure(trainer.branches.encoder, of_rank(rank), None, torch.device("cpu"))
+    assert monitor.collapsed == collapsed
+    if collapsed:
+        assert "use only" in alarm(tiny_recipe("simsiam"), monitor, 7)

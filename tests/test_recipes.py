@@ -1,0 +1,123 @@
+"""Every recipe is whole, says where its values come from, survives JSON, and takes a step."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from supancl import METHODS, BadInput, from_arrays, pretrain, recipe
+from supancl.config import to_json
+from supancl.recipes import RECIPES, recipe_from_json
+
+EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
+SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
+EXPECTED = {
+    *(f"imagenet100.{method}{suffix}" for method in EIGHT for suffix in ("", "-256")),
+    "imagenet100.supcon-bank", "imagenet100.supcon-bank-256",
+    *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol")),
+    *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in SIX),
+    *(f"cifar100.{method}" for method in ("moco2", "supmoco", "crossentropy", "supsiam-nopool", "supbyol-nopool")),
+    "toy.supsiam",
+    *(f"digits.{method}" for method in ("simsiam", "supsiam", "byol", "supbyol")),
+}
+
+
+def test_every_setting_of_the_paper_is_there() -> None:
+    assert set(RECIPES) == EXPECTED
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_json_and_names_its_source(name: str) -> None:
+    built = recipe(name)
+    assert built.name == name
+    assert built.method in METHODS
+    assert recipe_from_json(json.dumps({"recipe": to_json(built)}), "x") == built
+    fields = built.fields()
+    assert {key.split(".")[0] for key in fields} >= {"data", "views", "encoder", "heads", "branches", "pool", "loss"}
+    assert all(source for _, source in fields.values())
+    assert set(built.sources) <= {key for field in fields for key in (field, *_parents(field))}
+
+
+def _parents(field: str) -> list[str]:
+    parts = field.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+# values that the paper states, read from it, not from the code
+PAPER = [
+    ("imagenet100.simclr", "optimizer.lr", 0.1), ("imagenet100.simclr", "loss.temperature", 0.1),
+    ("imagenet100.supcon", "optimizer.lr", 0.15), ("imagenet100.supcon", "loss.temperature", 0.1),
+    ("imagenet100.moco2", "optimizer.lr", 0.03), ("imagenet100.moco2", "loss.temperature", 0.2),
+    ("imagenet100.moco2", "branches.momentum", 0.999), ("imagenet100.moco2", "branches.momentum_end", 0.999),
+    ("imagenet100.moco2", "pool.size", 8192), ("imagenet100.supmoco", "optimizer.lr", 0.1),
+    ("imagenet100.supmoco", "loss.temperature", 0.07), ("imagenet100.supmoco", "branches.momentum_end", 0.999),
+    ("imagenet100.byol", "optimizer.lr", 0.2), ("imagenet100.byol", "branches.momentum", 0.996),
+    ("imagenet100.byol", "branches.momentum_end", 1.0), ("imagenet100.byol", "heads.projector.out", 256),
+    ("imagenet100.supbyol", "loss.alpha", 0.5), ("imagenet100.supbyol", "pool.size", 8192),
+    ("imagenet100.simsiam", "schedule.warmup_epochs", 40), ("imagenet100.simsiam", "heads.projector.out", 2048),
+    ("imagenet100.simsiam", "heads.predictor.hidden", (512,)), ("imagenet100.supsiam", "optimizer.weight_decay", 1e-4),
+    ("imagenet100.supsiam", "train.epochs", 200), ("imagenet100.supsiam", "train.batch_size", 128),
+    ("vit.moco3", "optimizer.lr", 1.5e-4), ("vit.supmoco", "optimizer.lr", 1.5e-3),
+    ("vit.byol", "optimizer.lr", 1.5e-3), ("vit.moco3", "branches.momentum", 0.99), ("vit.supmoco", "branches.momentum", 0.99),
+    ("vit.supbyol", "branches.momentum", 0.996), ("vit.supmoco", "loss.temperature", 0.2),
+    ("vit.supmoco", "pool.size", 8192), ("vit.supbyol", "optimizer.weight_decay", 0.1),
+    ("vit.supbyol", "schedule.warmup_epochs", 40), ("vit.supbyol", "train.batch_size", 256),
+    ("vit.moco3", "heads.projector.hidden", (4096, 4096)), ("vit.byol", "heads.projector.hidden", (4096,)),
+    ("cifar100.simclr", "optimizer.lr", 0.7), ("cifar100.supcon", "optimizer.lr", 0.6),
+    ("cifar100.byol", "optimizer.lr", 0.6), ("cifar100.supbyol", "optimizer.lr", 0.5),
+    ("cifar100.simsiam", "optimizer.lr", 0.7), ("cifar100.supsiam", "optimizer.lr", 0.7),
+    ("cifar100.supsiam", "loss.alpha", 0.5), ("cifar100.supbyol", "loss.alpha", 0.8),
+    ("cifar100.supsiam", "pool.size", 4096), ("cifar100.supsiam", "views.blur", 0.0),
+    ("cifar100.supsiam", "train.epochs", 1000), ("cifar100.supsiam", "train.batch_size", 256),
+    ("toy.supsiam", "optimizer.lr", 0.05), ("toy.supsiam", "optimizer.weight_decay", 5e-4),
+    ("toy.supsiam", "views.share", 0.6), ("toy.supsiam", "train.epochs", 200), ("toy.supsiam", "encoder.size", 2048),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), PAPER)
+def test_values_are_the_papers(name: str, field: str, value: object) -> None:
+    assert recipe(name).fields()[field][0] == value
+
+
+@pytest.mark.parametrize(("name", "rate"), [("imagenet100.supcon-256", 0.3), ("imagenet100.supsiam-256", 0.4)])
+def test_batch_256_scales_the_rate_as_app_f3_says(name: str, rate: float) -> None:
+    assert recipe(name).train.batch_size == 256
+    assert recipe(name).learning_rate == pytest.approx(rate)
+
+
+def test_the_released_code_is_a_named_option() -> None:
+    built = recipe("imagenet100.supbyol", compat="released-code")
+    assert built.compat == "released-code"
+    assert built.schedule.granularity == "epoch"
+    assert replace(built, compat="paper", schedule=recipe("imagenet100.supbyol").schedule, sources={}) == replace(
+        recipe("imagenet100.supbyol"), sources={}
+    )
+
+
+def test_an_override_is_checked_and_noted() -> None:
+    built = recipe("cifar100.supsiam").with_set({"loss.alpha": 0.3}, because="--set loss.alpha=0.3")
+    assert built.fields()["loss.alpha"] == (0.3, "--set loss.alpha=0.3")
+    with pytest.raises(BadInput, match=r"loss.alpha = 1.3: must lie in \[0, 1\]"):
+        built.with_set({"loss.alpha": 1.3})
+
+
+SMALL = {"resnet50": 64, "vit-small": 32, "cifar-resnet18": 16}  # sides that the architectures take in a moment
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_builds_and_takes_one_step(name: str, tmp_path: Path) -> None:
+    built = recipe(name).with_set({
+        "train.epochs": 1, "train.batch_size": 4, "train.device": "cpu", "train.monitor_every": 0, "pool.size": 64,
+    })
+    data = None
+    if built.encoder.name in SMALL:
+        built = built.with_set({"views.size": SMALL[built.encoder.name]})
+        pixels = np.random.default_rng(0).integers(0, 256, (5, 40, 40, 3), dtype=np.uint8)
+        data = from_arrays(pixels, np.array([0, 1, 0, 1, 1]), pixels[:1], np.array([0]))
+    else:
+        built = built.with_set({"data.limit": 4})
+    run = pretrain(built, data, tmp_path / "run")
+    assert [row["step"] for row in run.metrics] == [1]
+    assert np.isfinite(run.metrics[0]["loss"])
