@@ -91,8 +91,8 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
 # --- real processes, real signals -------------------------------------------------------------------------------------
 
 COMMAND = [sys.executable, "-m", "supancl.cli", "pretrain", "digits.supbyol", "--epochs", "3",
-           "--checkpoint-every", "4", "--set", "train.batch_size=64", "--set", "encoder.width=16", "--set", "train.monitor_every=0",
-           "--set", "data.limit=512", "--device", "cpu"]
+           "--checkpoint-every", "4", "--set", "train.batch_size=64", "--set", "encoder.width=16",
+           "--set", "train.monitor_every=0", "--set", "data.limit=512", "--device", "cpu"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -53,7 +53,7 @@ class Align:
         """`alpha`, one value per sample (B,), takes the place of the run's single value."""
         own = targets.flip(0).to(anchors.dtype)  # z2 for the anchors of view 1, z1 for those of view 2
         ssl = self.distance(anchors, own)
-        if alpha is None and not self.supervised:
+        if alpha is None and not self.supervised and pool is None:
             return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())
         sup = self.distance(anchors, self.supervised_target(own, labels, pool))
         weight = self.alpha if alpha is None else alpha.to(anchors.dtype)

@@ -61,7 +61,8 @@ def write_page(
         for row in cells
     )
     left_out = ", ".join(result["left_out"])
-    transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)})."
+    transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
+                f"fitted on {result['shots']} images of each, 50 draws."
                 if left_out else "No class was left out, so transfer was not measured.")
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     data = result["data"]

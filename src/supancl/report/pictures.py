@@ -47,7 +47,8 @@ def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
 
 def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path, seed: int = 0) -> None:
     """One map per entry, the same colour and marker for a class in all of them."""
-    figure = Figure(figsize=(4.2 * len(features), 4.4), layout="constrained")
+    side = min(4.2, 15 / len(features))
+    figure = Figure(figsize=(side * len(features), side + 0.6), layout="constrained")
     axes = figure.subplots(1, len(features), squeeze=False)[0]
     for axis, (name, entry) in zip(axes, features.items(), strict=True):
         points, labels = tsne_map(entry, seed), entry.labels.numpy()
@@ -55,7 +56,7 @@ def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path
             chosen = points[labels == label]
             style = {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[(label // len(COLOURS)) % len(MARKERS)]}
             name_of = classes[label] if 0 <= label < len(classes) else "unlabelled"
-            axis.scatter(chosen[:, 0], chosen[:, 1], s=14, alpha=0.8, linewidths=0, label=name_of, **style)
+            axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, label=name_of, **style)
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from supancl.console import table
@@ -28,6 +29,7 @@ MEASURES = {
     "ssl": ("l_ssl", 3), "sup": ("l_sup", 3), "ratio": ("S_W/S_T", 3),
     "knn": ("k-NN %", 2), "linear": ("linear %", 2), "transfer": ("transfer %", 2),
 }
+DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
     parser.add_argument("--leave-out", type=float, default=0.3, metavar="SHARE",
                         help="share of the classes kept out of pretraining to measure transfer (default 0.3)")
+    parser.add_argument("--shots", type=int, default=5, metavar="K",
+                        help="labelled images per left-out class that transfer is fitted on (default 5)")
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
     parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
     add_recipe_flags(parser)
@@ -58,12 +62,12 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     trained = train_all(recipes, out, args.jobs, console)
     data = data_of(base)
     rows = [
-        {"alpha": alpha, "seed": seed, **measured(trained[run_name(alpha, seed)], data)}
+        {"alpha": alpha, "seed": seed, **measured(trained[run_name(alpha, seed)], data, args.shots)}
         for alpha in alphas for seed in seeds
     ]
     result: dict[str, Any] = {
         "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
-        "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
+        "shots": args.shots, "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
         "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
         "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
     }
@@ -94,6 +98,8 @@ def check(base: Recipe, args: argparse.Namespace) -> None:
         raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    if args.shots < 1:
+        raise BadInput(f"--shots {args.shots}: must be at least 1")
     if not 0 <= args.leave_out < 1:
         raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
     if "loss.alpha" in args.overrides:
@@ -110,17 +116,32 @@ def features_of(run: Trained, data: Data) -> Features:
     return embed(run.encoder, data.held_out)
 
 
-def measured(run: Trained, data: Data) -> dict[str, float]:
-    """Losses of the last epoch; S_W/S_T, k-NN and linear on held-out images; linear on the left-out classes."""
+def measured(run: Trained, data: Data, shots: int) -> dict[str, float]:
+    """Losses of the last epoch; S_W/S_T, k-NN and linear on held-out images; transfer to the left-out classes."""
     train, held_out = embed(run.encoder, data.train), features_of(run, data)
     values = {
         "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "ratio": variance(held_out).ratio,
         "knn": knn_accuracy(train, held_out), "linear": linear_accuracy(train, held_out), "transfer": math.nan,
     }
     if data.transfer is not None:
-        fit, test = data.transfer
-        values["transfer"] = linear_accuracy(embed(run.encoder, fit), embed(run.encoder, test))
+        fit, test = (embed(run.encoder, split) for split in data.transfer)
+        values["transfer"] = few_shot_accuracy(fit, test, shots)
     return values
+
+
+def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
+    """Linear accuracy on classes never pretrained on, from `shots` labelled images of each, averaged over draws.
+
+    From all images most encoders separate a few classes perfectly, which tells them nothing apart.
+    """
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(DRAWS):
+        order = torch.randperm(len(fit.labels), generator=generator)
+        labels = fit.labels[order]
+        chosen = torch.cat([order[labels == label][:shots] for label in labels.unique()])
+        found.append(linear_accuracy(Features(fit.values[chosen], fit.labels[chosen]), test))
+    return statistics.fmean(found)
 
 
 def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, Any]]:

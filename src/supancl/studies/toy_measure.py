@@ -30,7 +30,7 @@ def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
     shrunk would undo what is being measured.
     """
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     # products as small as these only wait for one another on several threads
     with threadpool_limits(limits=1, user_api="blas"):

@@ -1,0 +1,123 @@
+"""The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.cli import main
+from supancl.evaluate import Features
+from supancl.studies.alpha import few_shot_accuracy, parse_alphas, recommendation
+from supancl.studies.many import interval, left_out_classes
+from tests.tiny import tiny_data
+
+SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--quiet"]
+
+
+def rows(**by_alpha: list[float]) -> list[dict]:
+    return [
+        {"alpha": float(alpha.removeprefix("a").replace("_", ".")), "seed": seed, "transfer": value, "linear": value}
+        for alpha, values in by_alpha.items() for seed, value in enumerate(values)
+    ]
+
+
+def test_the_recommendation_says_what_cannot_be_told_apart() -> None:
+    found = rows(a0=[80, 81, 80.5], a0_5=[90, 91, 90.2], a0_8=[90.3, 90.6, 90.1], a1=[70, 71, 70.4])
+    text = recommendation(found, [0.0, 0.5, 0.8, 1.0], "transfer")
+    assert text.startswith("alpha = 0.5 has the best transfer")
+    assert "0.8 cannot be told apart from it with 3 seeds" in text
+    assert "0 is worse by 9.90 points" in text
+    assert "1 is worse by 19.93 points" in text
+
+
+def test_one_seed_tells_nothing_apart() -> None:
+    text = recommendation(rows(a0=[80], a1=[95]), [0.0, 1.0], "linear")
+    assert "with one seed nothing can be told apart" in text
+
+
+def test_the_interval_is_students() -> None:
+    mean, low, high = interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert high - mean == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-5)
+    assert mean - low == pytest.approx(high - mean)
+
+
+def test_alphas_are_sorted_and_unique() -> None:
+    assert parse_alphas("1,.5,0,0.5") == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(("classes", "share", "left"), [(10, 0.3, 3), (10, 0.0, 0), (4, 0.3, 2), (3, 0.5, 0)])
+def test_at_least_two_classes_are_left_out_and_two_stay(classes: int, share: float, left: int) -> None:
+    chosen = left_out_classes(tiny_data(60, classes), share)
+    assert len(chosen) == left
+    assert chosen == sorted(set(chosen))
+
+
+def test_few_shots_of_separable_classes_are_enough_and_of_noise_are_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(90) % 3
+    signal = torch.eye(3)[labels] * 5 + torch.randn(90, 3, generator=generator)
+    assert few_shot_accuracy(Features(signal[:60], labels[:60]), Features(signal[60:], labels[60:]), 5) > 90
+    noise = torch.randn(90, 3, generator=generator)
+    assert few_shot_accuracy(Features(noise[:60], labels[:60]), Features(noise[60:], labels[60:]), 5) < 60
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("alpha") / "study"
+    command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2", "--jobs", "1", "--out", str(out), *SMALL]
+    assert main(command) == 0
+    return out
+
+
+def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
+    page = (study / "alpha.html").read_text()
+    assert "Which alpha for digits?" in page
+    assert page.count("data:image/png;base64,") == 2
+    assert "http" not in page
+    result = json.loads((study / "alpha.json").read_text())
+    assert len(result["rows"]) == 4
+    keys = ("ssl", "sup", "ratio", "knn", "linear", "transfer")
+    assert all(np.isfinite(row[key]) for row in result["rows"] for key in keys)
+    assert result["recommendation"] in page.replace("&#x27;", "'")
+    # at alpha = 1 the supervised term is measured though it is not trained on
+    assert all(row["sup"] != row["ssl"] for row in result["rows"])
+
+
+def test_the_study_goes_on_where_it_was_left(study: Path, capsys) -> None:
+    before = {path: path.stat().st_mtime_ns for path in study.glob("*/checkpoints/*.pt")}
+    command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "2", "--out", str(study)]
+    assert main([*command, *SMALL[:-1]]) == 0
+    assert "4 of 6 runs are already there" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(study.glob("alpha-0.5-seed-*/encoder.safetensors"))) == 2
+
+
+def test_a_study_with_other_settings_does_not_mix_with_runs_that_are_there(study: Path, capsys) -> None:
+    command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--out", str(study), *SMALL, "--batch-size", "32"]
+    assert main(command) == 2
+    assert "train.batch_size = 64, this study asks for 32; choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (["--alphas", "0,x"], "--alphas 0,x: 'x' is not a number"),
+        (["--alphas", "0,2"], "--alphas 0,2: 2 lies outside [0, 1]"),
+        (["--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["--shots", "0"], "--shots 0: must be at least 1"),
+        (["--leave-out", "1"], "--leave-out 1: must lie in [0, 1)"),
+        (["--set", "loss.alpha=0.3"], "loss.alpha is what this study varies; give --alphas instead"),
+    ],
+)
+def test_bad_flags_are_one_line(more: list[str], line: str, capsys, tmp_path: Path) -> None:
+    assert main(["alpha", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == f"supancl: {line}\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_recipe_without_alpha_is_refused(capsys, tmp_path: Path) -> None:
+    assert main(["alpha", "cifar100.simclr", "--data", "digits", "--out", str(tmp_path / "x")]) == 2
+    assert "has no alpha" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""The collapse ablation: four cells that differ in pool and EMA alone, each with a verdict."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from supancl import recipe
+from supancl.cli import main
+from supancl.methods import COLLAPSE_CELLS, METHODS
+from supancl.studies.collapse import PAPER, cell
+
+SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
+
+
+@pytest.mark.parametrize(("pool", "ema"), COLLAPSE_CELLS)
+def test_a_cell_is_the_row_of_the_method_table(pool: bool, ema: bool) -> None:
+    base = recipe("cifar100.supsiam")
+    built = cell(base, pool, ema)
+    row = METHODS[COLLAPSE_CELLS[pool, ema]]
+    assert built.method == COLLAPSE_CELLS[pool, ema]
+    assert built.branches.target == row.branches.target
+    assert built.pool.kind == row.pool.kind
+    for section in ("heads", "loss", "optimizer", "views", "schedule", "train", "encoder"):
+        assert getattr(built, section) == getattr(base, section)
+
+
+def test_the_four_cells_are_trained_judged_and_set_beside_the_paper(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "study"
+    assert main(["collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", *SMALL]) == 0
+    rows = json.loads((out / "collapse.json").read_text())["rows"]
+    assert [(row["pool"], row["ema"]) for row in rows] == list(COLLAPSE_CELLS)
+    assert all(0 <= row["knn"] <= 100 and row["effective_rank"] > 0 for row in rows)
+    printed = capsys.readouterr().out
+    for _, knn in PAPER.values():
+        assert f"{knn:.2f}" in printed
+
+
+def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    # no cell survives this much weight decay: the verdict must say so
+    harsh = ["--set", "optimizer.weight_decay=0.3", "--set", "optimizer.lr=0.5", "--epochs", "20"]
+    assert main(["collapse", "digits.supsiam", "--out", str(out), "--jobs", "1", "--quiet", *SMALL, *harsh]) == 0
+    rows = json.loads((out / "collapse.json").read_text())["rows"]
+    assert sum(row["collapsed"] for row in rows) >= 2
+
+
+@pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])
+def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_path: Path) -> None:
+    assert main(["collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
+    assert name in capsys.readouterr().err
