@@ -153,7 +153,7 @@ def from_arrays(
 
 def prepared(source: Source, spec: DataSpec) -> Data:
     """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
-    train, held_out = _held_out(source, spec)
+    train, held_out, held_out_from = _held_out(source, spec)
     test = source.splits.get("test")
     classes, transfer = source.classes, None
     transfer_classes: tuple[str, ...] = ()
@@ -170,18 +170,18 @@ def prepared(source: Source, spec: DataSpec) -> Data:
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     labelled = int((train.labels >= 0).sum())
     described: dict[str, object] = {
-        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
+        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out), "held_out_from": held_out_from,
         "classes": len(classes), "skipped": len(source.skipped),
     }
     return Data(train, held_out, classes, test, transfer, transfer_classes, source.remarks, source.skipped, described)
 
 
-def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split]:
-    """The val split, else the test split, else a stratified share; `data.holdout` always takes a share."""
+def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
+    """The val split, else the test split, else a stratified share of train; `data.holdout` always takes a share."""
     train = source.splits["train"]
     for name in ("val", "test"):
         if spec.holdout is None and name in source.splits:
-            return train, source.splits[name]
+            return train, source.splits[name], name
     share = 0.1 if spec.holdout is None else spec.holdout
     chosen = stratified(train.labels, share, SPLIT_SEED)
     if share > 0 and len(chosen) == 0:
@@ -189,7 +189,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split]:
                        "add images, a val/ folder, or --set data.holdout=0")
     mask = torch.zeros(len(train), dtype=torch.bool)
     mask[chosen] = True
-    return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0])
+    return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> Tensor:

@@ -50,7 +50,12 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check(base, args)
     started = time.perf_counter()
     out = Path(args.out) if args.out else next_folder("alpha")
-    left_out = left_out_classes(data_of(base), args.leave_out)
+    data = data_of(base)
+    if data.described["held_out_from"] == "test":
+        # alpha is chosen here, and nothing is chosen on a test set
+        base = base.with_set({"data.holdout": 0.1}, because="alpha study")
+        console.print("the data have a test split but no val split: 10% of the training images are held out instead")
+    left_out = left_out_classes(data, args.leave_out)
     if not left_out:
         console.print("no class is left out, so transfer is not measured (it takes four classes and --leave-out > 0)")
     base = base.with_set({"data.leave_out": left_out}, because="alpha study")
@@ -190,7 +195,8 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
             worse.append(f"{alpha:g} is worse by {difference:.2f} points (95% interval {low:.2f} to {high:.2f})")
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
     if alike:
-        text += f"; {' and '.join(alike)} cannot be told apart from it with {len(seeds)} seeds"
+        named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
+        text += f"; {named} cannot be told apart from it with {len(seeds)} seeds"
     return text + ("; " + "; ".join(worse) if worse else "")
 
 
