@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, recipe, variance
-from supancl.console import Terminal, table
+from supancl.console import Terminal, make_console, table
 from supancl.report import loss_curves, tsne_panels
 from supancl.run import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
-console = Console(highlight=False)
+console = make_console(quiet=False, json_to_stdout=False)
 torch.set_num_threads(min(2, torch.get_num_threads()))
 short = {"train.epochs": int(sys.argv[1])} if len(sys.argv) > 1 else {}  # python examples/demo.py 1: one epoch
 

@@ -10,9 +10,9 @@ projector, predictor = MLP((64,), 64).build(32), MLP((16,), 64).build(64)
 pool, loss = Queue(size=256, width=64, classes=10), Align(alpha=0.5)
 parameters = [*encoder.parameters(), *projector.parameters(), *predictor.parameters()]
 optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-for step in range(20):
+for _ in range(20):
     images, labels = torch.randn(32, 64), torch.randint(-1, 10, (32,))  # -1: unlabelled
-    views = torch.stack([images + 0.1 * torch.randn_like(images) for _ in range(2)])
+    views = torch.stack([images + 0.1 * torch.randn_like(images) for view in range(2)])
     z = torch.stack([projector(encoder(view)) for view in views])
     p = torch.stack([predictor(each) for each in z])
     anchors, targets = F.normalize(p, dim=-1), F.normalize(z.detach(), dim=-1)

@@ -18,8 +18,8 @@ SKIPPED = {"make test", ". .venv/bin/activate"}  # this very run; the environmen
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(command, shell=True, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("block", SHELL, ids=[block.split()[-1] for block in SHELL])
@@ -56,7 +56,7 @@ def test_the_tree_of_the_readme_names_every_file() -> None:
         assert f"data/{path.name}" in tree, path.name
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     for link in links:

@@ -170,8 +170,8 @@ def prepared(source: Source, spec: DataSpec) -> Data:
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     labelled = int((train.labels >= 0).sum())
     described: dict[str, object] = {
-        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out), "held_out_from": held_out_from,
-        "classes": len(classes), "skipped": len(source.skipped),
+        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
+        "held_out_from": held_out_from, "classes": len(classes), "skipped": len(source.skipped),
     }
     return Data(train, held_out, classes, test, transfer, transfer_classes, source.remarks, source.skipped, described)
 

@@ -62,5 +62,6 @@ def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path
         axis.set_yticks([])
     handles, names = axes[0].get_legend_handles_labels()
     if len(names) <= 20:
-        figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 10), frameon=False, markerscale=2.5)
+        columns = min(len(names), 10)
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, markerscale=2.5)
     figure.savefig(path, dpi=130)
