@@ -1,0 +1,33 @@
+"""Checkpoints of every schema version ever written can still be continued; newer ones are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl import BadInput
+from supancl.checkpoint import SCHEMA_VERSION, load_checkpoint
+from supancl.trainer import Trainer
+from tests.tiny import tiny_data, tiny_recipe
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def test_there_is_a_fixture_for_every_version() -> None:
+    assert {path.name for path in FIXTURES.glob("*.pt")} == {f"checkpoint-v{v}.pt" for v in range(1, SCHEMA_VERSION + 1)}
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_a_checkpoint_of_every_version_loads_and_trains_on(version: int) -> None:
+    state = load_checkpoint(FIXTURES / f"checkpoint-v{version}.pt")
+    trainer = Trainer(tiny_recipe("supbyol"), tiny_data(), torch.device("cpu"))
+    trainer.load(state)
+    assert trainer.step == 5
+    assert trainer.train_step(trainer.positions()) is not None
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    content = torch.load(FIXTURES / "checkpoint-v1.pt", weights_only=True)
+    torch.save({**content, "schema_version": SCHEMA_VERSION + 1}, tmp_path / "step-000000005.pt")
+    with pytest.raises(BadInput, match="newer supancl"):
+        load_checkpoint(tmp_path / "step-000000005.pt")
