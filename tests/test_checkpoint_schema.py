@@ -14,7 +14,8 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def test_there_is_a_fixture_for_every_version() -> None:
-    assert {path.name for path in FIXTURES.glob("*.pt")} == {f"checkpoint-v{v}.pt" for v in range(1, SCHEMA_VERSION + 1)}
+    names = {f"checkpoint-v{version}.pt" for version in range(1, SCHEMA_VERSION + 1)}
+    assert {path.name for path in FIXTURES.glob("*.pt")} == names
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))

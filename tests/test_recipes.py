@@ -15,7 +15,7 @@ EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "
 SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
 EXPECTED = {
     *(f"imagenet100.{method}{suffix}" for method in EIGHT for suffix in ("", "-256")),
-    "imagenet100.supcon-bank", "imagenet100.supcon-bank-256",
+    "imagenet100.supcon-pool", "imagenet100.supcon-pool-256",
     *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol")),
     *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in SIX),
     *(f"cifar100.{method}" for method in ("moco2", "supmoco", "crossentropy", "supsiam-nopool", "supbyol-nopool")),
@@ -122,3 +122,15 @@ def test_every_recipe_builds_and_takes_one_step(name: str, tmp_path: Path) -> No
     run = pretrain(built, data, tmp_path / "run")
     assert [row["step"] for row in run.metrics] == [1]
     assert np.isfinite(run.metrics[0]["loss"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_its_methods_row(name: str) -> None:
+    built = recipe(name)
+    row = METHODS[built.method]
+    # App. G gives SupMoCo a predictor on the ViT
+    assert (built.heads.predictor is not None) == (row.predictor or name == "vit.supmoco")
+    assert built.branches.target == row.branches.target
+    assert (built.pool.kind == row.pool.kind) or name.startswith("imagenet100.supcon-pool")
+    assert built.loss.kind == row.loss.kind
+    assert built.loss.supervised == row.loss.supervised

@@ -358,3 +358,17 @@ def test_settings_that_differ_are_refused_from_python_too(tmp_path):
     with pytest.raises(BadInput, match="already holds a run; continue it with --resume, or choose another --out"):
         pretrain(recipe, data, tmp_path / "run")
     assert contents(tmp_path) == before
+
+
+def test_a_run_resumes_from_another_folder(tmp_path, monkeypatch, capsys):
+    from supancl.cli import main
+
+    class_folders(tmp_path / "data", each=12)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    command = ["pretrain", "digits.supsiam", "--data", "data", "--batch-size", "8", "--epochs", "1", "--quiet"]
+    assert main([*command, "--set", "encoder.width=8", "--device", "cpu", "--out", "run"]) == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["pretrain", "--resume", "--out", "../run", "--data", "../data", "--quiet"]) == 0
+    assert main(["evaluate", "knn", "../run", "--device", "cpu"]) == 0
+    assert "k-NN" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 import supancl.trainer
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
 from supancl.data.sources import Data
+from supancl.run import RunFolder
 from supancl.train import check_data
 from supancl.trainer import Trainer
 from tests.tiny import SIDE, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
@@ -210,7 +211,7 @@ def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path)
     assert 2 <= int((data.train.labels >= 0).sum()) <= 20
     rows = pretrain(tiny_recipe(method), data, tmp_path / "run").metrics
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
-    assert len(losses) == 22
+    assert len(losses) == 24
     assert all(np.isfinite(losses))
 
 
@@ -341,3 +342,93 @@ def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
         pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
     with pytest.raises(NonFinite, match="after 3 rollbacks"):
         pretrain(tiny_recipe(train__on_nan="rollback", train__epochs=9), tiny_data(), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [(1e37, "features of held-out images are not finite"), (np.inf, "weights are not finite")]
+)
+def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path: Path, monkeypatch) -> None:
+    """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
+    original = Trainer.train_step
+
+    def train_step(self, positions):
+        targets = original(self, positions)
+        with torch.no_grad():
+            for weight in self.branches.encoder.parameters():
+                weight.fill_(value)
+        return targets
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    with pytest.raises(NonFinite, match=what):
+        pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
+    assert not (tmp_path / "run" / "encoder.safetensors").exists()
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
+
+
+def test_a_rollback_remembers_earlier_bad_steps_and_rewinds_the_log(monkeypatch, tmp_path: Path) -> None:
+    poisoned(monkeypatch, {1, 3})
+    recipe = tiny_recipe("supbyol", train__on_nan="rollback", train__monitor_every=0)
+    run = pretrain(recipe, tiny_data(), tmp_path / "run")
+    assert [row["step"] for row in run.metrics] == list(range(1, 11))
+    assert int(final_state(tmp_path / "run")[".pool.clock"]) == 8
+
+
+def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:
+    trainer = trainer_of(replace(tiny_recipe("supbyol", train__on_nan="skip"), compat="released-code"))
+    take_step(trainer)
+    before = {name: value.clone() for name, value in trainer.branches.state_dict().items()}
+    poisoned(monkeypatch, {trainer.step})
+    assert trainer.train_step(trainer.positions()) is None
+    for name, value in trainer.branches.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_run_does_not_continue_on_other_data(tmp_path: Path) -> None:
+    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
+    with pytest.raises(BadInput, match="the data have changed since the run began: train 54, was 42"):
+        pretrain(None, tiny_data(60), tmp_path / "run", resume=True)
+    with pytest.raises(BadInput, match="other class names, files or labels"):
+        pretrain(None, replace(tiny_data(), classes=("x", "y", "z")), tmp_path / "run", resume=True)
+
+
+def test_photographs_are_decoded_no_larger_than_the_views_need(tmp_path: Path) -> None:
+    run = pretrain(tiny_recipe(train__epochs=1), tiny_data(), tmp_path / "run")
+    kept, _ = RunFolder(run.folder).read_recipe()
+    assert kept.data.short_side == 12  # 8 px views of at least half the area
+    assert kept.fields()["data.short_side"][1] == "views.size and views.scale"
+
+
+def test_two_runs_without_a_folder_take_two_numbers(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = Path("runs/tiny.supsiam-001")
+
+    class Slow(Reporter):
+        def warn(self, text: str) -> None:
+            first.mkdir(parents=True)  # another run takes the number while this one is reading its data
+
+    data = replace(tiny_data(), remarks=("one remark",))
+    assert pretrain(tiny_recipe(train__epochs=1), data, reporter=Slow()).folder == Path("runs/tiny.supsiam-002")
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "line"),
+    [
+        ("moco2", {"pool__kind": "none"}, "loss.against = 'pool' needs a pool"),
+        ("simsiam", {"views__scale": [1.0, 0.2]}, "views.scale = .1, 0.2.: the first must not be above"),
+        ("simsiam", {"views__hue": 0.7}, "views.hue = 0.7: must lie in"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_refused(method: str, overrides: dict, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        tiny_recipe(method, **overrides)
+
+
+def test_a_classifier_with_too_few_outputs_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"heads\.projector\.out = 2 is fewer than the 3 classes"):
+        check_data(tiny_recipe("crossentropy", heads__projector__out=2), tiny_data())
+
+
+@pytest.mark.parametrize(("method", "terms"), [("simclr", False), ("crossentropy", False), ("supsiam", True)])
+def test_terms_that_a_loss_does_not_have_are_null(method: str, terms: bool, tmp_path: Path) -> None:
+    row = pretrain(tiny_recipe(method, train__epochs=1), tiny_data(), tmp_path / "run").metrics[0]
+    assert (row["ssl"] is not None, row["sup"] is not None) == (terms, terms)

@@ -83,11 +83,17 @@ class Branches(nn.Module):
     @torch.no_grad()
     def update_target(self, momentum: float) -> None:
         """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1)."""
-        if self.target_encoder is None or self.target_projector is None:
+        targets = self.target_parameters()
+        if not targets:
             return
-        targets: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
         torch._foreach_lerp_(targets, online, 1.0 - momentum)
+
+    def target_parameters(self) -> list[Tensor]:
+        """The parameters of the momentum copy; none where the target branch is shared."""
+        if self.target_encoder is None or self.target_projector is None:
+            return []
+        return [*self.target_encoder.parameters(), *self.target_projector.parameters()]
 
     @torch.no_grad()
     def copy_to_target(self) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from supancl import studies
 from supancl.config import flattened
 from supancl.console import Terminal, make_console, say_error, table
+from supancl.data.sources import same_source
 from supancl.errors import BadInput, CheckFailed, SupanclError, nearest
 from supancl.flags import SWITCHES, add_recipe_flags, recipe_from_flags
 from supancl.recipes import RECIPES, Recipe, recipe
@@ -78,6 +79,8 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
         raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
                        "a run continues with its own settings")
     for field, (value, flag) in args.overrides.items():
+        if field == "data.source" and same_source(str(value), kept.data.source):
+            continue
         asked = kept.with_set({field: value})
         if replace(asked, sources={}) != replace(kept, sources={}):
             now = flattened(kept).get(field)

@@ -34,7 +34,7 @@ class Within:
 
     def __str__(self) -> str:
         if self.low is not None and self.high is not None:
-            return f"must lie in [{self.low:g}, {self.high:g}]"
+            return f"must lie in {'(' if self.exclusive_low else '['}{self.low:g}, {self.high:g}]"
         if self.low is not None:
             return f"must be {'above' if self.exclusive_low else 'at least'} {self.low:g}"
         return f"must be at most {self.high:g}"

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each with the exit code of the command line (docs/cli.md)."""
+"""What can go wrong for a user, each with the exit code of the command line (docs/own-data.md)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ class Interrupted(SupanclError):
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        return type(self), (str(self), self.signal_number)  # it crosses processes in a study
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from supancl.config import parsed
@@ -63,6 +64,6 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
 
 def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     built = recipe(name, args.compat or "paper")
-    for field, (value, flag) in args.overrides.items():
-        built = built.with_set({field: value}, because=flag)
-    return built
+    # all at once: two fields may only be right together
+    built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
+    return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from supancl.data.sources import Data, Split
 from supancl.encoders import Encoder
+from supancl.errors import NonFinite
 from supancl.evaluate import effective_rank, embed, knn_accuracy, variance
 from supancl.pools import Pool
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 COLLAPSED_STD = 0.1
 IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
 # Targets can stay spread out and yet use only a few directions. CIFAR-100 SimSiam at lr .7 and weight decay 5e-4 falls
-# from 177 to 4 between epochs 2 and 20, k-NN with it; healthy runs of that size stay above 34 (docs/monitor.md).
+# from 177 to 4 between epochs 2 and 20, k-NN with it; healthy runs of that size stay above 32 (docs/monitor.md).
 COLLAPSED_RANK = 10.0
 RANKS_IN_A_ROW = 2  # epochs
 MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data
@@ -49,7 +50,7 @@ class Monitor:
         # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
         self.low_readings = self.low_ranks = 0
-        self.last_std = self.last_rank = float("nan")
+        self.last_std = self.last_rank = self.least_rank = float("nan")
         self.collapsed = False
         self.told = False
 
@@ -67,11 +68,15 @@ class Monitor:
             self.last_rank = effective_rank(unit(targets).cpu())
             row |= {"std": float(relative_std(targets)), "effective_rank": self.last_rank}
             # a batch of B targets spans at most B - 1 directions
-            low = self.last_rank < min(COLLAPSED_RANK, self.expected_rank, len(targets) / 10)
+            self.least_rank = min(COLLAPSED_RANK, self.expected_rank, len(targets) / 10)
+            low = self.last_rank < self.least_rank
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= RANKS_IN_A_ROW
         if len(self.held_out):
             queries = embed(encoder, self.held_out, device)
+            if not bool(torch.isfinite(queries.values).all()):
+                raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
+                                "checkpoint; try a lower --set optimizer.lr")
             within, total = variance(queries)
             row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
             row["knn"] = knn_accuracy(embed(encoder, self.reference, device), queries)
@@ -100,7 +105,8 @@ def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:
     if monitor.low_readings >= IN_A_ROW:
         what = f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
     else:
-        what = f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; healthy is 30 or more)"
+        what = (f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
+                f"{monitor.least_rank:.1f} is a collapse)")
     return f"the representation has collapsed by step {step}: {what}. {_cause(recipe)}"
 
 

@@ -10,12 +10,14 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
 from supancl.checkpoint import write_atomically
 from supancl.config import to_json
+from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
 from supancl.recipes import Recipe, recipe_from_json
 
@@ -46,7 +48,11 @@ class RunFolder:
 
     def create(self) -> None:
         try:
-            self.made = not self.path.exists()
+            try:
+                self.path.mkdir(parents=True)
+                self.made = True
+            except FileExistsError:
+                self.made = False
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
@@ -85,8 +91,10 @@ class RunFolder:
                 self.path.rmdir()
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
+        # the data must be found again from another folder
+        settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
-            "recipe": to_json(recipe),
+            "recipe": to_json(settings),
             "classes": list(classes),
             "data": data,
             "versions": versions(),
@@ -105,6 +113,11 @@ class RunFolder:
             told = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{told}; bring back the file as the run wrote it, or choose another --out") from None
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
+
+    def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """What recipe.json says of the data, and the class names."""
+        content = json.loads(self.recipe_file.read_text())
+        return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
         """Drop rows after `step`: the steps they tell of will be done again."""
@@ -154,6 +167,12 @@ class MetricsLog:
         except OSError as error:
             raise BadInput(f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
                            f"with --resume --out {self.folder.path}") from None
+
+    def rewind(self, step: int) -> None:
+        """Forget the rows after `step`, which will be written again."""
+        self.file.close()
+        self.folder.keep_metrics_until(step)
+        self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
 
     def close(self) -> None:
         for end in (self.file.close, self.board.close):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import signal
 import threading
 import time
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from supancl.checkpoint import initialize, load_newest, save_checkpoint, save_encoder
 from supancl.config import flattened
-from supancl.data.sources import Data, open_data
+from supancl.data.sources import Data, open_data, same_source
+from supancl.data.views import Crops
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.monitor import alarm
@@ -82,6 +85,9 @@ def pretrain(
     for remark in data.remarks:
         reporter.warn(remark)
     folder.create()
+    while out is None and not folder.made:  # another run has taken the number meanwhile
+        folder = _folder(recipe, out)
+        folder.create()
     with (
         folder.locked(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
@@ -116,6 +122,7 @@ def _begin(
         if state is None:
             reporter.note(f"{folder.path} holds no checkpoint yet: starting at step 0")
         else:
+            _check_same_data(folder, data)
             trainer.load(state)
     if not folder.holds_run:
         folder.write_recipe(recipe, data.classes, data.described)
@@ -138,7 +145,7 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
             if trainer.step not in trainer.bad_steps:
                 stepped = trainer.train_step(positions)
                 if stepped is None:
-                    rollbacks = _not_finite(trainer, folder, data.train.named(positions), rollbacks, reporter)
+                    rollbacks = _not_finite(trainer, folder, data.train.named(positions), rollbacks, log, reporter)
                     continue
                 targets, images = stepped, images + len(positions)
             trainer.step += 1
@@ -148,32 +155,36 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 log.write(row)
                 since, images = time.perf_counter(), 0
             reporter.stepped(trainer.step, row)
+            often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
+            if (epoch_ends or often or received) and not trainer.sound():
+                raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
+                                "the last checkpoint; try a lower --set optimizer.lr")
             if epoch_ends:
                 _close_epoch(trainer, folder, data, targets, log, reporter)
                 since = time.perf_counter()
             collapsing = trainer.monitor.collapsed and not trainer.monitor.told
             trainer.monitor.told |= collapsing
-            often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
             if epoch_ends or often or received or collapsing:
                 save_checkpoint(folder.checkpoints, trainer.step, trainer.state())
             if collapsing:
                 _tell_collapse(trainer, reporter)
             if received and trainer.step < trainer.steps:
-                name, how = signal.Signals(received[0]).name, f"supancl pretrain --resume --out {folder.path}"
+                name = signal.Signals(received[0]).name
+                how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
                 raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", received[0])
 
 
 def _train_row(trainer: Trainer, targets: Tensor, images_per_second: float) -> dict[str, Any]:
     loss, ssl, sup = trainer.mean_since()
-    last = trainer.step - 1
+    last, aligned = trainer.step - 1, trainer.recipe.loss.kind == "align"
     return {
         "kind": "train",
         "step": trainer.step,
         "epoch": last // trainer.steps_per_epoch,
         "loss": loss,
-        "ssl": ssl,
-        "sup": sup,
+        "ssl": ssl if aligned else None,  # the other losses have one term
+        "sup": sup if aligned else None,
         "lr": trainer.rates[0](last),
         "predictor_lr": trainer.rates[1](last) if trainer.recipe.heads.predictor is not None else None,
         "momentum": trainer.momentum_at(last) if trainer.recipe.branches.target == "momentum" else None,
@@ -203,7 +214,9 @@ def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
     reporter.warn(text)
 
 
-def _not_finite(trainer: Trainer, folder: RunFolder, files: list[str], rollbacks: int, reporter: Reporter) -> int:
+def _not_finite(
+    trainer: Trainer, folder: RunFolder, files: list[str], rollbacks: int, log: MetricsLog, reporter: Reporter
+) -> int:
     """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
     step, policy = trainer.step, trainer.recipe.train.on_nan
     shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
@@ -214,9 +227,11 @@ def _not_finite(trainer: Trainer, folder: RunFolder, files: list[str], rollbacks
     if policy == "rollback":
         if rollbacks >= MOST_ROLLBACKS:
             raise NonFinite(f"{what}, after {rollbacks} rollbacks; {ways}")
-        state, _ = load_newest(folder.checkpoints)
+        known, (state, _) = trainer.bad_steps, load_newest(folder.checkpoints)
         if state is not None:
             trainer.load(state)
+            log.rewind(trainer.step)
+            trainer.bad_steps = known
         reporter.warn(f"{what}; back to step {trainer.step}, this batch will be left out")
     else:
         reporter.warn(f"{what}; step skipped")
@@ -251,6 +266,10 @@ def check_data(recipe: Recipe, data: Data) -> None:
         raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
                        f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
                                                          if len(data.train) > 1 else "add images"))
+    out = recipe.heads.projector.out
+    if recipe.loss.kind == "crossentropy" and out is not None and out < len(data.classes):
+        raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
+                       "--set heads.projector.out=null takes their number")
     if recipe.loss.supervised:
         present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
         if not present:
@@ -259,6 +278,26 @@ def check_data(recipe: Recipe, data: Data) -> None:
         if len(present) == 1:
             raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
                            f"{recipe.method} needs two, or take simsiam or byol")
+
+
+def _check_same_data(folder: RunFolder, data: Data) -> None:
+    """A run continues on the data it began with: order, labels and schedule hang on them."""
+    kept, classes = folder.read_data()
+    changed, way_out = "the data have changed since the run began", "bring them back, or start another run"
+    for key in ("classes", "train", "labelled", "held_out"):
+        now = data.described[key]
+        if key in kept and kept[key] != now:
+            raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {kept[key]}; {way_out}")
+    if classes != data.classes or kept.get("fingerprint", "") not in ("", data.described["fingerprint"]):
+        raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
+
+
+def _with_short_side(recipe: Recipe) -> Recipe:
+    """Photographs are decoded no larger than the views need: the smallest crop still has the views' own size."""
+    if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
+        return recipe
+    return recipe.with_set({"data.short_side": math.ceil(recipe.views.size / math.sqrt(recipe.views.scale[0]))},
+                           because="views.size and views.scale")
 
 
 def _folder(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
@@ -274,15 +313,16 @@ def _settings(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path
     if not resume or not folder.holds_run:
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        return recipe
+        return _with_short_side(recipe)
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     kept, _ = folder.read_recipe()
     if recipe is None:
         return kept
-    old, new = flattened(replace(kept, sources={})), flattened(replace(recipe, sources={}))
+    old, new = flattened(replace(kept, sources={})), flattened(replace(_with_short_side(recipe), sources={}))
     for key, value in new.items():
-        if key not in old or old[key] != value:
+        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else old.get(key) == value
+        if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                            "a run continues with its own settings")
     return kept

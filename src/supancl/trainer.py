@@ -61,7 +61,9 @@ class Trainer:
         momentum, labels = self.momentum_at(self.step), self.labels[positions.to(self.device)]
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
             group["lr"] = rate(self.step)
-        before = [buffer.clone() for buffer in self.branches.buffers()] if recipe.train.on_nan == "skip" else []
+        # what a forward (batch-norm statistics) or the released code's early EMA has changed when a step is skipped
+        moving = [*self.branches.buffers(), *(self.branches.target_parameters() if released else ())]
+        before = [value.clone() for value in moving] if recipe.train.on_nan == "skip" else []
         self.optimizer.zero_grad(set_to_none=True)
         if released:
             self.branches.update_target(momentum)  # the released code moves the target before its forward
@@ -77,8 +79,9 @@ class Trainer:
             seen.append(targets.detach())
         mean, targets = torch.stack(parts).double().mean(0), torch.cat(seen, dim=1)
         if not self.finite(mean):
-            for buffer, value in zip(self.branches.buffers(), before, strict=False):
-                buffer.copy_(value)
+            with torch.no_grad():
+                for value, old in zip(moving, before, strict=False):
+                    value.copy_(old)
             return None
         self.optimizer.step()
         if not released:
@@ -89,12 +92,12 @@ class Trainer:
         return targets[1]
 
     def finite(self, mean: Tensor) -> bool:
-        if not bool(torch.isfinite(mean).all()):
-            return False
-        if self.recipe.train.on_nan == "stop":
-            return True
         gradients = [p.grad for p in self.branches.parameters() if p.grad is not None]
-        return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+        return bool(torch.isfinite(mean).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+
+    def sound(self) -> bool:
+        """Whether every weight is a number: asked before anything is saved over what was good."""
+        return all(bool(torch.isfinite(p).all()) for p in self.branches.parameters())
 
     def autocast(self) -> Any:
         if self.recipe.train.precision == "bf16":

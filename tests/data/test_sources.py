@@ -318,7 +318,7 @@ def test_grey_arrays_are_repeated_and_colour_is_weighed_to_grey(tmp_path):
 def test_arrays_from_python_need_no_file():
     images, labels = noise(40, 8, 8, 3), np.arange(40) % 2
     data = from_arrays(images, labels, images[:5], labels[:5], ["cat", "dog"])
-    assert (len(data.train), len(data.held_out), data.classes, data.channels) == (40, 5, ("cat", "dog"), 3)
+    assert (len(data.train), len(data.held_out), data.classes) == (40, 5, ("cat", "dog"))
     assert np.array_equal(pixels(data.train).permute(0, 2, 3, 1).numpy(), images)
     assert from_arrays(noise(40, 8, 8)).train.labels.tolist() == [-1] * 36
     assert from_arrays(noise(40, 8, 8), labels, spec=DataSpec(holdout=0.5)).held_out.labels.tolist().count(1) == 10
@@ -462,9 +462,9 @@ def test_held_out_images_are_stratified_fixed_and_never_trained_on(tmp_path, sha
     assert names(again.held_out) == names(data.held_out)
     assert names(again.train).isdisjoint(names(data.held_out))
     counts = Counter(data.held_out.labels.tolist())
-    assert {label: counts[label] for label in sizes} == {
-        label: min(count - 1, max(1, round((share or 0.1) * count))) for label, count in sizes.items()
-    }
+    expected = {label: min(count - 1, max(1, round((share or 0.1) * count))) for label, count in sizes.items()}
+    # an image without a label can judge nothing
+    assert {label: counts[label] for label in sizes} == {**expected, -1: 0}
 
 
 def test_nothing_is_held_out_when_asked_for_nothing(tmp_path):
@@ -527,3 +527,23 @@ def test_the_test_split_of_left_out_data_has_the_kept_classes_only(tmp_path):
     assert data.test.named(every(data.test)) == [f"test_images[{i}]" for i in (0, 2, 3, 5, 6, 8)]
     assert data.classes == ("0", "2")
     assert [split.labels.tolist() for split in data.transfer] == [[0] * 10, [0] * 2]
+
+
+def test_unlabelled_images_may_stand_beside_train_and_hidden_folders_are_not_entered(tmp_path):
+    class_folders(tmp_path / "train", each=10)
+    class_folders(tmp_path / "val", each=2)
+    for i in range(5):
+        picture(tmp_path / "unlabelled" / f"{i}.png", seed=i)
+        picture(tmp_path / "train" / "cat" / ".ipynb_checkpoints" / f"{i}.png", seed=i)
+    data = data_of(tmp_path)
+    assert (len(data.train), int((data.train.labels >= 0).sum()), data.remarks) == (25, 20, ())
+
+
+def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
+    from supancl.data.sources import absolute_source, same_source
+
+    class_folders(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert same_source("data", str(tmp_path / "data"))
+    assert not same_source("data", "digits")
+    assert absolute_source("digits") == "digits"

@@ -1,6 +1,10 @@
 """The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from supancl.cli import main
 from supancl.evaluate import Features
 from supancl.studies.alpha import few_shot_accuracy, parse_alphas, recommendation
 from supancl.studies.many import interval, left_out_classes
+from tests.files import class_folders
 from tests.tiny import tiny_data
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--quiet"]
@@ -121,3 +126,29 @@ def test_bad_flags_are_one_line(more: list[str], line: str, capsys, tmp_path: Pa
 def test_a_recipe_without_alpha_is_refused(capsys, tmp_path: Path) -> None:
     assert main(["alpha", "cifar100.simclr", "--data", "digits", "--out", str(tmp_path / "x")]) == 2
     assert "has no alpha" in capsys.readouterr().err
+
+
+def test_three_classes_are_too_few_to_leave_any_out_but_enough_for_a_study(tmp_path: Path, capsys) -> None:
+    class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
+    small = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--batch-size", "8", "--epochs", "1"]
+    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0,1", "--seeds", "2", *small]
+    assert main([*command, "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "no class is left out" in printed
+    assert "best linear accuracy" in printed
+
+
+def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    command = [sys.executable, "-m", "supancl.cli", "alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2",
+               "--jobs", "2", "--epochs", "60", "--set", "encoder.width=16", "--device", "cpu", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(6000):
+        if list(out.glob("*/checkpoints/*.pt")) or process.poll() is not None:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    assert f"continue with the same command and --out {out}" in errors
+    assert "Traceback" not in errors.split("supancl: stopped by SIGTERM")[1]

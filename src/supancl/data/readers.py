@@ -157,6 +157,9 @@ def read_folder(root: Path, channels: int, spec: DataSpec, progress: Progress | 
     entries = [
         (split, path, label) for split, folder in folders.items() for path, label in _class_files(folder, remarks)
     ]
+    if folders["train"] != root:  # unlabelled/ may stand beside train/ as well as in it
+        entries += [("train", path, "") for name in UNLABELLED_FOLDERS for path in sorted(_walk(root / name))
+                    if path.suffix.lower() in SUFFIXES]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
     return _from_files(entries, root, channels, spec, progress, remarks)
@@ -181,6 +184,7 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     if folders and "train" not in folders:
         name = next(iter(folders.values())).name
         raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
+    beside = [child for child in beside if child.name not in UNLABELLED_FOLDERS]
     if folders and beside:
         remarks.append(f"{root}: {', '.join(child.name for child in beside)} beside {folders['train'].name}/ left out")
     return folders or {"train": root}
@@ -216,12 +220,15 @@ def _walk(folder: Path) -> Iterable[Path]:
         raise error  # os.walk would pass over what it may not read
 
     seen: set[str] = set()
+    if not folder.is_dir():
+        return
     for directory, below, files in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(directory)
         if real in seen:  # a link back to where we were
             below.clear()
             continue
         seen.add(real)
+        below[:] = [name for name in below if not name.startswith(".")]  # such as .ipynb_checkpoints
         for name in files:
             if not name.startswith("."):
                 yield Path(directory) / name

@@ -5,6 +5,7 @@ SOURCE is `digits`, `toy`, an image folder, a `.npz` or a `.csv`; `from_arrays` 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,10 +89,23 @@ class Data:
     skipped: tuple[str, ...] = ()
     described: dict[str, object] = field(default_factory=dict)
 
-    @property
-    def channels(self) -> int:
-        pixels = self.train.batch(torch.zeros(1, dtype=torch.long)).pixels
-        return pixels.shape[1] if pixels.ndim == 4 else 1
+
+def absolute_source(name: str) -> str:
+    """A path as it is found from any folder; built-in names as they are."""
+    return str(Path(name).resolve()) if name and Path(name).exists() and name not in ("digits", "toy") else name
+
+
+def same_source(one: str, other: str) -> bool:
+    return absolute_source(one) == absolute_source(other)
+
+
+def fingerprint(*splits: Split) -> str:
+    """Tells other files or other labels apart, wherever the files lie."""
+    content = hashlib.sha256()
+    for split in splits:
+        content.update(split.labels.numpy().tobytes())
+        content.update("\n".join(Path(name).name for name in split.named(torch.arange(len(split)))).encode())
+    return content.hexdigest()[:16]
 
 
 def whole(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
@@ -172,6 +186,7 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     described: dict[str, object] = {
         "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
         "held_out_from": held_out_from, "classes": len(classes), "skipped": len(source.skipped),
+        "fingerprint": fingerprint(train, held_out),
     }
     return Data(train, held_out, classes, test, transfer, transfer_classes, source.remarks, source.skipped, described)
 
@@ -183,7 +198,9 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
     share = 0.1 if spec.holdout is None else spec.holdout
-    chosen = stratified(train.labels, share, SPLIT_SEED)
+    # an image without a label can judge nothing, so it is trained on, unless there are no others
+    judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
+    chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
         raise BadInput(f"{spec.source}: {len(train)} images are too few to hold {share:.0%} of each class out; "
                        "add images, a val/ folder, or --set data.holdout=0")

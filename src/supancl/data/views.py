@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from supancl.config import Count, Fraction, NotNegative, Positive
+from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.images import Batch
+from supancl.errors import BadInput
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as Pillow and torchvision weigh R, G, B
 
@@ -43,10 +44,16 @@ class Crops:
     brightness: Fraction = 0.4
     contrast: Fraction = 0.4
     saturation: Fraction = 0.4
-    hue: NotNegative = 0.1
+    hue: Annotated[float, Within(0, 0.5)] = 0.1  # turns; half a turn is the farthest
     grey: Fraction = 0.2
     blur: Fraction = 0.5
     blur_sigma: tuple[Positive, Positive] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "ratio", "blur_sigma"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise BadInput(f"views.{name} = [{low:g}, {high:g}]: the first must not be above the second")
 
     def __call__(
         self, batch: Batch, mean: tuple[float, ...], std: tuple[float, ...], generator: torch.Generator, views: int = 2

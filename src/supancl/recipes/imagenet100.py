@@ -88,11 +88,11 @@ def batch_256(recipe: Recipe) -> Recipe:
     )
 
 
-def with_memory_bank(recipe: Recipe) -> Recipe:
+def with_pool(recipe: Recipe) -> Recipe:
     """App. F.3: SupCon whose positives and negatives also come from a pool of 8192."""
     return replace(
         recipe,
-        name=f"{recipe.name}-bank",
+        name=f"{recipe.name}-pool",
         paper="App. F.3 (Table F.3, marked *)",
         pool=PoolSpec("queue", 8192),
         loss=Contrast(positives="own-class", against="both-views+pool", temperature=0.1),
@@ -105,8 +105,8 @@ def _all() -> dict[str, Callable[[], Recipe]]:
     for method in HEADS:
         rows[f"imagenet100.{method}"] = partial(build, method)
         rows[f"imagenet100.{method}-256"] = lambda method=method: batch_256(build(method))  # type: ignore[misc]
-    rows["imagenet100.supcon-bank"] = lambda: with_memory_bank(build("supcon"))
-    rows["imagenet100.supcon-bank-256"] = lambda: batch_256(with_memory_bank(build("supcon")))
+    rows["imagenet100.supcon-pool"] = lambda: with_pool(build("supcon"))
+    rows["imagenet100.supcon-pool-256"] = lambda: batch_256(with_pool(build("supcon")))
     return rows
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from supancl.branches import BranchSpec, HeadSpec
-from supancl.config import Count, Fraction, Natural, NotNegative, Positive, flattened, from_json, replaced, validated
+from supancl.config import Count, Fraction, Natural, NotNegative, Within, flattened, from_json, replaced, validated
 from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
 from supancl.encoders import EncoderSpec
@@ -26,7 +26,7 @@ class OptimizerSpec:
     """`lr` belongs to `reference_batch`; another batch size scales it linearly (App. F.3)."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = 0.2
+    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = 0.2
     reference_batch: Count = 128
     momentum: Fraction = 0.9
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
@@ -72,6 +72,8 @@ class Recipe:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.loss.kind == "contrast" and self.loss.against.endswith("pool") and self.pool.kind == "none":
+            raise BadInput(f"loss.against = {self.loss.against!r} needs a pool; set pool.kind=queue")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.train.batch_size % self.train.accumulate:

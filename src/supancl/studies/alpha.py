@@ -22,7 +22,7 @@ from supancl.losses import Align
 from supancl.recipes import Recipe
 from supancl.report.alpha_page import write_page
 from supancl.run import commit, jsonable, next_folder, versions
-from supancl.studies.many import Trained, data_of, interval, left_out_classes, train_all
+from supancl.studies.many import Trained, check_jobs, data_of, interval, left_out_classes, spread, train_all
 
 MEASURES = {
     # key -> (title, decimals)
@@ -103,6 +103,7 @@ def check(base: Recipe, args: argparse.Namespace) -> None:
         raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    check_jobs(args.jobs)
     if args.shots < 1:
         raise BadInput(f"--shots {args.shots}: must be at least 1")
     if not 0 <= args.leave_out < 1:
@@ -156,7 +157,7 @@ def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, A
         for key in MEASURES:
             values = [row[key] for row in rows if row["alpha"] == alpha]
             entry[key] = statistics.fmean(values)
-            entry[f"{key}_sd"] = statistics.stdev(values) if len(values) > 1 else math.nan
+            entry[f"{key}_sd"] = spread(values)
         found.append(entry)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.pools import PoolSpec
 from supancl.recipes import Recipe
 from supancl.run import commit, jsonable, next_folder, versions
-from supancl.studies.many import Trained, train_all
+from supancl.studies.many import Trained, check_jobs, spread, train_all
 
 # (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
 PAPER = {(False, False): (True, 1.00), (True, False): (False, 73.92), (False, True): (False, 73.32),
@@ -43,6 +44,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput(f"{base.name} has alpha = 1, so a pool has nothing to do; take supsiam or supbyol")
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    check_jobs(args.jobs)
+    if base.train.monitor_every == 0:
+        raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
     out = Path(args.out) if args.out else next_folder("collapse")
     cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
     recipes = {
@@ -78,8 +82,9 @@ def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
 
 def judged(key: tuple[bool, bool], seed: int, run: Trained) -> dict[str, Any]:
     monitor = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+    knn = monitor.get("knn")
     return {
-        "pool": key[0], "ema": key[1], "seed": seed, "knn": monitor["knn"], "std": monitor["std"],
+        "pool": key[0], "ema": key[1], "seed": seed, "knn": math.nan if knn is None else knn, "std": monitor["std"],
         "effective_rank": monitor["effective_rank"], "collapsed": run.collapsed,
     }
 
@@ -91,8 +96,9 @@ def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
 
     def mean(name: str, decimals: int) -> str:
         values = [row[name] for row in chosen]
-        spread = f" +- {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.{decimals}f}{spread}"
+        deviation = spread(values)
+        told = f" +- {deviation:.{decimals}f}" if deviation == deviation else ""
+        return f"{statistics.fmean(values):.{decimals}f}{told}"
 
     ticks = ["yes" if on else "no" for on in key]
     paper = PAPER[key]

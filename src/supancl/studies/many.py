@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+import signal
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +18,9 @@ from rich.console import Console
 
 from supancl.checkpoint import load_encoder, load_newest
 from supancl.config import flattened
-from supancl.data.sources import Data, open_data
+from supancl.data.sources import Data, open_data, same_source
 from supancl.encoders import Encoder
-from supancl.errors import BadInput
+from supancl.errors import BadInput, Interrupted
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
 from supancl.train import Reporter, pick_device, pretrain
@@ -47,20 +50,45 @@ def train_all(recipes: Mapping[str, Recipe], out: Path, jobs: int | None, consol
     done = len(recipes) - len(waiting)
     if done:
         console.print(f"{done} of {len(recipes)} runs are already there")
-    if jobs == 1 or len(waiting) <= 1:
-        for name in waiting:
-            _train_one(recipes[name], out / name)
+    try:
+        for name in _trained({name: recipes[name] for name in waiting}, out, jobs):
             done += 1
             console.print(f"trained {name} ({done} of {len(recipes)})")
-    elif waiting:
-        # spawned, not forked: torch's threads do not survive a fork
-        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            futures = {pool.submit(_train_one, recipes[name], out / name, 1): name for name in waiting}
-            for future in as_completed(futures):
-                future.result()
-                done += 1
-                console.print(f"trained {futures[future]} ({done} of {len(recipes)})")
+    except Interrupted as stop:
+        name = signal.Signals(stop.signal_number).name
+        how = f"continue with the same command and --out {shlex.quote(str(out))}"
+        told = f"stopped by {name} with {done} of {len(recipes)} runs done, what had begun is saved; {how}"
+        raise Interrupted(told, stop.signal_number) from None
     return {name: _read(RunFolder(out / name)) for name in recipes}
+
+
+def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[str]:
+    """The names of the runs as they end, one after another or `jobs` at a time."""
+    if jobs == 1 or len(recipes) <= 1:
+        for name, recipe in recipes.items():
+            _train_one(recipe, out / name)
+            yield name
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Interrupted("stopped", number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    # spawned, not forked: torch's threads do not survive a fork
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(_train_one, recipe, out / name, 1): name for name, recipe in recipes.items()}
+        for future in as_completed(futures):
+            future.result()
+            yield futures[future]
+    except BaseException:
+        for worker in list(getattr(pool, "_processes", {}).values()):
+            worker.terminate()  # SIGTERM: each saves its run and goes
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _train_one(recipe: Recipe, folder: Path, threads: int | None = None) -> None:
@@ -96,7 +124,9 @@ def _check_same(recipe: Recipe, folder: RunFolder) -> None:
         return
     kept = flattened(folder.read_recipe()[0])
     for key, value in flattened(recipe).items():
-        if key not in ("sources", "train.device") and kept.get(key) != value:
+        if key in ("sources", "train.device", "data.short_side") or kept.get(key) == value:
+            continue
+        if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
             raise BadInput(f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
                            "choose another --out")
 
@@ -115,6 +145,18 @@ def left_out_classes(data: Data, share: float) -> list[str]:
         return []
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
     return sorted(data.classes[i] for i in order[:count])
+
+
+def check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise BadInput(f"--jobs {jobs}: must be at least 1")
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard deviation; not a number for a single value, or where a value is none."""
+    if len(values) < 2 or any(value != value for value in values):
+        return math.nan
+    return statistics.stdev(values)
 
 
 def data_of(recipe: Recipe) -> Data:
