@@ -347,7 +347,7 @@ def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "what"), [(1e37, "features of held-out images are not finite"), (np.inf, "weights are not finite")]
 )
-def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path: Path, monkeypatch) -> None:
+def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path, monkeypatch) -> None:
     """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
     original = Trainer.train_step
 

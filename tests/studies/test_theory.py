@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from supancl.cli import main
 from supancl.errors import BadInput, CheckFailed
 from supancl.losses import Align
 from supancl.studies import theory, theory_checks, theory_dynamics, theory_formulas
@@ -254,3 +255,13 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
 def test_bad_options_are_refused(words: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match=words[0]):
         theory.command(arguments(*words), Console(file=io.StringIO()))
+
+
+def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkeypatch, tmp_path, capsys) -> None:
+    failing = Check("Eq. 4", "E[z1 z1']", 1.0, 2.0, 1.0, 0.1)
+    monkeypatch.setattr(theory, "GROUPS", {"one": lambda settings, formulas: [failing]})
+    assert main(["theory", "--json", str(tmp_path / "theory.json")]) == 1
+    assert json.loads((tmp_path / "theory.json").read_text())["passed"] is False
+    said = capsys.readouterr()
+    assert said.err == "supancl: 1 of 1 checks failed, first Eq. 4: E[z1 z1']\n"
+    assert "\\[" not in said.out

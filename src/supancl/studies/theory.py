@@ -11,8 +11,8 @@ import numpy
 import scipy
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from supancl.errors import BadInput, CheckFailed
 from supancl.studies import theory_checks, theory_dynamics, theory_predictor
@@ -89,8 +89,8 @@ def table(checks: list[Check]) -> Table:
     grid.add_column("note", overflow="fold")
     for check in checks:
         verdict = {True: "yes", False: "NO", None: "report"}[check.passed]
-        grid.add_row(check.statement, escape(check.quantity), _shown(check.predicted), _shown(check.measured),
-                     _small(check.error), _small(check.tolerance), verdict, escape(check.note))
+        grid.add_row(check.statement, Text(check.quantity), _shown(check.predicted), _shown(check.measured),
+                     _small(check.error), _small(check.tolerance), verdict, Text(check.note))
     return grid
 
 
