@@ -6,18 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from supancl import Collapsed, Reporter, effective_rank, pretrain, recipe
+from supancl import Collapsed, effective_rank, pretrain, recipe
 from supancl.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
 from supancl.trainer import Trainer
-from tests.tiny import tiny_data, tiny_recipe
-
-
-class Warnings(Reporter):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
 def test_relative_std_is_one_on_the_sphere_and_zero_when_collapsed() -> None:
@@ -58,7 +50,7 @@ COLLAPSING = {
 
 
 def test_a_collapse_is_said_once_in_plain_words_with_cause_and_remedy(tmp_path: Path) -> None:
-    notes = Warnings()
+    notes = Notes()
     run = pretrain(recipe("digits.simsiam").with_set(COLLAPSING), out=tmp_path / "run", reporter=notes)
     assert run.collapsed
     assert len(notes.warnings) == 1
@@ -82,7 +74,7 @@ def test_on_collapse_stop_ends_the_run_after_saving(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["digits.simsiam", "digits.supsiam", "digits.byol", "digits.supbyol"])
 def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
-    notes = Warnings()
+    notes = Notes()
     settings = {"train.epochs": 6, "train.device": "cpu", "data.limit": 512, "train.monitor_every": 0}
     run = pretrain(recipe(name).with_set(settings), out=tmp_path / "run", reporter=notes)
     assert notes.warnings == []

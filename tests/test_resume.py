@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from supancl import METHODS, Reporter, pretrain
 from supancl.checkpoint import checkpoints
-from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
+from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
 
 
 class Crash(Exception):
@@ -155,18 +155,6 @@ def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_p
 
 
 # --- damaged and missing checkpoints ----------------------------------------------------------------------------------
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from supancl.data.sources import Data
 from supancl.run import RunFolder
 from supancl.train import check_data
 from supancl.trainer import Trainer
-from tests.tiny import SIDE, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
+from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -166,18 +166,6 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
         weights.append(flat(trainer.branches.state_dict()) | flat(trainer.pool.state_dict()))
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-9, atol=1e-12)
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.mark.parametrize(("method", "told"), [("simclr", True), ("supsiam-nopool", True), ("supsiam", False)])

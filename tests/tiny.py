@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, from_arrays, recipe
+from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
 from supancl.checkpoint import checkpoints, load_checkpoint
 
 SIDE = 8
@@ -40,6 +40,20 @@ def tiny_recipe(method: str = "supsiam", pool: str | None = None, **overrides: o
     }
     settings |= {name.replace("__", "."): value for name, value in overrides.items()}
     return built.with_set(settings)
+
+
+class Notes(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 def final_state(folder: Path) -> dict[str, torch.Tensor]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 
+@lru_cache(maxsize=2)  # it is asked for at every step of the epoch
 def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of range(images)."""
+    """A permutation of range(images); not to be changed in place."""
     generator = torch.Generator().manual_seed(seeded(seed, epoch))
     return torch.randperm(images, generator=generator)
 
