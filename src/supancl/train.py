@@ -292,7 +292,7 @@ def _check_same_data(folder: RunFolder, data: Data) -> None:
         raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
 
 
-def _with_short_side(recipe: Recipe) -> Recipe:
+def with_short_side(recipe: Recipe) -> Recipe:
     """Photographs are decoded no larger than the views need: the smallest crop still has the views' own size."""
     if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
         return recipe
@@ -313,13 +313,13 @@ def _settings(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path
     if not resume or not folder.holds_run:
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        return _with_short_side(recipe)
+        return with_short_side(recipe)
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     kept, _ = folder.read_recipe()
     if recipe is None:
         return kept
-    old, new = flattened(replace(kept, sources={})), flattened(replace(_with_short_side(recipe), sources={}))
+    old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
     for key, value in new.items():
         same = same_source(str(old.get(key)), str(value)) if key == "data.source" else old.get(key) == value
         if not same:

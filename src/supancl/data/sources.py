@@ -92,7 +92,9 @@ class Data:
 
 def absolute_source(name: str) -> str:
     """A path as it is found from any folder; built-in names as they are."""
-    return str(Path(name).resolve()) if name and Path(name).exists() and name not in ("digits", "toy") else name
+    from supancl.data import readers
+
+    return str(Path(name).resolve()) if name and name not in readers.BUILT_IN and Path(name).exists() else name
 
 
 def same_source(one: str, other: str) -> bool:

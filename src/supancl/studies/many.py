@@ -23,7 +23,7 @@ from supancl.encoders import Encoder
 from supancl.errors import BadInput, Interrupted
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
-from supancl.train import Reporter, pick_device, pretrain
+from supancl.train import Reporter, pick_device, pretrain, with_short_side
 
 
 class Trained(NamedTuple):
@@ -105,18 +105,14 @@ def default_jobs(recipe: Recipe) -> int:
 
 
 def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    rows = [row for row in folder.metrics() if row["kind"] == "train"] if folder.holds_run else []
-    return bool(rows) and folder.encoder.exists() and _ended(folder, rows[-1], recipe)
-
-
-def _ended(folder: RunFolder, last: dict[str, Any], recipe: Recipe) -> bool:
-    # the checkpoint of the last step is written after the encoder and the last row
-    path = folder.checkpoints / f"step-{last['step']:09d}.pt"
-    return int(last["epoch"]) == recipe.train.epochs - 1 and path.exists() and _is_epoch_end(folder, last)
-
-
-def _is_epoch_end(folder: RunFolder, last: dict[str, Any]) -> bool:
-    return any(row["kind"] == "monitor" and row["step"] == last["step"] for row in folder.metrics())
+    """Whether the last epoch was closed: its check is logged first, its checkpoint written last."""
+    last = folder.metrics()[-1:]
+    return any(
+        row["kind"] == "monitor"
+        and row["epoch"] == recipe.train.epochs - 1
+        and (folder.checkpoints / f"step-{row['step']:09d}.pt").exists()
+        for row in last
+    )
 
 
 def _check_same(recipe: Recipe, folder: RunFolder) -> None:
@@ -160,7 +156,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def data_of(recipe: Recipe) -> Data:
-    return open_data(recipe.data, recipe.encoder.channels)
+    return open_data(with_short_side(recipe).data, recipe.encoder.channels)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
