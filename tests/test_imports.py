@@ -15,7 +15,7 @@ ROOT = Path(supancl.__file__).parent
 # from the bottom up; whatever is imported must stand in an earlier line than what imports it
 LAYERS = (
     {"errors"},
-    {"config"},
+    {"config", "files"},
     {"heads", "pools", "encoders", "schedules"},
     {"losses", "branches"},
     {"data", "methods"},
@@ -26,8 +26,9 @@ LAYERS = (
     {"train"},
     {"judge", "export", "audit"},
     {"report"},
-    {"flags", "console"},
-    {"studies"},
+    {"console"},
+    {"flags"},
+    {"studies", "commands"},
     {"api"},
     {""},  # the package itself, with its public names
     {"cli"},

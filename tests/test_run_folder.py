@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from supancl import BadInput, Reporter, pretrain
-from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint, write_atomically
+from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.files import write_atomically
 from supancl.run import RunFolder, jsonable, next_folder, versions
 from tests.files import TINY, class_folders, contents, supancl
 from tests.tiny import tiny_data, tiny_recipe

@@ -6,13 +6,12 @@ Files are read with weights_only: nothing in them is ever executed.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import pickle
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +23,13 @@ from torch import Tensor
 from supancl.config import from_json, to_json
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
+from supancl.files import reason, write_atomically
 
 SCHEMA_VERSION = 1
 KEPT = 2
 
 # schema version -> how its content becomes that of the next one
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-
-
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
-        raise BadInput(f"{path} cannot be written ({reason(error)}); what was there before is untouched. Make room "
-                       "(a run then continues with --resume) or choose another --out") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):
-        with contextlib.suppress(OSError):  # not every file system can sync a folder
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)  # the new name itself must survive a power cut
-            finally:
-                os.close(folder)
-
-
-def reason(error: Exception) -> str:
-    """What the system says went wrong, else the first sentence of what a library says."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__context__
-    said = next(iter(str(error).splitlines()), "")
-    return said.partition(". ")[0].rstrip(".") or type(error).__name__
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
@@ -101,6 +67,14 @@ class Damaged(BadInput):
     """A checkpoint whose bytes are not what was written."""
 
 
+class Refused(BadInput):
+    """A file whose loading could run code; `held` is the name in it that torch did not accept, where it says so."""
+
+    def __init__(self, message: str, held: str = "") -> None:
+        super().__init__(message)
+        self.held = held
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         expected = path.with_suffix(".sha256").read_text(errors="replace").strip()
@@ -123,18 +97,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return content
 
 
-def load_tensors(path: Path) -> dict[str, Any]:
-    """A .pt, .pth or .ckpt file of tensors and plain containers; anything that would run code is refused."""
+def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
+    """A .pt, .pth or .ckpt file of tensors and plain containers; anything that would run code is refused.
+
+    `allowed`: further classes, each known to do nothing when it is loaded.
+    """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals(list(allowed)):
             warnings.simplefilter("ignore")  # torch remarks on what it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise Damaged(f"checkpoint {path} cannot be read ({reason(error)})") from None
     except Exception as error:  # there is no end to the ways in which a torn pickle fails
         if _could_run_code(path, error):
-            raise BadInput(f"{path} holds more than tensors and plain containers and is not opened, because loading "
-                           "it could run code; save its state dict alone") from None
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise Refused(f"{path} holds more than tensors and plain containers and is not opened, because loading "
+                          "it could run code; save its state dict alone", named[1] if named else "") from None
         why = "it is no file of tensors" if isinstance(error, pickle.UnpicklingError) else reason(error)
         raise Damaged(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
@@ -188,7 +166,7 @@ def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe:
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = encoder_file(Path(path))
-    weights, metadata = _read_safetensors(file)
+    weights, metadata = read_safetensors(file)
     try:
         version, described = int(metadata["schema_version"]), json.loads(metadata["encoder"])
     except (KeyError, ValueError, RecursionError):
@@ -199,7 +177,7 @@ def load_encoder(path: Path | str) -> Encoder:
         encoder = from_json(EncoderSpec, described, "encoder").build()
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
-    _load_weights(encoder, weights, file)
+    load_weights(encoder, weights, file)
     return encoder.eval()
 
 
@@ -207,7 +185,7 @@ def initialize(encoder: Encoder, path: Path | str) -> None:
     """Fill an encoder from a run folder, an encoder.safetensors or a state dict (.pt, .pth) of its architecture."""
     file = encoder_file(Path(path))
     if file.suffix == ".safetensors":
-        weights, _ = _read_safetensors(file)
+        weights, _ = read_safetensors(file)
     else:
         try:
             content = load_tensors(file)
@@ -217,7 +195,7 @@ def initialize(encoder: Encoder, path: Path | str) -> None:
         if not isinstance(inner, dict):
             raise BadInput(f"{file}: its state_dict is of type {type(inner).__name__}; give a dict of tensors by name")
         weights = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
-    _load_weights(encoder, weights, file)
+    load_weights(encoder, weights, file)
 
 
 def encoder_file(path: Path) -> Path:
@@ -231,7 +209,7 @@ def encoder_file(path: Path) -> Path:
     return path
 
 
-def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         file.open("rb").close()  # safetensors says that a file it may not open is not there
         with safe_open(file, framework="pt") as opened:
@@ -243,7 +221,8 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                        "encoder.safetensors") from None
 
 
-def _load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
+def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
+    """Fill an encoder from tensors under its architecture's own names; none may lack, and none be left over."""
     own = encoder.body.state_dict()
     # a classifier on top is not part of the encoder
     weights = {name: value for name, value in weights.items() if name in own or not name.startswith(("fc.", "head."))}

@@ -1,13 +1,36 @@
-"""Flags of every command that trains: shorthands for fields of the recipe, and --set for all of them."""
+"""Flags: those of every command, those of the ones that train (shorthands for fields of the recipe, and --set)."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from supancl.config import parsed
+from supancl.console import say_error
+from supancl.errors import BadInput, nearest
 from supancl.recipes import Recipe, recipe
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse's errors as one line, with the nearest command for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message:
+            given = message.split("invalid choice: ")[1].split("'")[1]
+            choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
+            if choices and given not in choices:
+                message = f"unknown command {given!r}{nearest(given, choices)}"
+        say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
+        raise SystemExit(BadInput.exit_code)
+
+
+def common() -> OneLineParser:
+    shared = OneLineParser(add_help=False)
+    shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
+    shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return shared
 
 
 class Override(argparse.Action):
@@ -67,3 +90,7 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     # all at once: two fields may only be right together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
+
+
+def add_skip_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])

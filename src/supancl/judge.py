@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl.checkpoint import load_encoder, write_atomically
+from supancl.checkpoint import load_encoder
 from supancl.data.sources import Data, DataSpec, Split, open_data, open_source
 from supancl.encoders import Encoder
 from supancl.errors import BadInput
 from supancl.evaluate import embed, knn_accuracy
+from supancl.files import write_atomically
 from supancl.run import RunFolder
 from supancl.train import Reporter, pick_device
 

@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
-from supancl.checkpoint import write_atomically
 from supancl.config import to_json
 from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
+from supancl.files import write_atomically
 from supancl.recipes import Recipe, recipe_from_json
 
 try:

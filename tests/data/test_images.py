@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from supancl.data.images import ArrayImages, Batch, FileImages, RaggedImages, decode, padded
+from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded
 
 HEIGHT, WIDTH = 6, 9
 
@@ -282,7 +282,7 @@ def test_every_store_gives_the_images_at_the_asked_positions(tmp_path):
     paths = [saved(tmp_path, Image.fromarray(array), f"{n}.png") for n, array in enumerate(arrays)]
     pixels = torch.stack([torch.from_numpy(array).permute(2, 0, 1) for array in arrays])
     indices = torch.tensor([2, 0, 2, 3])
-    for store in (ArrayImages(pixels), RaggedImages(list(pixels)), FileImages(paths, 3, None)):
+    for store in (ArrayImages(pixels), PackedImages.of(list(pixels)), FileImages(paths, 3, None)):
         batch = store.batch(indices)
         assert len(store) == 4
         assert torch.equal(batch.pixels, pixels[indices])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from supancl.data.images import SUFFIXES, ArrayImages, FileImages, RaggedImages, decode
+from supancl.data.images import SUFFIXES, ArrayImages, FileImages, PackedImages, decode
 from supancl.data.sources import DataSpec, from_arrays, open_data, open_source, stratified
 from supancl.errors import BadInput
 from tests.files import archive, class_folders, noise, picture, table
@@ -225,7 +225,7 @@ def test_images_of_one_size_are_an_array_others_a_list_and_too_many_stay_on_disk
     picture(tmp_path / "mixed" / "cat" / "wide.png", size=(8, 20))
     same, mixed = (source(tmp_path / name).splits["train"] for name in ("same", "mixed"))
     on_disk = source(tmp_path / "mixed", memory_gb=1e-9).splits["train"]
-    assert [type(split.store) for split in (same, mixed, on_disk)] == [ArrayImages, RaggedImages, FileImages]
+    assert [type(split.store) for split in (same, mixed, on_disk)] == [ArrayImages, PackedImages, FileImages]
     assert torch.equal(pixels(mixed), pixels(on_disk))
     assert torch.equal(mixed.batch(every(mixed)).sizes, on_disk.batch(every(on_disk)).sizes)
     assert torch.equal(mixed.labels, on_disk.labels)

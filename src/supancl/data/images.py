@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.errors import BadInput
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
 
@@ -56,39 +60,121 @@ class ArrayImages:
         return ArrayImages(self.pixels.to(device))
 
 
-class RaggedImages:
-    """Images of differing sizes, decoded once and kept."""
+class PackedImages:
+    """Images of differing sizes, one after another in flat runs of bytes: in memory, mapped from disk, or on a GPU.
 
-    def __init__(self, images: Sequence[Tensor]) -> None:
-        self.images = images
+    `places` is (N, 2): in which flat tensor an image is, and where it starts there. `sizes` is (N, 2).
+    """
+
+    def __init__(self, flats: Sequence[Tensor], places: Tensor, sizes: Tensor, channels: int) -> None:
+        self.flats, self.places, self.sizes, self.channels = flats, places, sizes, channels
+        self.device = flats[0].device if flats else torch.device("cpu")
+        self.canvas = tuple(int(side) for side in sizes.amax(0)) if len(sizes) else (0, 0)
+        self.uniform = len(sizes) > 0 and bool((sizes == sizes[:1]).all())
+        if self.device.type != "cpu":
+            self.places, self.sizes = places.to(self.device), sizes.to(self.device)
+
+    @classmethod
+    def of(cls, images: Sequence[Tensor]) -> PackedImages:
+        """Packed from images (C, H, W) in memory."""
+        lengths = torch.tensor([image.numel() for image in images])
+        starts = lengths.cumsum(0) - lengths
+        places = torch.stack([torch.zeros_like(starts), starts], dim=1)
+        sizes = torch.tensor([image.shape[1:] for image in images])
+        return cls([torch.cat([image.reshape(-1) for image in images])], places, sizes, images[0].shape[0])
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.channels * int(self.sizes.prod(1).sum())
+
+    def image(self, index: int) -> Tensor:
+        """One image (C, H, W), not copied."""
+        (flat, start), (height, width) = self.places[index].tolist(), self.sizes[index].tolist()
+        run: Tensor = self.flats[flat][start : start + self.channels * height * width]
+        return run.view(self.channels, height, width)
 
     def batch(self, indices: Tensor) -> Batch:
-        return padded([self.images[i] for i in indices.tolist()])
+        if self.device.type == "cpu":
+            return padded([self.image(i) for i in indices.tolist()])
+        return self._gathered(indices.to(self.device))
+
+    def _gathered(self, indices: Tensor) -> Batch:
+        """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking."""
+        (height, width), sizes = self.canvas, self.sizes[indices]
+        if self.uniform:
+            sides = sizes.new_tensor([height, width]).expand_as(sizes)
+        else:
+            sides = sizes
+        channel = torch.arange(self.channels, device=self.device)[:, None]
+        row = torch.arange(height, device=self.device)
+        area = (sides[:, 0] * sides[:, 1])[:, None, None]
+        start = self.places[indices, 1][:, None, None] + channel * area + row * sides[:, 1][:, None, None]
+        flat = self.flats[0]
+        windows = flat.unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
+        pixels = windows[start.clamp(max=len(windows) - 1)]
+        return Batch(pixels, None if self.uniform else sizes)
+
+    def to(self, device: torch.device, progress: Callable[[int, int], None] | None = None) -> PackedImages:
+        """The same images as one flat tensor on the device, image by image: host memory stays as it is."""
+        lengths = self.channels * self.sizes.cpu().prod(1)
+        starts = lengths.cumsum(0) - lengths
+        # room for one canvas behind the last image: a window may reach beyond it
+        reach = self.canvas[0] * self.canvas[1] * self.channels + self.canvas[1]
+        flat = torch.empty(int(lengths.sum()) + reach, dtype=torch.uint8, device=device)
+        for at in range(0, len(self), 512):
+            rows = range(at, min(at + 512, len(self)))
+            part = torch.cat([self.image(i).reshape(-1) for i in rows])
+            flat[int(starts[at]) : int(starts[at]) + len(part)] = part.to(device)
+            if progress is not None:
+                progress(rows[-1] + 1, len(self))
+        places = torch.stack([torch.zeros_like(starts), starts], dim=1)
+        return PackedImages([flat], places, self.sizes.cpu(), self.channels)
 
 
 class FileImages:
-    """Images too many to keep: decoded each time they are asked for, by several threads."""
+    """Images neither kept nor cached: decoded each time they are asked for, by several threads."""
 
-    def __init__(self, paths: Sequence[Path], channels: int, short_side: int | None) -> None:
-        self.paths, self.channels, self.short_side = paths, channels, short_side
-        self.threads = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    def __init__(self, items: Sequence[Item | Path], channels: int, short_side: int | None) -> None:
+        self.items, self.channels, self.short_side = items, channels, short_side
+        self.threads = ThreadPoolExecutor(max_workers=workers())
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.items)
 
     def batch(self, indices: Tensor) -> Batch:
-        chosen = [self.paths[i] for i in indices.tolist()]
+        chosen = [self.items[i] for i in indices.tolist()]
         return padded(list(self.threads.map(self._read, chosen)))
 
-    def _read(self, path: Path) -> Tensor:
+    def _read(self, item: Item | Path) -> Tensor:
         try:
-            return decode(path, self.channels, self.short_side)
+            return decode(item, self.channels, self.short_side)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{path}: could be read before and cannot any more ({why(error)}); bring it back, then "
+            raise BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, then "
                            "continue with --resume") from None
+
+
+def workers() -> int:
+    """Threads that decode: Pillow lets go of the interpreter while it works."""
+    return min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 4) -> Iterator[R]:
+    """work(thing) for each, by several threads, in order; never more than a few results ahead of who takes them."""
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(max_workers=workers()) as threads:
+        try:
+            for thing in things:
+                waiting.append(threads.submit(work, thing))
+                if len(waiting) >= ahead * workers():
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def padded(images: Sequence[Tensor]) -> Batch:
@@ -109,25 +195,68 @@ def why(error: OSError | ValueError) -> str:
     return "no known image format" if "cannot identify image file" in said else str(said)
 
 
-def decode(path: Path, channels: int = 3, short_side: int | None = None) -> Tensor:
-    """One file as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
+class Item(Protocol):
+    """One image of a source that is not in memory: a file, a member of a tar, a row of somebody's data set."""
+
+    def __str__(self) -> str:
+        """A name for messages, and by which the cache knows it."""
+        ...
+
+    def stamp(self) -> tuple[int, int]:
+        """Two numbers that change when the content does; OSError where it has gone."""
+        ...
+
+    def open(self) -> Any:
+        """The image as Pillow opens it."""
+        ...
+
+
+def opened_image(item: Item | Path) -> Any:
+    return Image.open(item) if isinstance(item, Path) else item.open()
+
+
+def stamp_of(item: Item | Path) -> tuple[int, int]:
+    """Size and time of the last change."""
+    if isinstance(item, Path):
+        status = item.stat()
+        return status.st_size, status.st_mtime_ns
+    return item.stamp()
+
+
+def size_of(item: Item | Path) -> tuple[int, int]:
+    """(height, width) of an upright image, from its header alone."""
+    with opened_image(item) as opened:
+        width, height = opened.size
+        turned = opened.getexif().get(0x0112) in (5, 6, 7, 8)
+    return (width, height) if turned else (height, width)
+
+
+def decode(item: Item | Path, channels: int = 3, short_side: int | None = None) -> Tensor:
+    """One image as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
 
     Raises OSError or ValueError for what is not a readable image.
     """
     try:
-        with Image.open(path) as opened:
+        with opened_image(item) as opened:
             opened.load()
             image = to_mode(upright(opened), "L" if channels == 1 else "RGB")
     except (OSError, ValueError):
         raise
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
-    if short_side is not None and min(image.size) > short_side:
-        scale = short_side / min(image.size)
-        size = max(short_side, round(image.width * scale)), max(short_side, round(image.height * scale))
-        image = image.resize(size, Image.Resampling.BILINEAR)
+    height, width = shrunk((image.height, image.width), short_side)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
     array = np.array(image, dtype=np.uint8)
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
+    """(height, width) with the short side brought down to `short_side`, never up."""
+    if short_side is None or min(size) <= short_side:
+        return size
+    scale = short_side / min(size)
+    return max(short_side, round(size[0] * scale)), max(short_side, round(size[1] * scale))
 
 
 # EXIF orientation -> what turns the stored pixels upright

@@ -1,23 +1,71 @@
-"""In which order images come: a function of seed, epoch and position alone."""
+"""How batches come in time: made ready while the step before is being trained on."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@lru_cache(maxsize=2)  # it is asked for at every step of the epoch
-def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of range(images); not to be changed in place."""
-    generator = torch.Generator().manual_seed(seeded(seed, epoch))
-    return torch.randperm(images, generator=generator)
+from supancl.data.images import ArrayImages, Batch, PackedImages
+from supancl.data.sources import Split
 
 
-def seeded(seed: int, *parts: int) -> int:
-    """One seed from several numbers, so that (seed 0, epoch 1) and (seed 1, epoch 0) differ."""
-    value = seed
-    for part in parts:
-        value = (value * 1_000_003 + part + 1) % 2**63
-    return value
+class Feed:
+    """The batch of a step on the device. What is not resident there is made ready ahead, by a thread of its own.
+
+    Which images a batch has depends on the step alone, so a step may be asked for again, or passed over.
+    """
+
+    def __init__(
+        self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int, ahead: int = 3
+    ) -> None:
+        self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.ready: dict[int, Future[tuple[Batch, Any, Any]]] = {}
+        self.thread: ThreadPoolExecutor | None = None
+
+    @property
+    def resident(self) -> bool:
+        """Whether a batch is one indexing away, without disk or bus."""
+        store = self.split.store
+        if isinstance(store, ArrayImages):
+            return store.pixels.device.type == self.device.type
+        return isinstance(store, PackedImages) and self.device.type != "cpu" and store.device.type == self.device.type
+
+    def batch(self, step: int) -> Batch:
+        if self.resident:
+            return self.split.batch(self.positions(step))
+        if self.thread is None:
+            self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        for later in range(step, min(step + self.ahead, self.steps)):
+            if later not in self.ready:
+                self.ready[later] = self.thread.submit(self._make, later)
+        for passed in [other for other in self.ready if other < step or other >= step + self.ahead]:
+            self.ready.pop(passed).cancel()
+        batch, event, _ = self.ready.pop(step).result()
+        if event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(event)
+            for tensor in batch:
+                if tensor is not None:
+                    tensor.record_stream(current)  # its memory is not to be reused while this stream reads it
+        return batch
+
+    def _make(self, step: int) -> tuple[Batch, Any, Any]:
+        host = self.split.batch(self.positions(step))
+        if self.stream is None:
+            return host, None, None
+        with torch.cuda.stream(self.stream):
+            pinned = Batch(*(None if tensor is None else tensor.pin_memory() for tensor in host))  # type: ignore[arg-type]
+            moved = pinned.to(self.device)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return moved, event, pinned
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self.thread.shutdown(wait=False, cancel_futures=True)
+            self.thread, self.ready = None, {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.images import SUFFIXES, ArrayImages, FileImages, ImageStore, RaggedImages, decode, why
-from supancl.data.sources import DataSpec, Progress, Source, Split, whole
+from supancl.data.decoding import from_items
+from supancl.data.images import SUFFIXES, ArrayImages
+from supancl.data.sources import DataSpec, Progress, Source, whole
 from supancl.data.toy import toy_source
 from supancl.errors import BadInput
 
@@ -162,7 +162,7 @@ def read_folder(root: Path, channels: int, spec: DataSpec, progress: Progress | 
                     if path.suffix.lower() in SUFFIXES]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
-    return _from_files(entries, root, channels, spec, progress, remarks)
+    return from_items(entries, root, channels, spec, progress, remarks)
 
 
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
@@ -253,7 +253,7 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
         raise BadInput(f"{path}: no image is listed; each line below the first is path,label[,split]")
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
-    return _from_files(entries, path.parent, channels, spec, progress, [])
+    return from_items(entries, path.parent, channels, spec, progress, [])
 
 
 def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str, Path, str]:
@@ -270,73 +270,4 @@ def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str,
     return SPLIT_NAMES[split], file, "" if label == "-1" else label
 
 
-def _from_files(
-    entries: list[tuple[str, Path, str]],
-    root: Path,
-    channels: int,
-    spec: DataSpec,
-    progress: Progress | None,
-    remarks: list[str],
-) -> Source:
-    """Decode every file once, keep the pixels if they fit, and refuse (or list and skip) what cannot be read."""
-    images, broken = _decoded([path for _, path, _ in entries], channels, spec, progress)
-    if broken and not spec.skip_bad_images:
-        path, reason = broken[0]
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise BadInput(f"{path}: cannot be read as an image ({reason}){more}; mend or remove it, "
-                       "or pass --skip-bad-images to go on without")
-    bad = {path for path, _ in broken}
-    if bad:
-        keep = [i for i, (_, path, _) in enumerate(entries) if path not in bad]
-        entries = [entries[i] for i in keep]
-        images = None if images is None else [images[i] for i in keep]
-        remarks.append(f"{len(bad)} unreadable images were skipped: " + ", ".join(sorted(str(path) for path in bad)))
-    if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{root}: no training image could be read; mend the files")
-    classes = tuple(sorted({label for _, _, label in entries if label}))
-    ids = {name: i for i, name in enumerate(classes)} | {"": -1}
-    store = _store([path for _, path, _ in entries], images, channels, spec)
-    labels = torch.tensor([ids[label] for _, _, label in entries])
-    every = whole(store, labels, [str(path) for _, path, _ in entries])
-    of_split = np.array([split for split, _, _ in entries])
-    splits: dict[str, Split] = {
-        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name))) for name in sorted(set(of_split.tolist()))
-    }
-    return Source(splits, classes, tuple(remarks), tuple(sorted(str(path) for path in bad)))
-
-
-def _decoded(
-    paths: list[Path], channels: int, spec: DataSpec, progress: Progress | None
-) -> tuple[list[Tensor] | None, list[tuple[Path, str]]]:
-    """Pixels of all files (None once they outgrow data.memory_gb) and the files that could not be read."""
-    images: list[Tensor] | None = []
-    broken: list[tuple[Path, str]] = []
-    used = 0
-
-    def one(path: Path) -> Tensor | str:
-        try:
-            return decode(path, channels, spec.short_side)
-        except (OSError, ValueError) as error:
-            return why(error)
-
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as threads:
-        for done, (path, image) in enumerate(zip(paths, threads.map(one, paths), strict=True), start=1):
-            if isinstance(image, str):
-                broken.append((path, image))
-                image = torch.zeros(channels, 1, 1, dtype=torch.uint8)
-            used += image.numel()
-            if images is not None:
-                images.append(image)
-                if used > spec.memory_gb * 1e9:
-                    images = None
-            if progress is not None:
-                progress("reading images", done, len(paths))
-    return images, broken
-
-
-def _store(paths: list[Path], images: list[Tensor] | None, channels: int, spec: DataSpec) -> ImageStore:
-    if images is None:
-        return FileImages(paths, channels, spec.short_side)
-    if len({tuple(image.shape) for image in images}) == 1:
-        return ArrayImages(torch.stack(images))
-    return RaggedImages(images)
+_from_files = from_items

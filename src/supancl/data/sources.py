@@ -1,6 +1,7 @@
 """A SOURCE becomes data: training images, held-out images, labels and class names.
 
-SOURCE is `digits`, `toy`, an image folder, a `.npz` or a `.csv`; `from_arrays` takes arrays from Python.
+SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
+`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from supancl.config import Count, Fraction, Positive, Within
-from supancl.data.images import ArrayImages, Batch, ImageStore
-from supancl.data.loader import seeded
+from supancl.data.images import ArrayImages, Batch, ImageStore, PackedImages
+from supancl.data.order import seeded
 from supancl.errors import BadInput, nearest
 
 Progress = Callable[[str, int, int], None]
@@ -34,7 +35,9 @@ class DataSpec:
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
     labelled: Fraction = 1.0  # share of the training labels that are kept
     short_side: Count | None = None  # larger images are brought down to this when decoded
-    memory_gb: Positive = 8.0  # decoded images beyond this are read from disk again each time
+    balanced: bool = False  # every class equally often in an epoch, whatever its number of images
+    cache: Literal["auto", "always", "never"] = "auto"  # auto: where decoded images take more than 256 MB
+    memory_gb: Positive = 8.0  # without a cache, images beyond this are decoded again each time
     skip_bad_images: bool = False
 
 
@@ -73,6 +76,7 @@ class Source:
     classes: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    items: Sequence[object] = ()  # images outside memory, in the order of their store
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,18 @@ def absolute_source(name: str) -> str:
     """A path as it is found from any folder; built-in names as they are."""
     from supancl.data import readers
 
-    return str(Path(name).resolve()) if name and name not in readers.BUILT_IN and Path(name).exists() else name
+    if not name or name in readers.BUILT_IN:
+        return name
+    before, at, root = name.partition("@")
+    if at and not Path(name).exists():  # torchvision:NAME@ROOT, NAME@ROOT
+        return f"{before}@{Path(root).resolve()}"
+    kind, colon, rest = name.partition(":")
+    if kind == "hf" and Path(rest).exists():
+        return f"hf:{Path(rest).resolve()}"
+    if colon and not Path(name).exists():
+        return name
+    found = Path(name)
+    return str(found.resolve()) if found.exists() or (found.parent.is_dir() and found.suffix == ".tar") else name
 
 
 def same_source(one: str, other: str) -> bool:
@@ -120,13 +135,21 @@ def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -
 
 
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source:
-    from supancl.data import readers  # readers build Splits, so they are above this file
+    from supancl.data import benchmarks, libraries, readers, tars  # readers build Splits, so they are above this file
 
     name = spec.source
     if not name:
         raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
     if name in readers.BUILT_IN:
         return readers.BUILT_IN[name](channels)
+    kind, _, rest = name.partition(":")
+    if kind in libraries.KINDS:
+        return libraries.KINDS[kind](rest, channels, spec, progress)
+    known, at, root = name.partition("@")
+    if at and known in benchmarks.BENCHMARKS:
+        return benchmarks.open_benchmark(known, Path(root), channels, spec, progress)
+    if tars.is_tar(name):
+        return tars.read_tars(name, channels, spec, progress)
     path = Path(name)
     if not path.exists():
         hint = "" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN)
@@ -137,7 +160,8 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None)
         return readers.read_npz(path, channels)
     if path.suffix.lower() == ".csv":
         return readers.read_csv(path, channels, spec, progress)
-    raise BadInput(f"{name}: not a source; give a folder of images, a .npz or a .csv (path,label[,split])")
+    raise BadInput(f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
+                   "torchvision:NAME@ROOT or hf:NAME")
 
 
 def from_arrays(
@@ -255,8 +279,21 @@ def _limited(train: Split, limit: int | None) -> Split:
     return train.take(order[:limit].sort().values)
 
 
-def resident(split: Split, device: torch.device) -> Split:
-    """The split with its pixels on the device, where they are one array."""
-    if isinstance(split.store, ArrayImages):
-        return replace(split, store=split.store.to(device))
+def resident(split: Split, device: torch.device, progress: Progress | None = None) -> Split:
+    """The split with its pixels on the device, where they fit: one array, or packed images."""
+    store = split.store
+    if isinstance(store, ArrayImages):
+        return replace(split, store=store.to(device))
+    if isinstance(store, PackedImages) and device.type == "cuda" and fits(store.nbytes, device):
+
+        def tell(done: int, total: int) -> None:
+            if progress is not None:
+                progress("moving images to the GPU", done, total)
+
+        return replace(split, store=store.to(device, tell))
     return split
+
+
+def fits(nbytes: int, device: torch.device) -> bool:
+    """Whether pixels may stay on the GPU: at most half of what is free, the rest is for training."""
+    return nbytes <= torch.cuda.mem_get_info(device)[0] / 2

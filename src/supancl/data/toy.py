@@ -10,7 +10,7 @@ from torch import Tensor
 
 from supancl.config import Count, NotNegative
 from supancl.data.images import ArrayImages
-from supancl.data.loader import seeded
+from supancl.data.order import seeded
 from supancl.data.sources import Source, whole
 
 TOY_SEED = 0

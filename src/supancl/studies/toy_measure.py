@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from supancl.data.loader import seeded
+from supancl.data.order import seeded
 from supancl.data.toy import Toy
 from supancl.evaluate import Features, knn_accuracy, variance
 from supancl.studies.toy_train import Reading, Size, Trained

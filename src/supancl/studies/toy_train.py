@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.loader import seeded
+from supancl.data.order import seeded
 from supancl.data.toy import Toy, ToySpec, draw_toy
 from supancl.schedules import ScheduleSpec, learning_rate
 

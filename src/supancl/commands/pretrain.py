@@ -1,0 +1,65 @@
+"""`supancl pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.config import flattened
+from supancl.console import Terminal
+from supancl.data.sources import same_source
+from supancl.errors import BadInput
+from supancl.flags import add_recipe_flags, recipe_from_flags
+from supancl.recipes import Recipe
+from supancl.run import RunFolder
+from supancl.train import pretrain
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", help="a recipe's name (supancl recipes lists them)")
+    parser.add_argument("--out", help="run folder (default: runs/RECIPE-NNN)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument("--init", help="start the encoder from a run folder or an encoder.safetensors")
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    if args.recipe is None and not (args.resume and args.out):
+        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+    if args.resume and args.init is not None:
+        raise BadInput("--init starts a run and --resume continues one; give one of them")
+    folder = RunFolder(Path(args.out)) if args.out else None
+    if args.resume and folder is not None and folder.holds_run:
+        check_agrees(folder.read_recipe()[0], args, folder)
+        chosen = None
+    elif args.recipe is None:
+        raise BadInput(f"{args.out} holds no run to continue; name a recipe to start one")
+    else:
+        chosen = recipe_from_flags(args.recipe, args)
+    run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: "
+                  f"supancl evaluate knn {run.folder}")
+    last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
+    return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
+
+
+def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
+    """A run continues with its own settings; whatever is asked for beside --resume must be what it has."""
+    if args.recipe is not None and args.recipe != kept.name:
+        raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
+    if args.compat is not None and args.compat != kept.compat:
+        raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
+                       "a run continues with its own settings")
+    for field, (value, flag) in args.overrides.items():
+        if field == "data.source" and same_source(str(value), kept.data.source):
+            continue
+        asked = kept.with_set({field: value})
+        if replace(asked, sources={}) != replace(kept, sources={}):
+            now = flattened(kept).get(field)
+            raise BadInput(f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
+                           "a run continues with its own settings")

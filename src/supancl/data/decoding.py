@@ -1,0 +1,133 @@
+"""From a list of images outside memory to a source: kept in memory, in the packed cache, or decoded each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supancl.data.cache import Cache
+from supancl.data.images import (
+    ArrayImages,
+    FileImages,
+    ImageStore,
+    Item,
+    PackedImages,
+    decode,
+    in_order,
+    shrunk,
+    size_of,
+    why,
+)
+from supancl.data.sources import DataSpec, Progress, Source, Split, absolute_source, whole
+from supancl.errors import BadInput
+
+CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
+LOOKED_AT = 64  # images whose headers tell how much all will take
+
+Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
+
+
+def from_items(
+    entries: Sequence[Entry],
+    root: Path,
+    channels: int,
+    spec: DataSpec,
+    progress: Progress | None,
+    remarks: list[str],
+    classes: tuple[str, ...] | None = None,
+) -> Source:
+    """Every image decoded once; what cannot be read is refused, or listed and skipped.
+
+    `classes` gives the label order where it is not that of the sorted names.
+    """
+    items = [item for _, item, _ in entries]
+    store, broken = _stored(items, str(root), channels, spec, progress, remarks)
+    if broken and not spec.skip_bad_images:
+        position, reason = broken[0]
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise BadInput(f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
+                       "or pass --skip-bad-images to go on without")
+    bad = {position for position, _ in broken}
+    skipped = sorted(str(items[position]) for position in bad)
+    if bad:
+        entries = [entry for position, entry in enumerate(entries) if position not in bad]
+        remarks.append(f"{len(bad)} unreadable images were skipped: " + ", ".join(skipped))
+    if not any(split == "train" for split, _, _ in entries):
+        raise BadInput(f"{root}: no training image could be read; mend the files")
+    if classes is None:
+        classes = tuple(sorted({label for _, _, label in entries if label}))
+    ids = {name: i for i, name in enumerate(classes)} | {"": -1}
+    labels = torch.tensor([ids[label] for _, _, label in entries])
+    every = whole(store, labels, [str(item) for _, item, _ in entries])
+    of_split = np.array([split for split, _, _ in entries])
+    splits: dict[str, Split] = {
+        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name))) for name in sorted(set(of_split.tolist()))
+    }
+    return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries])
+
+
+def _stored(
+    items: list[Path | Item], root: str, channels: int, spec: DataSpec, progress: Progress | None, remarks: list[str]
+) -> tuple[ImageStore, list[tuple[int, str]]]:
+    """Where the pixels of the readable items are, in their order, and (position, reason) of the others."""
+    estimate = expected_bytes(items, channels, spec.short_side)
+    if spec.cache == "always" or (spec.cache == "auto" and estimate > CACHE_FROM):
+        cached, broken, said = Cache(absolute_source(spec.source) or root, channels, spec.short_side).build(
+            items, progress
+        )
+        remarks += said
+        return cached, broken
+    keep = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
+    images, broken = _decoded(items, channels, spec, progress, keep)
+    bad = {position for position, _ in broken}
+    good = [item for position, item in enumerate(items) if position not in bad]
+    if images is None:
+        return FileImages(good, channels, spec.short_side), broken
+    if len({tuple(image.shape) for image in images}) == 1:
+        return ArrayImages(torch.stack(images)), broken
+    return PackedImages.of(images) if images else FileImages([], channels, None), broken
+
+
+def expected_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
+    """How many bytes of pixels these images have, judged by the headers of some of them."""
+    looked = [items[i] for i in np.linspace(0, len(items) - 1, min(LOOKED_AT, len(items))).round().astype(int)]
+    sizes = []
+    for item in looked:
+        try:
+            height, width = shrunk(size_of(item), short_side)
+            sizes.append(height * width)
+        except Exception:  # what cannot be read is told later, by who decodes it
+            continue
+    return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
+
+
+def _decoded(
+    items: list[Path | Item], channels: int, spec: DataSpec, progress: Progress | None, keep: bool
+) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
+    """Pixels of the readable items (None once they outgrow data.memory_gb) and the others."""
+    images: list[Tensor] | None = [] if keep else None
+    broken: list[tuple[int, str]] = []
+    used = 0
+
+    def one(item: Path | Item) -> Tensor | str:
+        try:
+            return decode(item, channels, spec.short_side)
+        except (OSError, ValueError) as error:
+            return why(error)
+
+    for done, image in enumerate(in_order(one, items), start=1):
+        if isinstance(image, str):
+            broken.append((done - 1, image))
+        else:
+            used += image.numel()
+            if images is not None:
+                images.append(image)
+            if used > spec.memory_gb * 1e9:
+                images = None
+        if progress is not None:
+            progress("reading images", done, len(items))
+    return images, broken

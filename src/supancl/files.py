@@ -1,0 +1,83 @@
+"""Files that are never seen half written, and folders that one process at a time may change."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from supancl.errors import BadInput
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
+    fcntl = None  # type: ignore[assignment]
+
+AFTER_MAKING_ROOM = "Make room (a run then continues with --resume) or choose another --out"
+
+
+def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = AFTER_MAKING_ROOM) -> None:
+    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
+        raise BadInput(f"{path} cannot be written ({reason(error)}); what was there before is untouched. "
+                       f"{way_out}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """A new name in a folder must survive a power cut as well as the file does."""
+    if hasattr(os, "O_DIRECTORY"):
+        with contextlib.suppress(OSError):  # not every file system can sync a folder
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+
+
+def reason(error: Exception) -> str:
+    """What the system says went wrong, else the first sentence of what a library says."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    said = next(iter(str(error).splitlines()), "")
+    return said.partition(". ")[0].rstrip(".") or type(error).__name__
+
+
+@contextlib.contextmanager
+def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
+    """Hold a lock file, waiting for whoever has it; the lock goes with the process, so a killed one never blocks.
+
+    `waiting` is told the owner's process number once, if there is somebody to wait for.
+    """
+    with open(lock, "a+") as file:
+        told = False
+        while fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not told:
+                    file.seek(0)
+                    waiting(file.read().strip() or "unknown")
+                    told = True
+                time.sleep(every)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
