@@ -1,3 +1,4 @@
+import hashlib
 import os
 
 import pytest
@@ -5,6 +6,22 @@ import torch
 
 # the cores are shared between test processes, and bit-exactness is promised at equal thread counts
 torch.set_num_threads(1)
+
+# nothing is fetched: read when the library is imported, so it is set before any test
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"})
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(autouse=True)
+def cache_root(caches, monkeypatch, request):
+    """No test may read, fill or evict the packed cache of whoever runs the tests, nor that of another test."""
+    root = caches / hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("SUPANCL_CACHE", str(root))
+    return root
 
 
 @pytest.hookimpl(wrapper=True)

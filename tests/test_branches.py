@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from supancl import recipe
 from supancl.branches import Branches
+from supancl.config import to_json
+from supancl.data.views import LocalCrops
+from supancl.errors import BadInput
 from supancl.losses import Align, Contrast
 from supancl.pools import Queue
+from supancl.recipes.recipe import recipe_from_json
+from supancl.trainer import Trainer
+from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
 TARGETS = ("shared", "stop-gradient", "momentum")
@@ -251,3 +259,75 @@ def test_a_state_dict_carries_both_branches(target):
     twin.load_state_dict(branches.state_dict())
     for one, other in zip(branches(some_views(1)), twin(some_views(1)), strict=True):
         assert torch.equal(one, other)
+
+
+# --- local views ---------------------------------------------------------------------------------------------------
+
+
+def some_local(views=3):
+    return torch.randn(views, BATCH, INPUT, generator=torch.Generator().manual_seed(9)) + 2
+
+
+@every_target
+@pytest.mark.parametrize("predictor", [True, False])
+def test_local_views_give_anchors_and_leave_the_others_as_they_are(target, predictor):
+    views, branches = some_views(), build(target, predictor)
+    twin, alone = copy.deepcopy(branches), copy.deepcopy(branches)
+    anchors, targets = branches(views, some_local())
+    expected = twin(views)
+    assert anchors.shape == (5, BATCH, WIDTH)
+    assert torch.equal(anchors[:2], expected[0])
+    assert torch.equal(targets, expected[1])
+    for view, anchor in zip(some_local(), anchors[2:], strict=True):
+        torch.testing.assert_close(anchor, alone(torch.stack([view, view]))[0][0])
+
+
+def test_local_views_do_not_pass_through_the_momentum_copy_and_gradient_flows_from_their_anchors():
+    branches = moved(build("momentum"))
+    twin = copy.deepcopy(branches)
+    anchors, _ = branches(some_views(), some_local())
+    twin(some_views())
+    for one, other in zip(buffers(*target_modules(branches)), buffers(*target_modules(twin)), strict=True):
+        assert torch.equal(one, other)
+    anchors[2:].sum().backward()
+    assert branches.encoder[0].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("method", ["supsiam", "supbyol", "simsiam", "crossentropy"])
+def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
+    made = tiny_recipe(method, views__local={"count": 2, "size": 5, "scale": [0.1, 0.4]})
+    trainer = Trainer(made, tiny_data(), torch.device("cpu"))
+    seen = []
+    trainer.branches.register_forward_hook(lambda module, given, out: seen.append((given[1].shape, *map(len, out))))
+    before = [p.clone() for p in trainer.branches.encoder.parameters()]
+    z2 = trainer.advance()
+    assert seen == [((2, 8, 1, 5, 5), 4, 2)]
+    after = trainer.branches.encoder.parameters()
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    if trainer.pool is not None:
+        stored = trainer.pool.stored()
+        assert torch.equal(stored.targets[stored.valid], z2)
+
+
+@pytest.mark.parametrize("method", ["simclr", "supcon", "moco2", "moco3", "supmoco"])
+def test_a_contrastive_method_with_local_crops_is_refused(method):
+    with pytest.raises(BadInput, match=rf"views.local: {method} contrasts two views .*; set views.local=null"):
+        tiny_recipe(method, views__local={"count": 2, "size": 5})
+
+
+@pytest.mark.parametrize("name", ["vit-small", "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"])
+def test_an_encoder_of_one_size_with_local_crops_is_refused(name):
+    local = {"views.local": {"count": 2, "size": 96}, "encoder.name": name}
+    with pytest.raises(BadInput) as caught:
+        recipe("imagenet100.supsiam").with_set(local)
+    assert str(caught.value) == (f"views.local.size = 96: encoder {name} takes 224 px only; set views.local=null, "
+                                 "or choose a convolutional encoder")
+    same_size = {**local, "views.local": {"count": 2, "size": 224}}
+    assert recipe("imagenet100.supsiam").with_set(same_size).views.local.size == 224
+
+
+@pytest.mark.parametrize("name", ["resnet50", "timm:resnet18", "timm:convnext_tiny"])
+def test_a_convolutional_encoder_takes_local_crops(name):
+    made = recipe("imagenet100.supbyol").with_set({"views.local": {"count": 4}, "encoder.name": name})
+    assert made.views.local == LocalCrops(count=4)
+    assert recipe_from_json(json.dumps({"recipe": to_json(made)}), "here") == made

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl import METHODS, pretrain, recipe
-from supancl.data.images import Batch
+from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
+from supancl.data.images import Batch, PackedImages
+from supancl.data.sources import whole
 from supancl.data.views import Crops
-from supancl.trainer import Trainer
+from supancl.run import RunFolder
+from supancl.trainer import WARM_UP, Trainer
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
@@ -42,8 +44,7 @@ def test_five_steps_give_the_losses_of_the_cpu(method: str, pool: str | None, sa
         made.branches.load_state_dict(weights)
         losses[device] = []
         for _ in range(5):
-            made.train_step(made.positions())
-            made.step += 1
+            made.advance()
             losses[device].append(made.mean_since()[0])
     # not more steps: batch norm over eight images enlarges what rounding begins (moco3: 1e-3 after eight)
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3, abs=1e-5)
@@ -66,3 +67,105 @@ def test_a_deterministic_run_resumes_with_the_same_bits(method: str, tmp_path: P
     pretrain(made, data, tmp_path / "whole")
     crash_and_resume(made, data, tmp_path / "stopped", at=8)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+
+
+# --- the captured step ------------------------------------------------------------------------------------------------
+
+
+def digits_trainer(method: str = "supsiam", **settings: object) -> Trainer:
+    chosen = recipe(f"digits.{method}").with_set(
+        {"train.device": "cuda", "train.epochs": 8, "train.precision": "fp32", "train.compile": False,
+         "train.replay": False, **settings}
+    )
+    data = open_data(chosen.data, chosen.encoder.channels)
+    return Trainer(chosen, data, torch.device("cuda"))
+
+
+def losses_of(trainer: Trainer, steps: int) -> list[float]:
+    """One loss a step, captured after the warm-up where the recipe asks for it."""
+    found = []
+    for _ in range(steps):
+        if trainer.may_replay and trainer.warmed == WARM_UP and trainer.replay is None:
+            trainer.capture()
+        trainer.advance()
+        found.append(trainer.mean_since()[0])
+    return found
+
+
+FAST = {
+    "replayed": {"train.replay": True},
+    "compiled": {"train.compile": True},
+    "compiled and replayed": {"train.compile": True, "train.replay": True},
+}
+
+
+@pytest.mark.parametrize("way", FAST)
+@pytest.mark.parametrize("method", ["supsiam", "supbyol", "supcon", "supmoco"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_fifty_steps_have_the_losses_of_the_eager_step(method: str, way: str, precision: str) -> None:
+    eager = losses_of(digits_trainer(method, **{"train.precision": precision}), 50)
+    trainer = digits_trainer(method, **{"train.precision": precision, **FAST[way]})
+    fast = losses_of(trainer, 50)
+    assert (trainer.replay is not None) == ("replayed" in way)
+    # bf16 has three digits, and what rounding begins the training enlarges
+    worst = max(abs(one - other) for one, other in zip(eager, fast, strict=True))
+    assert worst < (0.03 if precision == "bf16" else 0.01) * max(1.0, max(map(abs, eager)))
+    assert fast[:3] == pytest.approx(eager[:3], rel=2e-2 if precision == "bf16" else 1e-4)
+
+
+def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
+    trainer = digits_trainer("supbyol", **{"train.replay": True})
+    losses_of(trainer, 5)
+    assert trainer.replay is not None
+    for _ in range(30):
+        trainer.advance()
+        last = trainer.step - 1
+        assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.rates[0](last), rel=1e-6)
+        assert float(trainer.momentum) == pytest.approx(trainer.momentum_at(last), rel=1e-9)
+    still = digits_trainer("simsiam", **{"train.replay": True, "optimizer.lr": 1e-9})
+    seen = losses_of(still, 12)[4:]
+    assert len(set(seen)) == len(seen)  # the weights stand still: what differs is the images and their views
+
+
+@pytest.mark.parametrize("settings", [{"train.replay": True}, {}])
+def test_a_step_does_not_wait_for_the_device(settings: dict) -> None:
+    trainer = digits_trainer("supbyol", **settings)
+    losses_of(trainer, 6)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            trainer.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trainer.step == 11
+
+
+def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (1, 8 + i % 3, 8 + i % 5), generator=random, dtype=torch.uint8) for i in range(96)]
+    labels = torch.arange(96) % 3
+    split = whole(PackedImages.of(images), labels, [str(i) for i in range(96)])
+    data = Data(split, split, ("a", "b", "c"))
+    losses = {}
+    for resident in (True, False):
+        for replay in (True, False):
+            monkeypatch.setattr("supancl.data.sources.fits", lambda nbytes, device, answer=resident: answer)
+            chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay)
+            trainer = Trainer(chosen, data, torch.device("cuda"))
+            assert trainer.feed.resident == resident
+            losses[resident, replay] = losses_of(trainer, 20)
+    first = losses.pop((True, False))
+    for other in losses.values():
+        assert other == pytest.approx(first, rel=1e-2, abs=1e-3)
+
+
+def test_a_run_with_replay_stops_resumes_and_names_its_bad_step(tmp_path: Path) -> None:
+    made = recipe("digits.supsiam").with_set({"train.device": "cuda", "train.epochs": 3, "train.checkpoint_every": 7})
+    whole_run = pretrain(made, out=tmp_path / "whole").metrics
+    crash_and_resume(made, None, tmp_path / "stopped", at=15)
+    stopped = RunFolder(tmp_path / "stopped").metrics()
+    assert [row["step"] for row in stopped] == [row["step"] for row in whole_run]
+    assert stopped[-2]["loss"] == pytest.approx(whole_run[-2]["loss"], abs=0.05)
+    assert whole_run[-1]["knn"] > 80
+    with pytest.raises(NonFinite, match=r"at step \d+ \(images"):
+        pretrain(made.with_set({"optimizer.lr": 1e6, "schedule.warmup_epochs": 0}), out=tmp_path / "bad")

@@ -18,6 +18,7 @@ from tests.helpers import (
     POSITIVES,
     align_by_definition,
     contrast_by_definition,
+    mean_of_class,
     pool_and_reference,
     property_test,
     some_labels,
@@ -68,6 +69,41 @@ def test_align_takes_an_alpha_for_every_sample(form, alpha):
     total, ssl, sup = align_by_definition(loss, anchors, targets, labels, reference.held(), alphas.tolist())
     terms = loss(anchors, targets, labels, pool, alpha=alphas)
     torch.testing.assert_close((terms.total, terms.ssl, terms.sup), (total, ssl, sup), **close)
+
+
+@every_form
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("kind", [None, *POOLS])
+@pytest.mark.parametrize("local", [1, 3])
+def test_local_anchors_are_compared_with_both_targets_and_pairs_count_alike(form, alpha, kind, local):
+    loss = Align(alpha=alpha, form=form)
+    anchors, targets = units(2 + local, 5, WIDTH, seed=1), units(2, 5, WIDTH, seed=2)
+    labels = some_labels(5, CLASSES, seed=3)
+    pool, reference = (None, None) if kind is None else filled(kind, 6)
+    total = torch.zeros((), dtype=torch.float64)
+    for view in range(2 + local):
+        for other in [1 - view] if view < 2 else [0, 1]:
+            for i, label in enumerate(labels.tolist()):
+                if kind is None:  # the class's targets of that view in the batch, the own one included
+                    held = [(targets[other, j], 0) for j in range(5) if j == i or (label >= 0 and labels[j] == label)]
+                    z_sup = mean_of_class(held, 0)
+                else:
+                    z_sup = mean_of_class(reference.held(), label)
+                z_sup = targets[other, i] if z_sup is None else z_sup
+                for z, weight in ((targets[other, i], alpha), (z_sup, 1 - alpha)):
+                    p = anchors[view, i]
+                    total += weight * (((p - z) ** 2).sum() if form == "squared" else -(p * z).sum())
+    terms = loss(anchors, targets, labels, pool)
+    torch.testing.assert_close(terms.total, total / (5 * (2 + 2 * local)), **close)
+
+
+def test_an_alpha_for_every_sample_holds_for_local_anchors_too():
+    anchors, targets, labels = units(4, 3, WIDTH, seed=1), units(2, 3, WIDTH, seed=2), torch.tensor([0, 1, 2])
+    pool, alphas = filled("queue", 6)[0], torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+    by_sample = [Align(alpha=a)(anchors[:, i : i + 1], targets[:, i : i + 1], labels[i : i + 1], pool).total
+                 for i, a in enumerate(alphas.tolist())]
+    total = Align()(anchors, targets, labels, pool, alpha=alphas).total
+    torch.testing.assert_close(total, torch.stack(by_sample).mean(), **close)
 
 
 def test_align_draws_m_members_of_the_class_and_averages_them():
@@ -171,6 +207,12 @@ def test_cross_entropy_is_its_definition_over_the_labelled_samples(smoothing):
     terms = CrossEntropy(smoothing=smoothing)(logits, logits, torch.tensor(labels))
     assert terms.total.item() == pytest.approx(summed / 6, rel=1e-5)
     assert terms.sup.item() == terms.total.item()
+
+
+def test_cross_entropy_is_the_mean_over_all_anchors_the_local_ones_included():
+    logits, labels = units(5, 6, CLASSES, seed=1, dtype=torch.float32) * 4, torch.tensor([0, 3, -1, 1, -1, 2])
+    each = [CrossEntropy()(logits[[view, view]], logits[:2], labels).total for view in range(5)]
+    torch.testing.assert_close(CrossEntropy()(logits, logits[:2], labels).total, torch.stack(each).mean())
 
 
 def test_cross_entropy_without_any_label_is_zero_with_zero_gradient():

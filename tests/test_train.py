@@ -11,7 +11,7 @@ import supancl.trainer
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
 from supancl.data.sources import Data
 from supancl.run import RunFolder
-from supancl.train import check_data
+from supancl.start import check_data
 from supancl.trainer import Trainer
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
 
@@ -23,9 +23,7 @@ def trainer_of(recipe, data: Data | None = None) -> Trainer:
 
 
 def take_step(trainer: Trainer):
-    out = trainer.train_step(trainer.positions())
-    trainer.step += 1
-    return out
+    return trainer.advance()
 
 
 # --- step order -------------------------------------------------------------------------------------------------------
@@ -82,7 +80,7 @@ def test_the_pool_gets_z2_and_under_the_released_code_z1(compat: str, view: int,
 def test_micro_batches_push_once_in_sample_order(monkeypatch) -> None:
     trainer, pushed = trainer_of(tiny_recipe("supsiam", train__accumulate=4)), []
     monkeypatch.setattr(trainer.pool, "push", lambda targets, labels: pushed.append((targets, labels)))
-    positions = trainer.positions()
+    positions = trainer.order.positions(trainer.step)
     take_step(trainer)
     assert len(pushed) == 1
     assert pushed[0][0].shape == (8, 16)
@@ -292,13 +290,13 @@ def poisoned(monkeypatch, at: set[int]) -> None:
     """The views of these steps hold a NaN."""
     original = supancl.trainer.Trainer.train_step
 
-    def train_step(self, positions):
+    def train_step(self, batch=None):
         if self.step not in at:
-            return original(self, positions)
+            return original(self, batch)
         forward = self.forward
         self.forward = lambda views: forward(views * float("nan"))
         try:
-            return original(self, positions)
+            return original(self, batch)
         finally:
             self.forward = forward
 
@@ -339,8 +337,8 @@ def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, wh
     """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
     original = Trainer.train_step
 
-    def train_step(self, positions):
-        targets = original(self, positions)
+    def train_step(self, batch=None):
+        targets = original(self, batch)
         with torch.no_grad():
             for weight in self.branches.encoder.parameters():
                 weight.fill_(value)
@@ -366,7 +364,7 @@ def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monk
     take_step(trainer)
     before = {name: value.clone() for name, value in trainer.branches.state_dict().items()}
     poisoned(monkeypatch, {trainer.step})
-    assert trainer.train_step(trainer.positions()) is None
+    assert trainer.advance() is None
     for name, value in trainer.branches.state_dict().items():
         assert torch.equal(value, before[name]), name
 

@@ -41,6 +41,7 @@ class Branches(nn.Module):
 
     Each view goes through by itself, so batch-norm statistics are per view. The momentum copy stays in
     train mode with running statistics of its own; EMA touches parameters only.
+    Local views (L, B, C, h, w) go through the online branch only, after the others: they give L more anchors.
     """
 
     def __init__(
@@ -60,10 +61,15 @@ class Branches(nn.Module):
             self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
             self.target_projector = copy.deepcopy(projector).requires_grad_(False)
 
-    def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, views: Tensor, local: Tensor | None = None) -> tuple[Tensor, Tensor]:
         projections = [self.projector(self.encoder(view)) for view in views]
-        predictions = projections if self.predictor is None else [self.predictor(z) for z in projections]
-        return self._unit(predictions), self._unit(self._targets(views, projections))
+        predictions, targets = self._predicted(projections), self._targets(views, projections)
+        if local is not None:
+            predictions = predictions + self._predicted([self.projector(self.encoder(view)) for view in local])
+        return self._unit(predictions), self._unit(targets)
+
+    def _predicted(self, projections: list[Tensor]) -> list[Tensor]:
+        return projections if self.predictor is None else [self.predictor(z) for z in projections]
 
     def _targets(self, views: Tensor, projections: list[Tensor]) -> list[Tensor]:
         if self.target == "shared":
@@ -81,13 +87,21 @@ class Branches(nn.Module):
         return F.normalize(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), dim=-1)
 
     @torch.no_grad()
-    def update_target(self, momentum: float) -> None:
-        """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1)."""
+    def update_target(self, momentum: float | Tensor) -> None:
+        """theta_target <- m * theta_target + (1 - m) * theta_online, for every parameter (Sec. 3.1).
+
+        A momentum that changes from step to step may be a tensor (), so that nobody waits for it.
+        """
         targets = self.target_parameters()
         if not targets:
             return
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
-        torch._foreach_lerp_(targets, online, 1.0 - momentum)
+        if isinstance(momentum, Tensor):
+            toward = torch._foreach_sub(online, targets)
+            torch._foreach_mul_(toward, 1.0 - momentum)
+            torch._foreach_add_(targets, toward)
+        else:
+            torch._foreach_lerp_(targets, online, 1.0 - momentum)
 
     def target_parameters(self) -> list[Tensor]:
         """The parameters of the momentum copy; none where the target branch is shared."""

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from supancl.run import jsonable
 
 
 def module_of(name: str) -> Any:
-    return import_module(f"supancl.{'commands' if name in commands.COMMANDS else 'studies'}.{name}")
+    room = "commands" if name in commands.COMMANDS else "studies"
+    return import_module(f"supancl.{room}.{name}{'_' if iskeyword(name) else ''}")
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     return made
 
 
+LONG = 1000  # things to read, from which on a file or a pipe is told how far it is
+
+
 class Terminal(Reporter):
     """Tells a console; a live bar where there is a terminal, a line per epoch in any case."""
 
@@ -31,6 +36,8 @@ class Terminal(Reporter):
         self.errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.last: dict[str, Any] = {}
+        self.counting: tuple[str, int, float] = ("", 0, 0.0)  # what is being counted, tenths told, since when
+        atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -39,12 +46,31 @@ class Terminal(Reporter):
         self.errors.print(f"warning: {text}", style="yellow")
 
     def reading(self, what: str, done: int, total: int) -> None:
+        """A bar, or, where there is no terminal, a line every tenth of what takes long. A total of 0 is a sentence."""
+        if total == 0:
+            self.note(what)
+            return
+        if not self.console.is_terminal:
+            self._count(what, done, total)
+            return
         if self.progress is None:
             self._start(what, total, 0)
         if self.progress is not None:
             self.progress.update(self.progress.task_ids[0], completed=done)
         if done == total:
             self.ends()
+
+    def _count(self, what: str, done: int, total: int) -> None:
+        if total < LONG:
+            return
+        if self.counting[0] != what or done == 1:
+            self.counting = (what, 0, time.perf_counter())
+        _, told, since = self.counting
+        if done * 10 // total > told:
+            self.counting = (what, done * 10 // total, since)
+            taken = time.perf_counter() - since
+            left = f", about {taken / done * (total - done):.0f} s left" if done < total else f" in {taken:.0f} s"
+            self.note(f"{what}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         labelled = int((data.train.labels >= 0).sum())
@@ -97,11 +123,11 @@ def compact(value: float) -> str:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table; columns whose cells are all numbers are set to the right."""
+    """A plain table; columns whose cells, where they are not empty, are all numbers are set to the right."""
     laid = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        words = any(cells[i].strip()[:1].isalpha() for cells in rows)
-        laid.add_column(column, justify="left" if words or i == 0 else "right")
+        starts = {cells[i].strip()[:1] for cells in rows} - {""}
+        laid.add_column(column, justify="right" if i > 0 and starts <= set("0123456789+-−.") else "left")
     for cells in rows:
         laid.add_row(*cells)
     return laid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """`name` is resnet18, resnet50, cifar-resnet18, vit-small, cnn, linear, or timm:NAME for any model of timm."""
+    """`name` is resnet18, resnet50, cifar-resnet18, vit-small, cnn, linear, timm:NAME for any model of timm,
+    torchvision:NAME for any classifier of torchvision, or one of VARIANTS.
+    """
 
     name: str = "resnet50"
     channels: Count = 3
@@ -52,13 +55,58 @@ class Encoder(nn.Module):
         features: Tensor = self.body(images)
         return features
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names that `features` takes besides "pooled": every module of the body that holds no Identity."""
+        return tuple(name for name, module in self.body.named_modules() if name and not isinstance(module, nn.Identity))
+
+    def features(self, images: Tensor, layer: str = "pooled") -> Tensor:
+        """One vector for each image from any depth: what `layer` gives, a module of the body by name.
+
+        "pooled" is the encoder's own output. A map is averaged over its places; of tokens the class token is
+        taken where the encoder reads its own output there, else their mean. No norm is added that the layer does
+        not have. A module that is called more than once counts by its last call.
+        """
+        if layer == "pooled":
+            return self(images)  # type: ignore[no-any-return]
+        if layer not in self.layers:
+            children = [name for name in self.layers if "." not in name]
+            close = get_close_matches(layer, self.layers, n=1, cutoff=0.6)
+            guess = f"; did you mean {close[0]!r}?" if close else ""
+            raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
+                           f"and what lies in them, as {max(self.layers, key=len)}{guess}")
+        seen: list[Any] = []
+        handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append(output))
+        try:
+            self(images)
+        finally:
+            handle.remove()
+        if not seen or not isinstance(seen[-1], Tensor) or seen[-1].ndim not in (2, 3, 4):
+            raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
+                           "choose another one")
+        return self._vectors(seen[-1])
+
+    def _vectors(self, output: Tensor) -> Tensor:
+        if output.ndim == 3:
+            body: Any = self.body
+            has_class_token = getattr(body, "cls_token", getattr(body, "class_token", None)) is not None
+            reads_it = has_class_token and getattr(body, "global_pool", "token") == "token"
+            return output[:, 0] if reads_it else output.mean(1)
+        if output.ndim == 4:
+            _, first, second, last = output.shape
+            channels_last = first == second != last  # the images are square; Swin and parts of ConvNeXt are like this
+            return output.mean((1, 2) if channels_last else (2, 3))
+        return output
+
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.name.startswith("timm:"):
         return _timm(spec)
-    if spec.name not in BUILDERS:
+    if spec.name.startswith("torchvision:"):
+        return _torchvision(spec)
+    if spec.name not in BUILDERS and spec.name not in VARIANTS:
         raise BadInput(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
-    built: tuple[nn.Module, int] = BUILDERS[spec.name](spec)
+    built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
     return built
 
 
@@ -76,12 +124,17 @@ def _resnet(name: str) -> Any:
     return build
 
 
-def _cifar_resnet18(spec: EncoderSpec) -> tuple[nn.Module, int]:
-    body, width = _resnet("resnet18")(spec)
-    # 32 px would be 8 px after the ImageNet stem: App. H's "CIFAR variant"
-    body.conv1 = nn.Conv2d(spec.channels, 64, 3, stride=1, padding=1, bias=False)
-    body.maxpool = nn.Identity()
-    return body, width
+def _cifar_resnet(name: str, padding: int = 1, relu: bool = True) -> Any:
+    def build(spec: EncoderSpec) -> tuple[nn.Module, int]:
+        body, width = _resnet(name)(spec)
+        # 32 px would be 8 px after the ImageNet stem: App. H's "CIFAR variant"
+        body.conv1 = nn.Conv2d(spec.channels, 64, 3, stride=1, padding=padding, bias=False)
+        body.maxpool = nn.Identity()
+        if not relu:
+            body.relu = nn.Identity()  # the stem's; each block has its own
+        return body, width
+
+    return build
 
 
 def _cnn(spec: EncoderSpec) -> tuple[nn.Module, int]:
@@ -156,11 +209,40 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
     return body, features.shape[1]
 
 
+def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
+    import torchvision
+
+    name = spec.name.removeprefix("torchvision:")
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise BadInput(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+    if spec.channels != 3:
+        raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
+    options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others take any size, or one alone
+    try:
+        body = torchvision.models.get_model(name, weights=None, **options)
+    except AssertionError as error:
+        raise BadInput(f"encoder.size = {spec.size}: torchvision's {name} does not take it ({error})") from None
+    linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")
+    parent, _, last = linear[-1].rpartition(".")
+    width: int = body.get_submodule(linear[-1]).in_features
+    setattr(body.get_submodule(parent), last, nn.Identity())
+    return body, width
+
+
 BUILDERS: dict[str, Any] = {
     "resnet18": _resnet("resnet18"),
     "resnet50": _resnet("resnet50"),
-    "cifar-resnet18": _cifar_resnet18,
+    "cifar-resnet18": _cifar_resnet("resnet18"),
     "vit-small": _vit_small,
     "cnn": _cnn,
     "linear": _linear,
 }
+# what other libraries train besides (docs/import.md); the recipes have no use for them
+VARIANTS: dict[str, Any] = {name: _resnet(name) for name in ("resnet34", "resnet101", "resnet152")}
+for _name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
+    VARIANTS[f"cifar-{_name}"] = _cifar_resnet(_name)
+    VARIANTS[f"cifar-{_name}-pad2"] = _cifar_resnet(_name, padding=2)  # solo-learn's stem: 32 px become 34
+    VARIANTS[f"cifar-{_name}-norelu"] = _cifar_resnet(_name, relu=False)  # lightly's, where its ResNet is unpacked

@@ -63,21 +63,35 @@ def reason(error: Exception) -> str:
 def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iterator[None]:
     """Hold a lock file, waiting for whoever has it; the lock goes with the process, so a killed one never blocks.
 
-    `waiting` is told the owner's process number once, if there is somebody to wait for.
+    `waiting` is told the owner's process number once, if there is somebody to wait for. The folder is made, and made
+    again where the one waited for has removed it. A file system without locks is an OSError, never an endless wait.
     """
-    with open(lock, "a+") as file:
-        told = False
-        while fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if not told:
-                    file.seek(0)
-                    waiting(file.read().strip() or "unknown")
-                    told = True
-                time.sleep(every)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+    told = False
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with open(lock, "a+") as file:
+            while fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not told:
+                        file.seek(0)
+                        waiting(file.read().strip() or "unknown")
+                        told = True
+                    time.sleep(every)
+            if not _still_there(lock, file.fileno()):
+                continue
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+            return
+
+
+def _still_there(path: Path, opened: int) -> bool:
+    """Whether the name still leads to the open file: who held the lock may have removed it, or made another."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened))
+    except OSError:
+        return False

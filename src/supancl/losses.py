@@ -3,6 +3,7 @@
 Anchors and targets are (2, B, D): both views in one tensor, so that the symmetric term is
 `targets.flip(0)` and cannot be computed twice by mistake. They come with unit norm from the branches.
 Every loss is the mean over both views' anchors, that is each of the two symmetric terms has weight 1/2.
+Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy` take them, `Contrast` does not.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Align:
 
     `form="cosine"` is -p.z, half of the squared distance up to a term constant in p: the scale that the
     learning rates of App. C belong to. `form="squared"` is Eqs. 1-3 to the letter.
+
+    With L local views every local anchor is compared with both targets, and the loss is the mean over all
+    pairs of an anchor and a target that is not of its own view:
+        1 / (2 + 2L) * sum over (v, t) of alpha * d(p_v, z_t) + (1 - alpha) * d(p_v, z_sup),
+    with (v, t) = (1, 2), (2, 1), and (v, 1), (v, 2) for each local v; z_sup is z_t where the class has no target.
     """
 
     kind: Literal["align"] = "align"
@@ -52,6 +58,10 @@ class Align:
     ) -> Terms:
         """`alpha`, one value per sample (B,), takes the place of the run's single value."""
         own = targets.flip(0).to(anchors.dtype)  # z2 for the anchors of view 1, z1 for those of view 2
+        if len(anchors) > 2:
+            local = len(anchors) - 2
+            anchors = torch.cat([anchors[:2], anchors[2:].repeat_interleave(2, dim=0)])
+            own = torch.cat([own, own.repeat(local, 1, 1)])
         ssl = self.distance(anchors, own)
         if alpha is None and not self.supervised and pool is None:
             return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())
@@ -159,10 +169,10 @@ class CrossEntropy:
     def __call__(self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None) -> Terms:
         logits = anchors.flatten(0, 1).float()
         summed = F.cross_entropy(
-            logits, labels.repeat(2), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
+            logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
         )
         # a batch without any label gives 0, not 0/0
-        total = summed / (2 * (labels >= 0).sum()).clamp(min=1)
+        total = summed / (len(anchors) * (labels >= 0).sum()).clamp(min=1)
         return Terms(total, torch.zeros_like(total).detach(), total.detach())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import signal
 import threading
@@ -19,13 +18,14 @@ from torch import Tensor
 from supancl.checkpoint import initialize, load_newest, save_checkpoint, save_encoder
 from supancl.config import flattened
 from supancl.data.sources import Data, open_data, same_source
-from supancl.data.views import Crops
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.files import reason
 from supancl.monitor import alarm
 from supancl.recipes import Recipe
 from supancl.run import MetricsLog, RunFolder, next_folder
-from supancl.trainer import Trainer
+from supancl.start import agrees, check_data, check_same_data, pick_device, with_short_side, with_speed
+from supancl.trainer import WARM_UP, Trainer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
 MOST_ROLLBACKS = 3
@@ -82,6 +82,7 @@ def pretrain(
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
     check_data(recipe, data)
+    recipe = with_speed(recipe, device, len(data.train))
     for remark in data.remarks:
         reporter.warn(remark)
     folder.create()
@@ -95,7 +96,7 @@ def pretrain(
     ):
         if folder.holds_run and not resume:
             raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-        trainer = Trainer(recipe, data, device)
+        trainer = Trainer(recipe, data, device, reporter.reading)
         _begin(trainer, data, folder, resume, init, reporter)
         log = MetricsLog(folder, trainer.step if resume else None)
         try:
@@ -122,7 +123,7 @@ def _begin(
         if state is None:
             reporter.note(f"{folder.path} holds no checkpoint yet: starting at step 0")
         else:
-            _check_same_data(folder, data)
+            check_same_data(folder, data)
             trainer.load(state)
     if not folder.holds_run:
         folder.write_recipe(recipe, data.classes, data.described)
@@ -141,21 +142,28 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
     targets = torch.empty(0)
     with _signals() as received:
         while trainer.step < trainer.steps:
-            positions = trainer.positions()
-            if trainer.step not in trainer.bad_steps:
-                stepped = trainer.train_step(positions)
+            if trainer.step in trainer.bad_steps:
+                trainer.step += 1
+            else:
+                if trainer.warmed == WARM_UP and trainer.replay is None:
+                    _capture(trainer, reporter)
+                stepped = trainer.advance()
                 if stepped is None:
-                    rollbacks = _not_finite(trainer, folder, data.train.named(positions), rollbacks, log, reporter)
+                    rollbacks = _not_finite(trainer, trainer.step, folder, data, rollbacks, log, reporter)
                     continue
-                targets, images = stepped, images + len(positions)
-            trainer.step += 1
+                targets, images = stepped, images + settings.batch_size
             row, epoch_ends = None, trainer.step % trainer.steps_per_epoch == 0
-            if trainer.step % settings.log_every == 0 or epoch_ends:
+            often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
+            looks = trainer.step % settings.log_every == 0 or epoch_ends
+            bad = trainer.bad_step() if looks or often or received else None
+            if bad is not None:
+                rollbacks = _not_finite(trainer, bad, folder, data, rollbacks, log, reporter)
+                continue
+            if looks:
                 row = _train_row(trainer, targets, images / max(time.perf_counter() - since, 1e-9))
                 log.write(row)
                 since, images = time.perf_counter(), 0
             reporter.stepped(trainer.step, row)
-            often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
             if (epoch_ends or often or received) and not trainer.sound():
                 raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
                                 "the last checkpoint; try a lower --set optimizer.lr")
@@ -173,6 +181,17 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
                 raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", received[0])
+
+
+def _capture(trainer: Trainer, reporter: Reporter) -> None:
+    """Record the step for replay; where that fails the run goes on without, and says what it costs."""
+    try:
+        trainer.capture()
+    except RuntimeError as error:
+        trainer.warmed = WARM_UP + 1
+        trainer.replay = None
+        reporter.warn(f"the step could not be captured as a CUDA graph ({reason(error)}); going on without, at about "
+                      "half the speed for small images; --set train.replay=false tries no more")
 
 
 def _train_row(trainer: Trainer, targets: Tensor, images_per_second: float) -> dict[str, Any]:
@@ -215,10 +234,10 @@ def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
 
 
 def _not_finite(
-    trainer: Trainer, folder: RunFolder, files: list[str], rollbacks: int, log: MetricsLog, reporter: Reporter
+    trainer: Trainer, step: int, folder: RunFolder, data: Data, rollbacks: int, log: MetricsLog, reporter: Reporter
 ) -> int:
     """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
-    step, policy = trainer.step, trainer.recipe.train.on_nan
+    policy, files = trainer.recipe.train.on_nan, data.train.named(trainer.order.positions(step))
     shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
     ways = "try a lower --set optimizer.lr, --precision fp32, or --on-nan skip"
@@ -244,62 +263,6 @@ def _not_finite(
 # --- what a run starts from -------------------------------------------------------------------------------------------
 
 
-def pick_device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: no GPU that torch can use; take --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def check_data(recipe: Recipe, data: Data) -> None:
-    """Refuse data that cannot train this recipe, before anything is written."""
-    where = str(data.described.get("source") or "the data")
-    pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
-    if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
-        kind, wants = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
-        raise BadInput(f"{where} holds {kind}, recipe {recipe.name} takes {wants}")
-    if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
-        raise BadInput(f"{where}: images have {pixels.shape[1]} channels, recipe {recipe.name} takes "
-                       f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
-    if len(data.train) < recipe.train.batch_size:
-        raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
-                       f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
-                                                         if len(data.train) > 1 else "add images"))
-    out = recipe.heads.projector.out
-    if recipe.loss.kind == "crossentropy" and out is not None and out < len(data.classes):
-        raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
-                       "--set heads.projector.out=null takes their number")
-    if recipe.loss.supervised:
-        present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
-        if not present:
-            raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
-                           "class folders, or take simsiam or byol")
-        if len(present) == 1:
-            raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
-                           f"{recipe.method} needs two, or take simsiam or byol")
-
-
-def _check_same_data(folder: RunFolder, data: Data) -> None:
-    """A run continues on the data it began with: order, labels and schedule hang on them."""
-    kept, classes = folder.read_data()
-    changed, way_out = "the data have changed since the run began", "bring them back, or start another run"
-    for key in ("classes", "train", "labelled", "held_out"):
-        now = data.described[key]
-        if key in kept and kept[key] != now:
-            raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {kept[key]}; {way_out}")
-    if classes != data.classes or kept.get("fingerprint", "") not in ("", data.described["fingerprint"]):
-        raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
-
-
-def with_short_side(recipe: Recipe) -> Recipe:
-    """Photographs are decoded no larger than the views need: the smallest crop still has the views' own size."""
-    if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
-        return recipe
-    return recipe.with_set({"data.short_side": math.ceil(recipe.views.size / math.sqrt(recipe.views.scale[0]))},
-                           because="views.size and views.scale")
-
-
 def _folder(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
     if out is not None:
         return RunFolder(Path(out))
@@ -321,7 +284,7 @@ def _settings(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path
         return kept
     old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
     for key, value in new.items():
-        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else old.get(key) == value
+        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                            "a run continues with its own settings")

@@ -1,4 +1,8 @@
-"""What changes while training, and the step that changes it, written as the paper writes it."""
+"""What changes while training, and the step that changes it, written as the paper writes it.
+
+Whatever differs from one step to the next (its number, the epoch's order, learning rates, momentum) lies on the device,
+so that the step waits for nothing and can be captured and replayed (capture.py).
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.loader import epoch_order, seeded
-from supancl.data.sources import Data, resident
+from supancl.capture import Replay, aside
+from supancl.data.images import Batch
+from supancl.data.loader import Feed
+from supancl.data.order import Order, seeded
+from supancl.data.sources import Data, Progress, resident
 from supancl.errors import BadInput
 from supancl.methods import assemble
 from supancl.monitor import Monitor
 from supancl.recipes import Recipe
 from supancl.schedules import ema_momentum, learning_rate
 
+WARM_UP = 3  # steps before one is captured: libraries choose their kernels and allocate
+
 
 class Trainer:
     """Everything that changes while training, and the step that changes it."""
 
-    def __init__(self, recipe: Recipe, data: Data, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None) -> None:
         self.recipe, self.device = recipe, device
-        self.train_images = resident(data.train, device)
+        self.train_images = resident(data.train, device, progress)
         self.labels = data.train.labels.to(device)
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = assemble(
@@ -35,73 +44,157 @@ class Trainer:
         if device.type == "cuda":
             self.branches.to(memory_format=torch.channels_last)
         self.forward = torch.compile(self.branches) if recipe.train.compile else self.branches
-        self.optimizer = build_optimizer(recipe, self.branches)
-        self.steps_per_epoch = len(data.train) // recipe.train.batch_size
+        self.order = Order(data.train.labels, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
+        self.steps_per_epoch = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * recipe.train.epochs
+        self.feed = Feed(self.train_images, self.order.positions, device, self.steps)
         self.rates = [
             learning_rate(recipe.schedule, recipe.learning_rate, recipe.train.epochs, self.steps_per_epoch, predictor)
             for predictor in (False, True)
         ]
         self.momentum_at = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
+        self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
         self.monitor = Monitor(data, recipe.loss.supervised)
         self.step = 0
-        self.interval = torch.zeros(4, dtype=torch.float64, device=device)  # loss, ssl, sup, steps since the last row
         self.bad_steps: list[int] = []  # steps that gave no finite loss and are passed over
+        self.interval = torch.zeros(4, dtype=torch.float64, device=device)  # loss, ssl, sup, steps since the last row
+        self._to_device()
+        self.replay: Replay | None = None
+        self.warmed = 0
 
-    def positions(self) -> Tensor:
-        """Which training images this step takes."""
-        epoch, at = divmod(self.step, self.steps_per_epoch)
-        order = epoch_order(len(self.train_images), self.recipe.train.seed, epoch)
-        return order[at * self.recipe.train.batch_size : (at + 1) * self.recipe.train.batch_size]
+    def _to_device(self) -> None:
+        """What the step reads on the device: its number, the order of the epoch, and all that follows a schedule."""
+        steps = range(self.steps)
+        table = [[rate(step) for step in steps] for rate in self.rates]
+        table.append([self.momentum_at(step) for step in steps])
+        # in double: 1 - 0.9999 would lose four digits
+        self.schedule = torch.tensor(table, dtype=torch.float64, device=self.device)
+        self.momentum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.at_on_host, self.epoch = 0, -1
+        self.epoch_order = torch.zeros(len(self.labels), dtype=torch.long, device=self.device)
+        self.rows = torch.arange(self.recipe.train.batch_size, device=self.device)
+        self.first_bad = torch.full((1,), -1, device=self.device)
 
-    def train_step(self, positions: Tensor) -> Tensor | None:
-        """One step of the algorithm: gives z2; None, with nothing changed, if loss or gradient is not finite."""
+    # --- the step -----------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch | None = None) -> Tensor | None:
+        """One step of the algorithm: gives z2; None, with nothing changed, where it was seen not to be finite.
+
+        `batch` brings the pixels where they are not resident on the device.
+        """
         recipe, released = self.recipe, self.recipe.compat == "released-code"
-        momentum, labels = self.momentum_at(self.step), self.labels[positions.to(self.device)]
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=False):
-            group["lr"] = rate(self.step)
-        # what a forward (batch-norm statistics) or the released code's early EMA has changed when a step is skipped
-        moving = [*self.branches.buffers(), *(self.branches.target_parameters() if released else ())]
-        before = [value.clone() for value in moving] if recipe.train.on_nan == "skip" else []
+        positions = self.epoch_order.index_select(0, self.at % self.steps_per_epoch * len(self.rows) + self.rows)
+        labels = self.labels.index_select(0, positions)
+        self.set_rates()
+        before = self.remembered(released)
         self.optimizer.zero_grad(set_to_none=True)
         if released:
-            self.branches.update_target(momentum)  # the released code moves the target before its forward
+            self.branches.update_target(self.momentum)  # the released code moves the target before its forward
         parts, seen = [], []
-        for micro in torch.arange(len(positions)).chunk(recipe.train.accumulate):
-            batch = self.train_images.batch(positions[micro]).to(self.device)
-            views = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, self.generator)
+        for micro in self.rows.chunk(recipe.train.accumulate):
+            images = self.train_images.batch(positions[micro]) if batch is None else batch.take(micro)
+            views = recipe.views(images, recipe.encoder.mean, recipe.encoder.std, self.generator)
+            local = recipe.views.local_views(images, recipe.encoder.mean, recipe.encoder.std, self.generator)
             with self.autocast():
-                anchors, targets = self.forward(views)
-            terms = recipe.loss(anchors, targets, labels[micro.to(self.device)], self.pool)
+                anchors, targets = self.forward(views, local)
+            terms = recipe.loss(anchors, targets, labels[micro], self.pool)
             (terms.total / recipe.train.accumulate).backward()
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
             seen.append(targets.detach())
         mean, targets = torch.stack(parts).double().mean(0), torch.cat(seen, dim=1)
-        if not self.finite(mean):
-            with torch.no_grad():
-                for value, old in zip(moving, before, strict=False):
-                    value.copy_(old)
+        if not self.accepted(mean, before):
             return None
         self.optimizer.step()
         if not released:
-            self.branches.update_target(momentum)
+            self.branches.update_target(self.momentum)
         if self.pool is not None:
             self.pool.push(targets[0 if released else 1], labels)  # z2, after the loss: never its own positive
         self.interval += torch.cat([mean, mean.new_ones(1)])
+        self.at += 1
         return targets[1]
 
-    def finite(self, mean: Tensor) -> bool:
+    def advance(self) -> Tensor | None:
+        """The next step, replayed once it has been captured."""
+        epoch = self.step // self.steps_per_epoch
+        if self.at_on_host != self.step:
+            self.at.fill_(self.step)
+        if epoch != self.epoch:
+            self.epoch_order.copy_(self.order.epoch(epoch), non_blocking=True)
+            self.epoch = epoch
+        batch = None if self.feed.resident else self.feed.batch(self.step)
+        if self.replay is not None:
+            targets: Tensor | None = self.replay(batch)
+        elif self.may_replay:
+            with aside(self.device):
+                targets = self.train_step(batch)
+            self.warmed += 1
+        else:
+            targets = self.train_step(batch)
+        if targets is not None:
+            self.step += 1
+            self.at_on_host = self.step
+        return targets
+
+    @property
+    def may_replay(self) -> bool:
+        settings = self.recipe.train
+        return self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
+
+    def capture(self) -> None:
+        """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
+        batch = None if self.feed.resident else self.feed.batch(self.step)
+        self.replay = Replay(self.train_step, self.generator, batch)
+
+    def set_rates(self) -> None:
+        now = self.schedule.index_select(1, self.at)[:, 0]
+        for number, group in enumerate(self.optimizer.param_groups):
+            group["lr"].copy_(now[number])
+        self.momentum.copy_(now[2])
+
+    # --- numbers that are not numbers ---------------------------------------------------------------------------------
+
+    @property
+    def checks_every_step(self) -> bool:
+        """On a GPU a look at every loss would make the host wait for it; there the log's interval is soon enough."""
+        return self.device.type == "cpu" or self.recipe.train.on_nan == "skip"
+
+    def remembered(self, released: bool) -> list[tuple[Tensor, Tensor]]:
+        """What a forward (batch-norm statistics) or the released code's early EMA changes, for a step to be skipped."""
+        if self.recipe.train.on_nan != "skip":
+            return []
+        moving = [*self.branches.buffers(), *(self.branches.target_parameters() if released else ())]
+        return [(value, value.clone()) for value in moving]
+
+    def accepted(self, mean: Tensor, before: list[tuple[Tensor, Tensor]]) -> bool:
+        """Whether to go on with the step; where nobody looks at once, the first bad step is noted on the device."""
         gradients = [p.grad for p in self.branches.parameters() if p.grad is not None]
-        return bool(torch.isfinite(mean).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+        finite = torch.isfinite(mean).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        if not self.checks_every_step:
+            self.first_bad.copy_(torch.where((self.first_bad < 0) & ~finite, self.at, self.first_bad))
+            return True
+        if not bool(finite):
+            with torch.no_grad():
+                for value, old in before:
+                    value.copy_(old)
+            return False
+        return True
+
+    def bad_step(self) -> int | None:
+        """The first step since the last checkpoint that gave no finite loss; waits for the device."""
+        found = int(self.first_bad)
+        return found if found >= 0 else None
 
     def sound(self) -> bool:
         """Whether every weight is a number: asked before anything is saved over what was good."""
-        return all(bool(torch.isfinite(p).all()) for p in self.branches.parameters())
+        weights = [p.detach() for p in self.branches.parameters()]
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(weights, norm_type=math.inf)))
 
     def autocast(self) -> Any:
         if self.recipe.train.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+            # a captured step must not rely on casts of an earlier one
+            return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=not self.may_replay)
         return nullcontext()
 
     def mean_since(self) -> tuple[float, float, float]:
@@ -110,13 +203,18 @@ class Trainer:
         self.interval.zero_()
         return (loss / steps, ssl / steps, sup / steps) if steps else (math.nan, math.nan, math.nan)
 
+    # --- the state of a run -------------------------------------------------------------------------------------------
+
     def state(self) -> dict[str, Any]:
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
         return {
             "recipe": self.recipe.name,
             "step": self.step,
             "branches": self.branches.state_dict(),
             "pool": None if self.pool is None else self.pool.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "rng": {
                 "torch": torch.get_rng_state(),
                 "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -135,7 +233,7 @@ class Trainer:
             self.branches.load_state_dict(state["branches"])
             if self.pool is not None:
                 self.pool.load_state_dict(state["pool"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._load_optimizer(state["optimizer"])
             torch.set_rng_state(state["rng"]["torch"])
             self.generator.set_state(state["rng"]["views"])
             if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
@@ -146,17 +244,34 @@ class Trainer:
         except (KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
             raise BadInput(f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); "
                            "was it made with other settings?") from None
+        self.first_bad.fill_(-1)
+        self.epoch, self.at_on_host = -1, -1
+        self.replay, self.warmed = None, 0  # captured with tensors that have just been replaced
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """The kept state, with how it is computed (fused, rates on the device) as it is here."""
+        own = [{key: group[key] for key in ("lr", "fused", "capturable") if key in group}
+               for group in self.optimizer.param_groups]
+        groups = [{**kept, **here} for kept, here in zip(state["param_groups"], own, strict=True)]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        for group, here in zip(self.optimizer.param_groups, own, strict=True):
+            group["lr"] = here["lr"]
 
 
-def build_optimizer(recipe: Recipe, branches: torch.nn.Module) -> torch.optim.Optimizer:
-    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may not."""
+def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may not.
+
+    Rates are tensors on the device, which `set_rates` fills; the fused kernels read them there.
+    """
     named = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for name, p in named if name.startswith("predictor.") == is_predictor]}
+        {"params": [p for name, p in named if name.startswith("predictor.") == is_predictor],
+         "lr": torch.zeros((), device=device)}
         for is_predictor in (False, True)
     ]
     spec = recipe.optimizer
     if spec.name == "adamw":
         betas = (spec.momentum, 0.999)  # "a momentum of 0.9": App. G
-        return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=betas, weight_decay=spec.weight_decay)
-    return torch.optim.SGD(groups, recipe.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+        return torch.optim.AdamW(groups, betas=betas, weight_decay=spec.weight_decay, fused=True,
+                                 capturable=device.type == "cuda")
+    return torch.optim.SGD(groups, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

@@ -6,6 +6,7 @@ COMMANDS: dict[str, str] = {
     "pretrain": "pretrain an encoder",
     "evaluate": "judge an encoder",
     "embed": "write features of images",
+    "import": "write another library's encoder as an encoder.safetensors",
     "data": "look at data, check a data set's layout, keep decoded images",
 }
 NESTED = ("evaluate", "data")  # these have commands of their own below them

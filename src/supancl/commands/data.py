@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from supancl.flags import OneLineParser, common
 from supancl.recipes import Recipe, recipe
 from supancl.report.contact_sheet import image_sheet, view_sheet
 from supancl.run import next_folder
-from supancl.train import with_short_side
+from supancl.start import with_short_side
 
 SHOWN_CLASSES = 12  # on screen, from either end; the JSON has all
 
@@ -59,7 +60,9 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     chosen = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = chosen.encoder.channels if chosen else 3
-    spec = DataSpec(source=args.source, skip_bad_images=True, short_side=chosen.data.short_side if chosen else 256)
+    side = chosen.data.short_side if chosen else 256
+    # looking leaves nothing behind: every image is decoded once, and kept only where they are few
+    spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
     found = open_source(spec, channels, terminal.reading)
     facts = described(found, spec, channels, terminal.reading)
     if chosen is None:
@@ -111,9 +114,9 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
         rows.append([kind, *[f"{counts[name]:,}" for name in names], bar])
     console.print(table("images by class", ["class", *names, ""], rows))
     for what, (low, middle, high) in facts["sizes"].items():
-        console.print(f"{what}: {low} to {high} px, median {middle}")
+        console.print(f"{what}: {low} to {high} px, median {middle}" if low < high else f"{what}: {low} px")
     side = f" at short side {facts['short_side']}" if facts["short_side"] else ""
-    console.print(f"decoded{side}: {facts['bytes'] / 1e9:.2f} GB, {facts['kept']}")
+    console.print(f"decoded{side}: {facts['bytes'] / 1e6:,.1f} MB, {facts['kept']}")
     for remark in facts["remarks"]:
         console.print(f"remark: {remark}")
     unreadable = facts["unreadable"]
@@ -127,7 +130,7 @@ def cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.keep_gb is not None:
         if args.keep_gb < 0:
             raise BadInput(f"--keep-gb {args.keep_gb:g}: must be at least 0")
-        for old in evict(args.keep_gb * 1e9):
+        for old in evict(args.keep_gb * 1e9, waiting=waiting(console)):
             console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
     if args.remove:
         return remove(args, console)
@@ -148,15 +151,20 @@ def listed(console: Console) -> dict[str, Any]:
     return {"root": str(cache_root()), "caches": told}
 
 
+def waiting(console: Console) -> Callable[[str], None]:
+    return lambda owner: console.print(f"process {owner} is building it; waiting")
+
+
 def remove(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.source is None:
         raise BadInput("--remove: name the source whose cache is to go; --list shows them")
-    wanted = absolute_source(args.source)
-    gone = [each for each in list_caches() if each.source in (wanted, args.source)]
+    # the folder of a source may be gone, and a cache may have lost the name of its source: any name will do
+    wanted = {args.source, absolute_source(args.source), str(Path(args.source).resolve())}
+    gone = [each for each in list_caches() if wanted & {each.source, each.folder.name, str(each.folder)}]
     if not gone:
         raise BadInput(f"nothing is cached of {args.source}; supancl data cache --list shows what is")
     for each in gone:
-        remove_cache(each.folder)
+        remove_cache(each.folder, waiting(console))
         console.print(f"removed {each.folder} ({each.nbytes / 1e9:.3f} GB)")
     return {"removed": [str(each.folder) for each in gone]}
 

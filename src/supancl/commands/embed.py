@@ -8,22 +8,21 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.console import Terminal
-from supancl.flags import add_skip_flag
+from supancl.commands.encoders import add_encoder_flags, subjects
 from supancl.judge import embed_to_file
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("encoder", help="a run folder or an encoder.safetensors")
-    parser.add_argument("--data", required=True, help="digits, an image folder, a .npz or a .csv")
+    add_encoder_flags(parser)
+    parser.add_argument("--data", required=True, help="anything that pretrain's --data takes")
     parser.add_argument("--out", required=True, help="the .npz to write")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add_skip_flag(parser)
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"),
+                        help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    result = embed_to_file(args.encoder, args.data, Path(args.out), args.device, Terminal(console),
-                           args.skip_bad_images)
+    (subject,) = subjects(args, console)
+    result = embed_to_file(subject, args.data, Path(args.out), args.view)
     sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
     console.print(f"{args.out}: {sizes}")
     return result

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.images import Item, PackedImages, decode, in_order, stamp_of, why
+from supancl.data.images import Item, PackedImages, Resample, decode, in_order, stamp_of, why
 from supancl.data.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_atomically
 
 VERSION = 1
+FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
 Progress = Callable[[str, int, int], None]
 Notes = Callable[[str], None]
@@ -45,9 +46,13 @@ def cache_root() -> Path:
 class Cache:
     """The images of one source at one size. `where` names the source; the same name finds the same cache."""
 
-    def __init__(self, where: str, channels: int, short_side: int | None, root: Path | None = None) -> None:
-        self.where, self.channels, self.short_side = where, channels, short_side
-        key = hashlib.sha256(json.dumps([where, channels, short_side]).encode()).hexdigest()[:12]
+    def __init__(
+        self, where: str, channels: int, short_side: int | None, resample: Resample = "bilinear",
+        root: Path | None = None,
+    ) -> None:
+        self.where, self.channels, self.short_side, self.resample = where, channels, short_side, resample
+        kind = [where, channels, short_side, *([] if resample == "bilinear" else [resample])]
+        key = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(where).name)[:40].strip("-") or "data"
         side = "whole" if short_side is None else f"{short_side}px"
         self.folder = (root or cache_root()) / f"{name}-{side}-{key}"
@@ -55,45 +60,58 @@ class Cache:
     # --- building ---------------------------------------------------------------------------------------------------
 
     def build(
-        self, items: Sequence[Item | Path], progress: Progress | None = None, note: Notes | None = None
+        self, items: Sequence[Item | Path], progress: Progress | None = None
     ) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
-        """Decode what is not there yet. Gives the images, (position, reason) of unreadable ones, and remarks."""
+        """Decode what is not there yet. Gives the images, (position, reason) of unreadable ones, and remarks.
+
+        `progress` with a total of 0 has nothing to count: it is told whom the build is waiting for.
+        """
         remarks: list[str] = []
-        tell = note or remarks.append
+
+        def waiting(owner: str) -> None:
+            text = f"process {owner} is building the cache {self.folder}; waiting for it"
+            remarks.append(text) if progress is None else progress(text, 0, 0)
+
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = held(self.folder / ".lock", lambda owner: tell(f"process {owner} is building the cache "
-                                                                  f"{self.folder}; waiting for it"))
-            with lock:
-                self._begin(tell)
-                shards = self._shards(tell)
-                known = _by_name(shards)
-                stamps, broken = _stamps(items)
-                gone = {position for position, _ in broken}
-                missing = [i for i, item in enumerate(items)
-                           if i not in gone and known.get(str(item), (None, None, None))[2] != stamps[i]]
-                if missing:
-                    written, unreadable = self._decode(items, missing, stamps, len(shards), progress)
-                    shards += written
-                    broken += unreadable
-                    self._drop_superseded(shards)
-                    shards = [shard for shard in shards if shard.path.exists()]
-                os.utime(self.folder / "about.json")  # last used: what eviction goes by
+            with held(self.folder / ".lock", waiting):
+                return *self._built(items, progress, remarks), remarks
+        except BrokenPipeError:  # who listens to `progress` has gone
+            raise
         except OSError as error:
             raise BadInput(f"the cache {self.folder} cannot be written ({reason(error)}); {ELSEWHERE}") from None
-        return self._opened(items, shards, {position for position, _ in broken}), sorted(broken), remarks
+
+    def _built(
+        self, items: Sequence[Item | Path], progress: Progress | None, remarks: list[str]
+    ) -> tuple[CachedImages, list[tuple[int, str]]]:
+        """What `build` does once the folder is ours; the images are mapped before anybody else may change it."""
+        self._begin(remarks.append)
+        shards, names = self._shards(remarks.append), _names(items)
+        known, (stamps, broken) = _by_name(shards), _stamps(items)
+        missing = [i for i, (name, stamp) in enumerate(zip(names, stamps, strict=True))
+                   if stamp is not None and (name not in known or known[name][2] != stamp)]
+        if missing:
+            written, unreadable = self._decode(items, names, missing, stamps, progress)
+            shards, broken = shards + written, sorted(broken + unreadable)
+        shards = self._in_use(shards, names)
+        os.utime(self.folder / "about.json")  # last used: what eviction goes by
+        known, without = _by_name(shards), {position for position, _ in broken}
+        kept = [i for i in range(len(items)) if i not in without]
+        rows = [known[names[i]][:2] for i in kept]
+        return CachedImages(self, shards, [items[i] for i in kept], rows), broken
 
     def _begin(self, tell: Notes) -> None:
         """A folder of this version, or an empty one."""
         about = self.folder / "about.json"
-        version = _version(about)
-        if version is not None and version != VERSION:
-            tell(f"the cache {self.folder} is of version {version}, this is {VERSION}; built anew")
+        version = _about(self.folder).get("version")
+        if version != VERSION and any(self.folder.glob("shard-*")):
+            found = "does not say its version" if version is None else f"is of version {version}, this is {VERSION}"
+            tell(f"the cache {self.folder} {found}; built anew")
             _empty(self.folder)
         if version != VERSION:
             content = {"version": VERSION, "source": self.where, "channels": self.channels,
                        "short_side": self.short_side}
             write_atomically(about, lambda path: _dump(content, path), ELSEWHERE)
+        os.utime(about)  # one that is being built is not the longest unused
         for left_over in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
             left_over.unlink(missing_ok=True)
 
@@ -115,17 +133,17 @@ class Cache:
         return found
 
     def _decode(
-        self, items: Sequence[Item | Path], missing: Sequence[int], stamps: Sequence[tuple[int, int] | None],
-        first: int, progress: Progress | None,
+        self, items: Sequence[Item | Path], names: Sequence[str], missing: Sequence[int],
+        stamps: Sequence[tuple[int, int] | None], progress: Progress | None,
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
         """New shards with these images; an interruption keeps what is finished."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
-        writer = ShardWriter(self.folder, max([first - 1, *numbers]) + 1)
+        writer = ShardWriter(self.folder, max(numbers, default=-1) + 1)
         broken: list[tuple[int, str]] = []
 
         def one(position: int) -> Tensor | str:
             try:
-                return decode(items[position], self.channels, self.short_side)
+                return decode(items[position], self.channels, self.short_side, self.resample)
             except (OSError, ValueError) as error:
                 return why(error)
 
@@ -136,7 +154,7 @@ class Cache:
                 else:
                     stamp = stamps[position]
                     assert stamp is not None
-                    writer.add(str(items[position]), stamp, image)
+                    writer.add(names[position], stamp, image)
                 if done == 256:
                     _check_room(self.folder, writer.bytes / done * (len(missing) - done))
                 if progress is not None:
@@ -145,19 +163,15 @@ class Cache:
             writer.finish()
         return writer.shards, broken
 
-    def _drop_superseded(self, shards: Sequence[Shard]) -> None:
-        """Shards all of whose images have been decoded again, because their files have changed."""
-        latest = {name: number for number, shard in enumerate(shards) for name in shard.names}
+    def _in_use(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
+        """The shards that still hold an image of the source; others (all changed, or removed) are deleted."""
+        known = _by_name(shards)
+        wanted = {known[name][0] for name in set(names) & known.keys()}
         for number, shard in enumerate(shards):
-            if all(latest[name] != number for name in shard.names):
+            if number not in wanted:
                 shard.path.with_suffix(".npz").unlink(missing_ok=True)
                 shard.path.unlink(missing_ok=True)
-
-    def _opened(self, items: Sequence[Item | Path], shards: Sequence[Shard], without: set[int]) -> CachedImages:
-        known = _by_name(shards)
-        rows = [known[str(item)][:2] for i, item in enumerate(items) if i not in without]
-        kept = [item for i, item in enumerate(items) if i not in without]
-        return CachedImages(self, shards, kept, rows)
+        return [shard for number, shard in enumerate(shards) if number in wanted]
 
 
 class CachedImages(PackedImages):
@@ -178,6 +192,7 @@ class CachedImages(PackedImages):
         places = torch.from_numpy(np.stack([shard_of, offsets], axis=1))
         super().__init__(flats, places, torch.from_numpy(sizes), cache.channels)
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
+        self.inodes = [path.stat().st_ino for path in self.paths]
         self.sound = np.zeros(len(rows), bool)
 
     def image(self, index: int) -> Tensor:
@@ -193,7 +208,7 @@ class CachedImages(PackedImages):
         item, path = self.items[index], self.paths[int(self.places[index, 0])]
         where = f"the pixels of {item} in {path} are damaged"
         try:
-            again = decode(item, self.channels, self.cache.short_side)
+            again = decode(item, self.channels, self.cache.short_side, self.cache.resample)
         except (OSError, ValueError) as error:
             raise BadInput(f"{where}, and the image cannot be read again ({why(error)}); bring it back, then continue "
                            "with --resume") from None
@@ -202,15 +217,19 @@ class CachedImages(PackedImages):
                            f"{self.cache.where} --remove, then begin again")
         image.copy_(again)  # the mapping is private: what follows mends the file itself
         with contextlib.suppress(OSError), open(path, "rb+") as file:
-            file.seek(int(self.places[index, 1]))
-            file.write(again.numpy().tobytes())
+            if os.fstat(file.fileno()).st_ino == self.inodes[int(self.places[index, 0])]:  # else another build's shard
+                file.seek(int(self.places[index, 1]))
+                file.write(again.numpy().tobytes())
 
     def verify(self, progress: Progress | None = None) -> int:
         """Compare every checksum now; gives how many images were mended."""
         mended = 0
         for index in range(len(self)):
-            mended += crc(super().image(index)) != int(self.checksums[index])
-            self.image(index)
+            image = super().image(index)
+            if crc(image) != self.checksums[index]:
+                self._mend(index, image)
+                mended += 1
+            self.sound[index] = True
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
         return mended
@@ -231,34 +250,40 @@ class CacheFolder:
 
 
 def list_caches(root: Path | None = None) -> list[CacheFolder]:
-    """Every cache, the longest unused first."""
+    """Every cache, the longest unused first; one whose about.json is damaged too, so that it can be removed."""
     found = []
-    for about in sorted((root or cache_root()).glob("*/about.json")):
-        version = _version(about)
-        if version is None:
-            continue
-        content = json.loads(about.read_text())
-        source, channels = str(content.get("source", "?")), int(content.get("channels", 3))
-        nbytes = sum(path.stat().st_size for path in about.parent.iterdir() if path.is_file())
-        shards = [read_index(path, channels) for path in about.parent.glob("shard-*.npz")]
-        images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
-        found.append(CacheFolder(about.parent, source, images, nbytes, about.stat().st_mtime))
-    return sorted(found, key=lambda cache: cache.last_used)
+    for folder in (root or cache_root()).glob("*"):
+        if FOLDER_NAME.search(folder.name) and folder.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
+                found.append(_looked_at(folder))
+    return sorted(found, key=lambda cache: (cache.last_used, cache.folder))
 
 
-def remove_cache(folder: Path) -> None:
+def _looked_at(folder: Path) -> CacheFolder:
+    content, about = _about(folder), folder / "about.json"
+    nbytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    channels = content.get("channels")
+    shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
+    images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
+    last_used = (about if about.exists() else folder).stat().st_mtime
+    return CacheFolder(folder, str(content.get("source", "(unknown)")), images, nbytes, last_used)
+
+
+def remove_cache(folder: Path, waiting: Callable[[str], None] = lambda owner: None) -> None:
     """Away with it; a process that has it mapped keeps reading what it mapped."""
-    with held(folder / ".lock", lambda owner: None):
+    with held(folder / ".lock", waiting):
         _empty(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def evict(keep_bytes: float, root: Path | None = None) -> list[CacheFolder]:
+def evict(
+    keep_bytes: float, root: Path | None = None, waiting: Callable[[str], None] = lambda owner: None
+) -> list[CacheFolder]:
     """Remove the longest unused caches until the rest take no more than `keep_bytes`."""
     caches, removed = list_caches(root), []
     while caches and sum(cache.nbytes for cache in caches) > keep_bytes:
         removed.append(caches.pop(0))
-        remove_cache(removed[-1].folder)
+        remove_cache(removed[-1].folder, waiting)
     return removed
 
 
@@ -269,6 +294,20 @@ def _by_name(shards: Sequence[Shard]) -> dict[str, tuple[int, int, tuple[int, in
         for row, (name, stamp) in enumerate(zip(shard.names, shard.stamps.tolist(), strict=True)):
             known[name] = (number, row, (stamp[0], stamp[1]))
     return known
+
+
+def _names(items: Sequence[Item | Path]) -> list[str]:
+    """What the cache knows each item by: the same from any working folder and through any link."""
+    folders: dict[Path, str] = {}
+
+    def name(item: Item | Path) -> str:
+        if not isinstance(item, Path):
+            return str(item)
+        if item.parent not in folders:
+            folders[item.parent] = os.path.realpath(item.parent)
+        return os.path.join(folders[item.parent], item.name)
+
+    return [name(item) for item in items]
 
 
 def _stamps(items: Sequence[Item | Path]) -> tuple[list[tuple[int, int] | None], list[tuple[int, str]]]:
@@ -290,11 +329,13 @@ def _check_room(folder: Path, wanted: float) -> None:
                        f"{free / 1e9:.1f} GB free; {ELSEWHERE}")
 
 
-def _version(about: Path) -> int | None:
+def _about(folder: Path) -> dict[str, Any]:
+    """What about.json says; nothing where it is missing or damaged."""
     try:
-        return int(json.loads(about.read_text())["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        content = json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _empty(folder: Path) -> None:

@@ -39,10 +39,12 @@ def from_items(
     progress: Progress | None,
     remarks: list[str],
     classes: tuple[str, ...] | None = None,
+    by_number: bool = False,
 ) -> Source:
     """Every image decoded once; what cannot be read is refused, or listed and skipped.
 
-    `classes` gives the label order where it is not that of the sorted names.
+    `classes` gives the label order where it is not that of the sorted names; `by_number` sorts names that are all
+    numbers as numbers (2 before 10), for sources whose labels are numbers to begin with.
     """
     items = [item for _, item, _ in entries]
     store, broken = _stored(items, str(root), channels, spec, progress, remarks)
@@ -59,15 +61,22 @@ def from_items(
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{root}: no training image could be read; mend the files")
     if classes is None:
-        classes = tuple(sorted({label for _, _, label in entries if label}))
+        classes = sorted_names({label for _, _, label in entries if label}, by_number)
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
     labels = torch.tensor([ids[label] for _, _, label in entries])
     every = whole(store, labels, [str(item) for _, item, _ in entries])
     of_split = np.array([split for split, _, _ in entries])
     splits: dict[str, Split] = {
-        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name))) for name in sorted(set(of_split.tolist()))
+        name: every.take(torch.from_numpy(np.flatnonzero(of_split == name)))
+        for name in ("train", "val", "test") if (of_split == name).any()
     }
     return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries])
+
+
+def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
+    if by_number and all(name.isascii() and name.isdigit() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
 
 
 def _stored(
@@ -76,9 +85,8 @@ def _stored(
     """Where the pixels of the readable items are, in their order, and (position, reason) of the others."""
     estimate = expected_bytes(items, channels, spec.short_side)
     if spec.cache == "always" or (spec.cache == "auto" and estimate > CACHE_FROM):
-        cached, broken, said = Cache(absolute_source(spec.source) or root, channels, spec.short_side).build(
-            items, progress
-        )
+        cache = Cache(absolute_source(spec.source) or root, channels, spec.short_side, spec.resample)
+        cached, broken, said = cache.build(items, progress)
         remarks += said
         return cached, broken
     keep = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
@@ -86,7 +94,7 @@ def _stored(
     bad = {position for position, _ in broken}
     good = [item for position, item in enumerate(items) if position not in bad]
     if images is None:
-        return FileImages(good, channels, spec.short_side), broken
+        return FileImages(good, channels, spec.short_side, spec.resample), broken
     if len({tuple(image.shape) for image in images}) == 1:
         return ArrayImages(torch.stack(images)), broken
     return PackedImages.of(images) if images else FileImages([], channels, None), broken
@@ -115,7 +123,7 @@ def _decoded(
 
     def one(item: Path | Item) -> Tensor | str:
         try:
-            return decode(item, channels, spec.short_side)
+            return decode(item, channels, spec.short_side, spec.resample)
         except (OSError, ValueError) as error:
             return why(error)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from supancl.errors import BadInput
 
 T = TypeVar("T")
+Resample = Literal["bilinear", "bicubic"]
 R = TypeVar("R")
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
@@ -30,6 +31,10 @@ class Batch(NamedTuple):
 
     pixels: Tensor
     sizes: Tensor | None = None
+
+    def take(self, rows: Tensor) -> Batch:
+        """Some of the images."""
+        return Batch(self.pixels[rows], None if self.sizes is None else self.sizes[rows])
 
     def to(self, device: torch.device) -> Batch:
         sizes = None if self.sizes is None else self.sizes.to(device, non_blocking=True)
@@ -69,8 +74,7 @@ class PackedImages:
     def __init__(self, flats: Sequence[Tensor], places: Tensor, sizes: Tensor, channels: int) -> None:
         self.flats, self.places, self.sizes, self.channels = flats, places, sizes, channels
         self.device = flats[0].device if flats else torch.device("cpu")
-        self.canvas = tuple(int(side) for side in sizes.amax(0)) if len(sizes) else (0, 0)
-        self.uniform = len(sizes) > 0 and bool((sizes == sizes[:1]).all())
+        self.known_sizes = sizes.cpu()  # so that the shape of a batch is known without asking the GPU
         if self.device.type != "cpu":
             self.places, self.sizes = places.to(self.device), sizes.to(self.device)
 
@@ -88,7 +92,7 @@ class PackedImages:
 
     @property
     def nbytes(self) -> int:
-        return self.channels * int(self.sizes.prod(1).sum())
+        return self.channels * int(self.known_sizes.prod(1).sum())
 
     def image(self, index: int) -> Tensor:
         """One image (C, H, W), not copied."""
@@ -99,31 +103,30 @@ class PackedImages:
     def batch(self, indices: Tensor) -> Batch:
         if self.device.type == "cpu":
             return padded([self.image(i) for i in indices.tolist()])
-        return self._gathered(indices.to(self.device))
+        return self._gathered(indices)
 
     def _gathered(self, indices: Tensor) -> Batch:
-        """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking."""
-        (height, width), sizes = self.canvas, self.sizes[indices]
-        if self.uniform:
-            sides = sizes.new_tensor([height, width]).expand_as(sizes)
-        else:
-            sides = sizes
+        """On a GPU: the rows of all images are cut out of the bytes in one indexing.
+
+        The canvas is that of the batch: one panorama among a million images would make every batch huge.
+        """
+        known, indices = self.known_sizes[indices.cpu()], indices.to(self.device)
+        height, width = known.amax(0).tolist()
+        sizes = self.sizes[indices]
         channel = torch.arange(self.channels, device=self.device)[:, None]
         row = torch.arange(height, device=self.device)
-        area = (sides[:, 0] * sides[:, 1])[:, None, None]
-        start = self.places[indices, 1][:, None, None] + channel * area + row * sides[:, 1][:, None, None]
-        flat = self.flats[0]
-        windows = flat.unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
+        area = sizes.prod(1)[:, None, None]
+        start = self.places[indices, 1][:, None, None] + channel * area + row * sizes[:, 1][:, None, None]
+        windows = self.flats[0].unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
         pixels = windows[start.clamp(max=len(windows) - 1)]
-        return Batch(pixels, None if self.uniform else sizes)
+        return Batch(pixels, None if bool((known == known[:1]).all()) else sizes)
 
     def to(self, device: torch.device, progress: Callable[[int, int], None] | None = None) -> PackedImages:
         """The same images as one flat tensor on the device, image by image: host memory stays as it is."""
-        lengths = self.channels * self.sizes.cpu().prod(1)
+        lengths = self.channels * self.known_sizes.prod(1)
         starts = lengths.cumsum(0) - lengths
-        # room for one canvas behind the last image: a window may reach beyond it
-        reach = self.canvas[0] * self.canvas[1] * self.channels + self.canvas[1]
-        flat = torch.empty(int(lengths.sum()) + reach, dtype=torch.uint8, device=device)
+        reach = int(self.known_sizes[:, 1].max()) if len(self) else 0  # behind the last image: a window may be wider
+        flat = torch.zeros(int(lengths.sum()) + reach, dtype=torch.uint8, device=device)
         for at in range(0, len(self), 512):
             rows = range(at, min(at + 512, len(self)))
             part = torch.cat([self.image(i).reshape(-1) for i in rows])
@@ -131,14 +134,16 @@ class PackedImages:
             if progress is not None:
                 progress(rows[-1] + 1, len(self))
         places = torch.stack([torch.zeros_like(starts), starts], dim=1)
-        return PackedImages([flat], places, self.sizes.cpu(), self.channels)
+        return PackedImages([flat], places, self.known_sizes, self.channels)
 
 
 class FileImages:
     """Images neither kept nor cached: decoded each time they are asked for, by several threads."""
 
-    def __init__(self, items: Sequence[Item | Path], channels: int, short_side: int | None) -> None:
-        self.items, self.channels, self.short_side = items, channels, short_side
+    def __init__(
+        self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
+    ) -> None:
+        self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
         self.threads = ThreadPoolExecutor(max_workers=workers())
 
     def __len__(self) -> int:
@@ -150,7 +155,7 @@ class FileImages:
 
     def _read(self, item: Item | Path) -> Tensor:
         try:
-            return decode(item, self.channels, self.short_side)
+            return decode(item, self.channels, self.short_side, self.resample)
         except (OSError, ValueError) as error:
             raise BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, then "
                            "continue with --resume") from None
@@ -216,11 +221,14 @@ def opened_image(item: Item | Path) -> Any:
 
 
 def stamp_of(item: Item | Path) -> tuple[int, int]:
-    """Size and time of the last change."""
-    if isinstance(item, Path):
-        status = item.stat()
-        return status.st_size, status.st_mtime_ns
-    return item.stamp()
+    """Two numbers that change with the content."""
+    return file_stamp(item) if isinstance(item, Path) else item.stamp()
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Size, and the times of the last change: mtime may be set by hand (`cp -p`), ctime may not."""
+    status = path.stat()
+    return status.st_size, (status.st_mtime_ns * 31 + status.st_ctime_ns) % 2**63
 
 
 def size_of(item: Item | Path) -> tuple[int, int]:
@@ -231,7 +239,9 @@ def size_of(item: Item | Path) -> tuple[int, int]:
     return (width, height) if turned else (height, width)
 
 
-def decode(item: Item | Path, channels: int = 3, short_side: int | None = None) -> Tensor:
+def decode(
+    item: Item | Path, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
+) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
 
     Raises OSError or ValueError for what is not a readable image.
@@ -240,14 +250,14 @@ def decode(item: Item | Path, channels: int = 3, short_side: int | None = None) 
         with opened_image(item) as opened:
             opened.load()
             image = to_mode(upright(opened), "L" if channels == 1 else "RGB")
-    except (OSError, ValueError):
+        height, width = shrunk((image.height, image.width), short_side)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling[resample.upper()])
+        array = np.array(image, dtype=np.uint8)
+    except (OSError, ValueError, MemoryError):  # want of memory says nothing about the image
         raise
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
-    height, width = shrunk((image.height, image.width), short_side)
-    if (width, height) != image.size:
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    array = np.array(image, dtype=np.uint8)
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import inspect
 import io
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from PIL import Image
 
 from supancl.data import readers
 from supancl.data.decoding import Entry, from_items
+from supancl.data.images import file_stamp
 from supancl.data.sources import DataSpec, Progress, Source
 from supancl.errors import BadInput, nearest
 from supancl.files import reason
@@ -38,6 +43,8 @@ class RowItem:
 
     def open(self) -> Any:
         image = self.read(self.index)
+        if image is None:
+            raise ValueError("holds no image")
         if isinstance(image, dict):  # Hugging Face, undecoded
             return Image.open(io.BytesIO(image["bytes"]) if image.get("bytes") else image["path"])
         if not isinstance(image, Image.Image):
@@ -58,42 +65,71 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
         raise BadInput(f"torchvision has no data set {name!r}{nearest(name, kinds)}")
     if not at or not root:
         raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
-    built = _torchvision_splits(getattr(datasets, name), name, Path(root))
+    built, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
     arrays = {split: _array(data) for split, data in built.items()}
     labels = {split: _labels(data, f"torchvision:{name}") for split, data in built.items()}
-    classes = next((tuple(map(str, data.classes)) for data in built.values() if getattr(data, "classes", None)), None)
+    classes = next((_class_names(data.classes) for data in built.values() if getattr(data, "classes", None)), None)
     if all(array is not None for array in arrays.values()):
         pairs = {split: (array, labels[split]) for split, array in arrays.items() if array is not None}
-        return readers.from_splits(pairs, channels, f"torchvision:{name}", classes)
+        source = readers.from_splits(pairs, channels, f"torchvision:{name}", classes)
+        return replace(source, remarks=(*source.remarks, *remarks))
+    highest = max(int(each.max(initial=-1)) for each in labels.values())
     if classes is None:
-        classes = tuple(str(i) for i in range(1 + max(int(each.max()) for each in labels.values())))
-    state = _state(Path(root))
-    entries: list[Entry] = [
-        (split, RowItem(f"torchvision:{name}.{split}", i, state, _first_of(data)), classes[label] if label >= 0 else "")
-        for split, data in built.items() for i, label in enumerate(labels[split].tolist())
-    ]
-    return from_items(entries, Path(root), channels, spec, progress, [], classes)
+        classes = tuple(str(i) for i in range(1 + highest))
+    if highest >= len(classes):
+        raise BadInput(f"torchvision:{name}@{root}: label {highest} has no name; it names {len(classes)} classes")
+    entries: list[Entry] = []
+    for split, data in built.items():
+        items = _items(data, f"torchvision:{name}.{split}", Path(root))
+        named = [classes[label] if label >= 0 else "" for label in labels[split].tolist()]
+        entries += [(split, item, label) for item, label in zip(items, named, strict=True)]
+    return from_items(entries, Path(root), channels, spec, progress, remarks, classes)
 
 
-def _torchvision_splits(kind: Any, name: str, root: Path) -> dict[str, Any]:
+def _torchvision_splits(kind: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
+    """Its splits by our names, and which of those it knows could not be opened."""
     options = inspect.signature(kind).parameters
     wanted: dict[str, list[dict[str, Any]]] = {"train": [{}]}
     if "train" in options:
         wanted = {"train": [{"train": True}], "test": [{"train": False}]}
     elif "split" in options:
         wanted = {ours: [{"split": theirs} for theirs in names] for ours, names in SPLITS.items()}
-    built, said = {}, ""
+    built: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for split, tries in wanted.items():
         for option in tries:
             try:
                 built[split] = kind(str(root), **option)
                 break
             except Exception as error:  # each of its classes refuses in a way of its own
-                said = said or reason(error)
+                if "Valid values are" not in str(error):  # it knows this split, but not from these files
+                    said.setdefault(split, reason(error))
     if "train" not in built:
-        raise BadInput(f"torchvision:{name}@{root}: cannot be opened ({said}); lay its files out there, for example "
+        refused = said.get("train", "it has no training split")
+        raise BadInput(f"torchvision:{name}@{root}: cannot be opened ({refused}); lay its files out there, for example "
                        f"with torchvision.datasets.{name}({str(root)!r}, download=True)")
-    return built
+    lost = {split: why for split, why in said.items() if split not in built}
+    return built, [f"torchvision:{name}@{root}: no {split} split ({why})" for split, why in lost.items()]
+
+
+def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
+    """One name a class; ImageNet's are tuples of synonyms, and two of its classes are both called crane."""
+    told = [", ".join(map(str, name)) if isinstance(name, (tuple, list)) else str(name) for name in names]
+    count = Counter(told)
+    return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(told))
+
+
+def _items(data: Any, where: str, root: Path) -> Sequence[Path | RowItem]:
+    """The image files where the data set lists them; else its rows, which count as changed when anything below the
+    root has changed."""
+    for attribute in ("_image_files", "_images", "_samples", "samples", "images"):
+        found = getattr(data, attribute, None)
+        if isinstance(found, list) and len(found) == len(data):
+            files = [row[0] if isinstance(row, tuple) else row for row in found]
+            if all(isinstance(file, (str, Path)) for file in files) and Path(files[0]).is_file():
+                return [Path(file) for file in files]
+    state = _state(root)
+    return [RowItem(where, i, state, _first_of(data)) for i in range(len(data))]
 
 
 def _array(data: Any) -> np.ndarray | None:
@@ -108,15 +144,17 @@ def _array(data: Any) -> np.ndarray | None:
 
 
 def _labels(data: Any, where: str) -> np.ndarray:
-    for attribute in ("targets", "labels", "_labels", "y"):
-        found = getattr(data, attribute, None)
-        if found is not None and len(found) == len(data):
-            return np.asarray(found, dtype=np.int64)
-    if hasattr(data, "_samples") and len(data._samples) == len(data):
-        return np.array([int(sample[1]) for sample in data._samples])
+    """The class number of every sample, without opening images where the data set keeps the numbers."""
+    kept = [getattr(data, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
+    rows: list[Any] = getattr(data, "_samples", None) or getattr(data, "samples", None) or []
     try:
-        return np.array([int(data[i][1]) for i in range(len(data))])
-    except (TypeError, ValueError, IndexError, KeyError):
+        for found in (*kept, [row[1] for row in rows]):
+            if found is not None and len(found) == len(data):
+                numbers = np.asarray(found)
+                if numbers.ndim == 1 and numbers.dtype.kind in "iu":
+                    return numbers.astype(np.int64)
+        return np.array([int(data[i][1]) for i in range(len(data))], np.int64)
+    except Exception:  # whatever its samples are, they are something else
         raise BadInput(f"{where}: its samples are not (image, class number); unpack it into class folders") from None
 
 
@@ -125,7 +163,14 @@ def _first_of(data: Any) -> Callable[[int], Any]:
 
 
 def _state(root: Path) -> int:
-    return root.stat().st_mtime_ns if root.exists() else 0
+    """A number for all that lies below the root: names, sizes and times of change."""
+    told = hashlib.sha256()
+    for folder, below, files in os.walk(root):
+        below.sort()
+        for name in sorted(files):
+            with contextlib.suppress(OSError):
+                told.update(f"{folder}/{name}\0{file_stamp(Path(folder, name))}".encode("utf-8", "surrogateescape"))
+    return int(told.hexdigest()[:15], 16)
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -141,23 +186,56 @@ def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progre
         raise BadInput("hf: names no data set; write hf:NAME, such as hf:beans, or hf:FOLDER")
     loaded = _loaded(datasets, text)
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    taken, remarks = _hugging_face_splits(splits, text)
     entries: list[Entry] = []
     classes: tuple[str, ...] | None = None
-    for name, data in splits.items():
+    for split, name in taken.items():
+        data, where = splits[name], f"hf:{text} ({name})"
+        image, label = _columns(datasets, data, where)
+        names = getattr(data.features[label], "names", None) if label else None
+        if names and classes not in (None, tuple(names)):
+            raise BadInput(f"{where}: its classes are not those of the splits before it; cast them to one ClassLabel")
+        classes = tuple(names) if names else classes
+        labels = _names(data[label] if label else [None] * len(data), names)
+        items = _rows(datasets, data, image, f"hf:{_known_as(text)}.{name}")
+        entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
+    if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
+        raise BadInput(f"hf:{text}: some splits name their classes and others do not; cast them to one ClassLabel")
+    return from_items(entries, Path(text), channels, spec, progress, remarks, classes, by_number=True)
+
+
+def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
+    """Our name of a split -> theirs, and which of theirs are left out."""
+    taken: dict[str, str] = {}
+    remarks = []
+    for name in splits:
         split = readers.SPLIT_NAMES.get(name.lower())
         if split is None:
-            continue
-        image, label = _columns(datasets, data, f"hf:{text} ({name})")
-        names = getattr(data.features[label], "names", None) if label else None
-        classes = tuple(names) if names else classes
-        raw = data.cast_column(image, datasets.Image(decode=False))
-        state = int(str(data._fingerprint)[:15], 16) if str(data._fingerprint)[:15].isalnum() else 0
-        labels = _names(data[label] if label else [None] * len(data), names)
-        read = _image_of(raw, image)
-        entries += [(split, RowItem(f"hf:{text}.{name}", i, state, read), labels[i]) for i in range(len(data))]
-    if not any(split == "train" for split, _, _ in entries):
+            remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is left out")
+        elif split in taken:
+            raise BadInput(f"hf:{text} has both {taken[split]} and {name} for {split}; save one of them alone "
+                           "(save_to_disk) and give that folder")
+        else:
+            taken[split] = name
+    if "train" not in taken:
         raise BadInput(f"hf:{text}: no training split; it has {', '.join(splits)}")
-    return from_items(entries, Path(text), channels, spec, progress, [], classes)
+    return taken, remarks
+
+
+def _rows(datasets: Any, data: Any, column: str, where: str) -> Sequence[Path | RowItem]:
+    """The files that the rows point to, else the rows with their bytes."""
+    raw = data.cast_column(column, datasets.Image(decode=False))
+    if len(raw) and not (raw[0][column] or {}).get("bytes"):
+        images = [image or {} for image in raw[column]]
+        if all(image.get("path") and not image.get("bytes") for image in images):
+            return [Path(image["path"]) for image in images]
+    state = int(hashlib.sha256(str(data._fingerprint).encode()).hexdigest()[:15], 16)
+    read = _image_of(raw, column)
+    return [RowItem(where, i, state, read) for i in range(len(data))]
+
+
+def _known_as(text: str) -> str:
+    return os.path.realpath(text) if Path(text).exists() else text
 
 
 def _loaded(datasets: Any, text: str) -> Any:

@@ -40,7 +40,7 @@ class Feed:
             return self.split.batch(self.positions(step))
         if self.thread is None:
             self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
-        for later in range(step, min(step + self.ahead, self.steps)):
+        for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
             if later not in self.ready:
                 self.ready[later] = self.thread.submit(self._make, later)
         for passed in [other for other in self.ready if other < step or other >= step + self.ahead]:

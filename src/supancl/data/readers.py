@@ -268,6 +268,3 @@ def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str,
         raise BadInput(f"{table} line {line}: split {split!r}; wanted train, val or test")
     label = (row["label"] or "").strip()
     return SPLIT_NAMES[split], file, "" if label == "-1" else label
-
-
-_from_files = from_items

@@ -41,7 +41,7 @@ class ShardWriter:
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number, self.bytes = folder, number, 0
         self.shards: list[Shard] = []
-        self.rows: list[tuple[str, tuple[int, int], tuple[int, int], int, int]] = []
+        self.rows: list[tuple[str, tuple[int, int], tuple[int, int], int, int, int]] = []
         self.file: IO[bytes] | None = None
 
     def add(self, name: str, stamp: tuple[int, int], image: Tensor) -> None:
@@ -49,13 +49,13 @@ class ShardWriter:
             self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()
         self.file.write(image.numpy().data)
-        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, crc(image)))
+        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, crc(image), image.numel()))
         self.bytes += image.numel()
         if offset + image.numel() >= SHARD_BYTES:
             self.finish()
 
     def finish(self) -> None:
-        """Give the shard its name and its index. A disk that is full loses this shard and nothing else."""
+        """Give the shard its name and its index. A disk that is full loses this shard at most, and nothing else."""
         if self.file is None:
             return
         file, self.file, rows, self.rows = self.file, None, self.rows, []
@@ -64,14 +64,20 @@ class ShardWriter:
         try:
             with file:
                 file.flush()
+                if rows:
+                    file.truncate(rows[-1][3] + rows[-1][5])  # an interrupted add() may have left part of an image
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            if rows:
+                os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
                 file.close()
             temporary.unlink(missing_ok=True)
             raise
-        names, stamps, sizes, offsets, checksums = zip(*rows, strict=True)
+        if not rows:
+            temporary.unlink(missing_ok=True)
+            return
+        names, stamps, sizes, offsets, checksums, _ = zip(*rows, strict=True)
         shard = Shard(path, list(names), np.array(stamps, np.int64), np.array(sizes, np.int64),
                       np.array(offsets, np.int64), np.array(checksums, np.uint32))
         write_index(shard)
@@ -105,9 +111,11 @@ def read_index(index: Path, channels: int) -> Shard | str:
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
     except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
         return f"its index cannot be read: {reason(error)}"
-    if not len(names) == len(shard.stamps) == len(shard.sizes) == len(shard.offsets) == len(shard.checksums):
+    count, each = len(names), channels * shard.sizes.prod(-1)
+    shapes = [shard.stamps.shape, shard.sizes.shape, shard.offsets.shape, shard.checksums.shape]
+    fitting = shapes == [(count, 2), (count, 2), (count,), (count,)]
+    if not fitting or not np.array_equal(shard.offsets, each.cumsum() - each):
         return "its index is inconsistent"
-    length = int(shard.offsets[-1] + channels * shard.sizes[-1].prod())
-    if not pixels.is_file() or pixels.stat().st_size != length:
+    if not pixels.is_file() or pixels.stat().st_size != int(each.sum()):
         return "its pixels are missing" if not pixels.is_file() else "its length is not what was written"
     return shard

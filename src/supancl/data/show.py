@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from supancl.data.decoding import CACHE_FROM
-from supancl.data.images import ArrayImages, in_order, shrunk, size_of
+from supancl.data.images import ArrayImages, in_order, shrunk, size_of, why
 from supancl.data.sources import DataSpec, Progress, Source, Split
+from supancl.errors import BadInput
 
 
 def described(source: Source, spec: DataSpec, channels: int, progress: Progress | None = None) -> dict[str, Any]:
@@ -20,11 +21,14 @@ def described(source: Source, spec: DataSpec, channels: int, progress: Progress 
         known = split.labels[split.labels >= 0]
         splits[name] = {"images": len(split), "labelled": len(known), "classes": len(torch.unique(known))}
     sizes = image_sizes(source, progress)
-    decoded = np.array([shrunk((int(h), int(w)), spec.short_side) for h, w in sizes], np.int64).reshape(-1, 2)
-    nbytes = channels * int(decoded.prod(1).sum())
+    side = spec.short_side if source.items else None  # arrays stay as they are
+    decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
+    stores = [split.store for split in source.splits.values()]
+    arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
+    nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())
     return {
         "source": spec.source, "splits": splits, "classes": len(source.classes),
-        "histogram": histogram(source), "sizes": size_facts(sizes), "short_side": spec.short_side,
+        "histogram": histogram(source), "sizes": size_facts(sizes), "short_side": side,
         "bytes": nbytes, "kept": "in the packed cache" if source.items and nbytes > CACHE_FROM else "in memory",
         "unreadable": list(source.skipped), "remarks": list(source.remarks),
     }
@@ -40,9 +44,16 @@ def histogram(source: Source) -> dict[str, dict[str, int]]:
 
 def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
     """(N, 2) height and width of every image as it is stored, from the headers of files."""
+    def one(item: Any) -> tuple[int, int]:
+        try:
+            return size_of(item)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, and look "
+                           "again") from None
+
     if source.items:
         found = []
-        for done, size in enumerate(in_order(size_of, list(source.items)), start=1):  # type: ignore[arg-type]
+        for done, size in enumerate(in_order(one, source.items), start=1):
             found.append(size)
             if progress is not None:
                 progress("reading sizes", done, len(source.items))

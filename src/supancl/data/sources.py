@@ -35,6 +35,7 @@ class DataSpec:
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
     labelled: Fraction = 1.0  # share of the training labels that are kept
     short_side: Count | None = None  # larger images are brought down to this when decoded
+    resample: Literal["bilinear", "bicubic"] = "bilinear"  # how
     balanced: bool = False  # every class equally often in an epoch, whatever its number of images
     cache: Literal["auto", "always", "never"] = "auto"  # auto: where decoded images take more than 256 MB
     memory_gb: Positive = 8.0  # without a cache, images beyond this are decoded again each time
@@ -57,7 +58,7 @@ class Split:
         return self.store.batch(self.index[positions])
 
     def named(self, positions: Tensor) -> list[str]:
-        return [self.names[i] for i in self.index[positions].tolist()]
+        return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
 
     def take(self, positions: Tensor) -> Split:
         return replace(self, index=self.index[positions], labels=self.labels[positions])
@@ -109,7 +110,7 @@ def absolute_source(name: str) -> str:
     if colon and not Path(name).exists():
         return name
     found = Path(name)
-    return str(found.resolve()) if found.exists() or (found.parent.is_dir() and found.suffix == ".tar") else name
+    return str(found.resolve()) if found.exists() or found.suffix == ".tar" else name  # {000..009}.tar does not exist
 
 
 def same_source(one: str, other: str) -> bool:
@@ -146,7 +147,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None)
     if kind in libraries.KINDS:
         return libraries.KINDS[kind](rest, channels, spec, progress)
     known, at, root = name.partition("@")
-    if at and known in benchmarks.BENCHMARKS:
+    if at and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES):
         return benchmarks.open_benchmark(known, Path(root), channels, spec, progress)
     if tars.is_tar(name):
         return tars.read_tars(name, channels, spec, progress)
@@ -283,14 +284,14 @@ def resident(split: Split, device: torch.device, progress: Progress | None = Non
     """The split with its pixels on the device, where they fit: one array, or packed images."""
     store = split.store
     if isinstance(store, ArrayImages):
-        return replace(split, store=store.to(device))
+        return replace(split, store=store.to(device), index=split.index.to(device))
     if isinstance(store, PackedImages) and device.type == "cuda" and fits(store.nbytes, device):
 
         def tell(done: int, total: int) -> None:
             if progress is not None:
                 progress("moving images to the GPU", done, total)
 
-        return replace(split, store=store.to(device, tell))
+        return replace(split, store=store.to(device, tell), index=split.index.to(device))
     return split
 
 

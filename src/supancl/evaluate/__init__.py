@@ -1,10 +1,16 @@
 """How good an encoder is: all it takes is images -> features, however the encoder was trained."""
 
 from supancl.evaluate.features import Features, embed
-from supancl.evaluate.knn import knn_accuracy, knn_predict
-from supancl.evaluate.linear import linear_accuracy
-from supancl.evaluate.variance import Variance, effective_rank, variance
+from supancl.evaluate.fewshot import Difference, FewShot, few_shot, paired_difference, sample_episodes
+from supancl.evaluate.knn import knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
+from supancl.evaluate.linear import LinearProbe, SgdProbe, linear_accuracy, linear_probe, sgd_probe
+from supancl.evaluate.ranks import Ranking, Score, rank_encoders
+from supancl.evaluate.transfer import Transfer, accuracy, transfer
+from supancl.evaluate.variance import Collapse, Variance, collapse, effective_rank, variance
 
 __all__ = [
-    "Features", "Variance", "effective_rank", "embed", "knn_accuracy", "knn_predict", "linear_accuracy", "variance",
+    "Collapse", "Difference", "Features", "FewShot", "LinearProbe", "Ranking", "Score", "SgdProbe", "Transfer",
+    "Variance", "accuracy", "collapse", "effective_rank", "embed", "few_shot", "knn_accuracies", "knn_accuracy",
+    "knn_leave_one_out", "knn_predict", "linear_accuracy", "linear_probe", "neighbours", "paired_difference",
+    "rank_encoders", "sample_episodes", "sgd_probe", "transfer", "variance",
 ]

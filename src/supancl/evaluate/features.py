@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.data.augment import normalized
+from supancl.data.images import Batch
 from supancl.data.sources import Split
 from supancl.data.views import evaluation_view
 from supancl.encoders import Encoder
 from supancl.errors import BadInput
+
+View = Literal["margin", "whole"]
 
 
 class Features(NamedTuple):
@@ -24,21 +30,63 @@ class Features(NamedTuple):
         return Features(self.values[known], self.labels[known])
 
 
+def whole_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """The transfer protocol's view: short side brought to `size` (bicubic, rounded to bytes), centre crop, normalised.
+
+    Larger images are brought down when they are decoded (data.resample), so here they are only enlarged.
+    """
+    if batch.pixels.ndim == 2:
+        return batch.pixels
+    if batch.sizes is None:
+        return normalized(_squares(batch.pixels, size) / 255, mean, std)
+    rows = [_squares(image[None, :, :height, :width], size)
+            for image, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)]
+    return normalized(torch.cat(rows) / 255, mean, std)
+
+
+def _squares(pixels: Tensor, size: int) -> Tensor:
+    height, width = pixels.shape[-2:]
+    images = pixels.float()
+    if min(height, width) != size:
+        scale = size / min(height, width)
+        sides = (max(size, int(height * scale)), max(size, int(width * scale)))
+        images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
+    top, left = round((images.shape[-2] - size) / 2), round((images.shape[-1] - size) / 2)
+    return images[..., top : top + size, left : left + size]
+
+
 @torch.inference_mode()
-def embed(encoder: Encoder, split: Split, device: torch.device | str = "cpu", batch_size: int = 256) -> Features:
-    """Features of every image of a split, in its order. The encoder's mode is put back afterwards."""
+def embed(
+    encoder: Encoder,
+    split: Split,
+    device: torch.device | str = "cpu",
+    batch_size: int = 256,
+    layer: str = "pooled",
+    normalize: bool = False,
+    view: View = "margin",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Features:
+    """Features of every image of a split, in its order. The encoder's mode is put back afterwards.
+
+    `view` is `margin`: the centre 7/8 of the short side, bilinear, as linear evaluation has it; or `whole`: all of
+    the short side, bicubic, as the transfer protocol (App. E) has it. `layer` is any of the encoder's own.
+    """
     device = torch.device(device)
     training = encoder.training
     encoder.eval()
+    values: list[Tensor] = []
     try:
-        values = []
         for positions in torch.arange(len(split)).split(batch_size):
             batch = split.batch(positions).to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
                 raise BadInput(f"the encoder takes {encoder.spec.channels} channels, "
                                f"the images have {batch.pixels.shape[1]}")
-            view = evaluation_view(batch, encoder.size, encoder.mean, encoder.std)
-            values.append(encoder(view).float().cpu())
+            look = evaluation_view if view == "margin" else whole_view
+            seen = look(batch, encoder.size, encoder.mean, encoder.std)
+            found = encoder.features(seen, layer).float()
+            values.append((F.normalize(found, dim=1) if normalize else found).cpu())
+            if progress is not None:
+                progress("taking features", int(positions[-1]) + 1, len(split))
     finally:
         encoder.train(training)
     stacked = torch.cat(values) if values else torch.empty(0, encoder.width)

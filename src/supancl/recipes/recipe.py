@@ -41,8 +41,9 @@ class TrainSpec:
     accumulate: Count = 1  # micro-batches per step; the batch size is that of the whole step
     seed: Natural = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    compile: bool = False
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
+    compile: bool | None = None  # None: on a GPU, for runs long enough to earn the minute it takes
+    replay: bool | None = None  # None: on a GPU the step is captured once and replayed
     deterministic: bool = False
     log_every: Count = 10  # steps
     checkpoint_every: Count | None = None  # steps; beside the one at the end of each epoch
@@ -76,6 +77,13 @@ class Recipe:
             raise BadInput(f"loss.against = {self.loss.against!r} needs a pool; set pool.kind=queue")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
+        if self.views.kind == "crops" and self.views.local is not None:
+            if self.loss.kind == "contrast":
+                raise BadInput(f"views.local: {self.method} contrasts two views and has no use for local crops; "
+                               "set views.local=null, or choose simsiam, supsiam, byol or supbyol")
+            if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):
+                raise BadInput(f"views.local.size = {self.views.local.size}: encoder {self.encoder.name} takes "
+                               f"{self.encoder.size} px only; set views.local=null, or choose a convolutional encoder")
         if self.train.batch_size % self.train.accumulate:
             raise BadInput(f"train.batch_size = {self.train.batch_size} does not divide into "
                            f"train.accumulate = {self.train.accumulate} micro-batches")
@@ -154,6 +162,17 @@ def recipe_from_json(text: str, where: str) -> Recipe:
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{where}: not a recipe.json of supancl") from None
     return validated_recipe(from_json(Recipe, stored, ""))
+
+
+def fixed_size(encoder: str) -> bool:
+    """Whether an encoder takes images of one size only, as vision transformers do."""
+    if not encoder.startswith("timm:"):
+        return encoder in ("vit-small", "linear")
+    import timm
+
+    name = encoder.removeprefix("timm:")
+    settings = timm.get_pretrained_cfg(name) if timm.is_model(name) else None  # building it is what says it is unknown
+    return settings is not None and bool(settings.fixed_input_size)
 
 
 def row(method: str) -> Method:

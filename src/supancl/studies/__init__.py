@@ -6,6 +6,8 @@ COMMANDS: dict[str, str] = {
     "theory": "check every statement of the paper's theory (Sec. 4, App. A) against the shipped loss",
     "alpha": "train several alphas on your data and say which one to take",
     "collapse": "the paper's Table 8: does a pool or a momentum branch prevent collapse?",
+    "study": "train the rows of an ablation: pool design, positives, batch size, memory bank, alpha",
+    "tables": "lay out a table of the paper from your runs, ours beside the paper's",
 }
 
 __all__ = ["COMMANDS"]

@@ -23,7 +23,8 @@ from supancl.encoders import Encoder
 from supancl.errors import BadInput, Interrupted
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
-from supancl.train import Reporter, pick_device, pretrain, with_short_side
+from supancl.start import agrees, pick_device, with_short_side
+from supancl.train import Reporter, pretrain
 
 
 class Trained(NamedTuple):
@@ -120,7 +121,7 @@ def _check_same(recipe: Recipe, folder: RunFolder) -> None:
         return
     kept = flattened(folder.read_recipe()[0])
     for key, value in flattened(recipe).items():
-        if key in ("sources", "train.device", "data.short_side") or kept.get(key) == value:
+        if key in ("sources", "train.device", "data.short_side") or agrees(key, value, kept.get(key)):
             continue
         if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
             raise BadInput(f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "

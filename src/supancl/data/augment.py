@@ -1,0 +1,334 @@
+"""The operations of a view, for a whole batch at once: each row has its own parameters.
+
+Every operation equals torchvision.transforms.v2.functional with the same parameters on float images in [0, 1]:
+crop-and-resize to 1e-12 in double and 1e-6 in single precision, colour to 1e-6 (hue to 5e-6, which is
+torchvision's own rounding), blur to 1e-6 (tests/data/test_augment.py).
+
+Nothing here waits for the device or has shapes that depend on values; `jitter_alike`, which is for CPUs, takes an
+order that is known on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as Pillow and torchvision weigh R, G, B
+BLOCK = 64  # pixels of a side that one product of the banded blur makes
+
+
+class Draws(NamedTuple):
+    """What was drawn for each of n views."""
+
+    box: Tensor  # (n, 4): top, left, height, width of the crop
+    flip: Tensor  # (n,) bool
+    factors: Tensor  # (n, 3): brightness, contrast, saturation; 1 leaves the image as it is
+    hue: Tensor  # (n,): shift in turns
+    order: Tensor  # (n, 4): at which place each of brightness, contrast, saturation, hue comes
+    grey: Tensor  # (n,) bool
+    sigma: Tensor  # (n,): of the blur; 0 for none
+    solarize: Tensor | None = None  # (n,) bool; None where it is not asked for
+
+
+class Taps(NamedTuple):
+    """For each of n rows, which input pixels make an output pixel, and how much each of them counts."""
+
+    source: Tensor  # (n, size, taps)
+    weight: Tensor  # (n, size, taps)
+
+
+# --- crops ---------------------------------------------------------------------------------------------------------
+
+
+def draw_boxes(
+    sizes: Tensor,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    generator: torch.Generator | None = None,
+    tries: int = 10,
+) -> Tensor:
+    """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once."""
+    n, device = len(sizes), sizes.device
+    height, width = sizes[:, :1].double(), sizes[:, 1:].double()
+    draws = torch.rand(4, n, tries, generator=generator, device=device, dtype=torch.float64)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = (low + (high - low) * draws[1]).exp()
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # of several attempts the first that fits
+    w, h = w.gather(1, first), h.gather(1, first)
+    top = (draws[2].gather(1, first) * (height - h + 1)).floor()
+    left = (draws[3].gather(1, first) * (width - w + 1)).floor()
+    # none fits: the whole image, cut to the nearest allowed aspect, from its centre
+    w0 = torch.minimum(width, (height * ratio[1]).round())
+    h0 = torch.minimum(height, (width / ratio[0]).round())
+    drawn = torch.cat([top, left, h, w], dim=1)
+    whole = torch.cat([((height - h0) / 2).floor(), ((width - w0) / 2).floor(), h0, w0], dim=1)
+    return torch.where(fits.any(1, keepdim=True), drawn, whole).float()
+
+
+def crop_and_resize(images: Tensor, box: Tensor, size: int, flip: Tensor | None = None) -> Tensor:
+    """Each row's box as (size, size), bilinear with antialiasing; row i is of image i % len(images).
+
+    Pixels outside the box have no weight, so padding and neighbours do not leak in.
+    """
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    rows, columns = crop_taps(box, images.shape[-2], images.shape[-1], size, flip, dtype)
+    image = torch.arange(len(box), device=box.device) % len(images)
+    return resampled(images.to(dtype), image, rows, columns)
+
+
+def crop_taps(
+    box: Tensor, height: int, width: int, size: int, flip: Tensor | None, dtype: torch.dtype
+) -> tuple[Taps, Taps]:
+    """What makes the rows and the columns of each crop; a flip is the columns in reverse."""
+    rows = resize_taps(box[:, 0], box[:, 2], height, size)
+    columns = resize_taps(box[:, 1], box[:, 3], width, size)
+    if flip is not None:
+        index, weight = (torch.where(flip[:, None, None], part.flip(1), part) for part in columns)
+        columns = Taps(index, weight)
+    return Taps(rows.source, rows.weight.to(dtype)), Taps(columns.source, columns.weight.to(dtype))
+
+
+def resize_taps(start: Tensor, length: Tensor, pixels: int, size: int) -> Taps:
+    """Of the crop [start, start + length) of a side of `pixels`: the triangle filter's support and its weights.
+
+    The number of taps is the most that any crop of such a side can need, so shapes do not depend on draws.
+    """
+    start, length = start.double()[:, None, None], length.double()[:, None, None]
+    scale = length / size
+    reach = scale.clamp(min=1)  # antialiasing: when shrinking, the triangle widens with the scale
+    centre = start + (torch.arange(size, device=start.device).double()[:, None] + 0.5) * scale
+    first = (centre - reach + 0.5).floor()  # the leftmost pixel whose middle may lie inside the triangle
+    index = first + torch.arange(math.ceil(2 * max(1.0, pixels / size)), device=start.device)
+    middle = index + 0.5
+    weight = (1 - (middle - centre).abs() / reach).clamp(min=0)
+    weight = weight * ((middle > start) & (middle < start + length))
+    return Taps(index.long().clamp(0, pixels - 1), weight / weight.sum(-1, keepdim=True))
+
+
+def resampled(images: Tensor, image: Tensor, rows: Taps, columns: Taps) -> Tensor:
+    """(n, C, size, size): first the rows, then the columns of images[image], as weighted sums of whole lines.
+
+    In memory the result lies as (n, column, C, row): lines of both passes are contiguous with one turn between.
+    """
+    count, channels, height, width = images.shape
+    n, size, taps = rows.source.shape
+    plane = image[:, None] * channels + torch.arange(channels, device=images.device)  # (n, C)
+    line = plane[:, :, None, None] * height + rows.source[:, None]
+    weight = rows.weight[:, None].expand(n, channels, size, taps)
+    short = weighted_lines(images.reshape(count * channels * height, width), line, weight)
+    turned = _turned(short.view(n, channels * size, width)).view(n * width, channels * size)
+    line = torch.arange(n, device=images.device)[:, None, None] * width + columns.source
+    return weighted_lines(turned, line, columns.weight).view(n, size, channels, size).permute(0, 2, 3, 1)
+
+
+def weighted_lines(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """(..., width): for each entry of (..., taps) the sum over its taps of weight * table[index]."""
+    taps = index.shape[-1]
+    bags = F.embedding_bag(index.reshape(-1, taps), table, per_sample_weights=weight.reshape(-1, taps), mode="sum")
+    return bags.view(*index.shape[:-1], table.shape[-1])
+
+
+def _turned(lines: Tensor) -> Tensor:
+    if len(lines) == 1:  # torch's blocked transposition knows matrices only
+        return lines[0].t().contiguous()[None]
+    return lines.mT.contiguous()
+
+
+# --- colour --------------------------------------------------------------------------------------------------------
+
+
+def luma(images: Tensor) -> Tensor:
+    """(n, 1, H, W): the grey image."""
+    red, green, blue = images.unbind(1)
+    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).unsqueeze(1)
+
+
+def jitter(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue, in each row's own order.
+
+    The first three all blend the image with something (black, its mean grey, its grey), so whatever comes
+    before the hue is three blends, and whatever comes after is three more, with factor 1 where there is none.
+    """
+    hue_place = order[:, 3]
+    blends = order[:, :3].argsort(1)  # which blend comes first, second, third
+    factor, place = factors.gather(1, blends), order.gather(1, blends)
+    early = torch.where(place < hue_place[:, None], factor, torch.ones_like(factor))
+    late = torch.where(place > hue_place[:, None], factor, torch.ones_like(factor))
+    for step in range(3):
+        images = _blend(images, blends[:, step], early[:, step])
+    images = torch.where((hue == 0)[:, None, None, None], images, shift_hue(images, hue))
+    for step in range(3):
+        images = _blend(images, blends[:, step], late[:, step])
+    return images
+
+
+def _blend(images: Tensor, which: Tensor, factor: Tensor) -> Tensor:
+    """factor * image + (1 - factor) * base: black (which = 0), the mean of the grey image (1), the grey image (2)."""
+    which, factor = which[:, None, None, None], factor[:, None, None, None].to(images.dtype)
+    grey = luma(images)
+    mean = grey.mean((-1, -2), keepdim=True)
+    base = (grey * ((1 - factor) * (which == 2))).add_((1 - factor) * mean * (which == 1))
+    return (images * factor).add_(base).clamp_(0, 1)
+
+
+def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Rotate the hue of RGB images by a fraction of a turn, through HSV."""
+    return torch.stack(_shifted_hue(images, turns), dim=1)
+
+
+def _shifted_hue(images: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Red, green and blue, without branching on pixels.
+
+    `torch.where` costs a CPU more than all the arithmetic here; a sign is 0 or 1 just as well.
+    """
+    red, green, blue = images.unbind(1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    lowest = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - lowest
+    per_chroma = chroma.clamp(min=torch.finfo(images.dtype).tiny).reciprocal_()  # a grey has no hue: 0 / tiny = 0
+    from_red = (green - blue).mul_(per_chroma)
+    from_green = (blue - red).mul_(per_chroma).add_(2)
+    from_blue = (red - green).mul_(per_chroma).add_(4)
+    sector = torch.lerp(from_green, from_blue, (value - green).sign_())
+    sector = torch.lerp(from_red, sector, (value - red).sign_())
+    sector = sector.div_(6).add_((turns + 1).to(images.dtype)[:, None, None]).frac_().mul_(6)  # in [0, 6)
+    # on the wheel a channel is flat for two sextants, moves for one, is flat for two, moves back for one
+    red, green, blue = ((sector - peak).abs_().sub_(1).clamp_(0, 1).mul_(chroma) for peak in (3, 2, 4))
+    return red.add_(lowest), value - green, value - blue
+
+
+def jitter_grey(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Brightness and contrast; a grey image has no saturation and no hue."""
+    contrast_first = (order[:, 1] < order[:, 0])[:, None, None, None]
+    brightness, contrast = factors[:, 0, None, None, None], factors[:, 1, None, None, None]
+
+    def contrasted(image: Tensor) -> Tensor:
+        return torch.lerp(image.mean((-1, -2, -3), keepdim=True), image, contrast).clamp(0, 1)
+
+    early = torch.where(contrast_first, contrasted(images), images)
+    bright = (early * brightness).clamp(0, 1)
+    return torch.where(contrast_first, bright, contrasted(bright))
+
+
+def jitter_alike(images: Tensor, factors: Tensor, hue: Tensor, steps: tuple[int, ...]) -> None:
+    """`jitter` or `jitter_grey` in place, for rows that share one order of (0 brightness, 1 contrast, 2, 3 hue)."""
+    colour = images.shape[1] == 3
+    for step in steps:
+        if step == 3:
+            if colour:
+                for channel, plane in enumerate(_shifted_hue(images, hue)):
+                    images[:, channel] = plane
+            continue
+        factor = factors[:, step, None, None, None]
+        if step == 2 and colour:
+            grey = luma(images).mul_(1 - factor)
+            images.mul_(factor).add_(grey).clamp_(0, 1)
+        elif step == 1:
+            mean = (luma(images) if colour else images).mean((1, 2, 3), keepdim=True)
+            images.mul_(factor).add_(mean.mul_(1 - factor)).clamp_(0, 1)
+        elif step == 0:
+            images.mul_(factor).clamp_(0, 1)
+
+
+# --- blur, solarise, normalise -------------------------------------------------------------------------------------
+
+
+def kernel_size(size: int) -> int:
+    """The odd number nearest above a tenth of the side: 23 at 224 px, as SimCLR's."""
+    return max(3, 2 * round(size / 20) + 1)
+
+
+def blur_taps(sigma: Tensor, pixels: int, kernel: int) -> tuple[Tensor, Tensor]:
+    """(pixels, taps) which pixels, mirrored at the border, and (n, taps) how much each counts; sigma 0: only itself."""
+    half = min(kernel // 2, pixels - 1)
+    offset = torch.arange(-half, half + 1, device=sigma.device)
+    weight = (-0.5 * (offset / sigma.clamp(min=1e-3)[:, None]) ** 2).exp()
+    source = (torch.arange(pixels, device=sigma.device)[:, None] + offset).abs()
+    return (pixels - 1) - ((pixels - 1) - source).abs(), weight / weight.sum(1, keepdim=True)
+
+
+def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """Gaussian blur with each row's own sigma (0: none), mirrored at the border, as weighted sums of lines."""
+    n, channels, height, width = images.shape
+    row = torch.arange(n * channels, device=images.device)[:, None, None]
+    source, weight = blur_taps(sigma, width, kernel)
+    lines = images.permute(0, 3, 1, 2).reshape(n * width, channels * height)
+    across = weighted_lines(lines, row[:n] * width + source, _for_each(weight, width, images.dtype))
+    lines = _turned(across.view(n, width, channels * height)).view(n * channels * height, width)
+    source, weight = blur_taps(sigma.repeat_interleave(channels), height, kernel)
+    down = weighted_lines(lines, row * height + source, _for_each(weight, height, images.dtype))
+    return down.view(images.shape)
+
+
+def _for_each(weight: Tensor, pixels: int, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype)[:, None].expand(-1, pixels, -1)
+
+
+def blur_by_products(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """`blur` as two batched matrix products that leave out what lies outside the band: faster on GPUs."""
+    n, channels, height, width = images.shape
+    half = kernel // 2
+    across = blur_matrix(sigma, width, kernel).to(images.dtype)
+    down = across if height == width else blur_matrix(sigma, height, kernel).to(images.dtype)
+    lines = images.permute(0, 3, 1, 2).reshape(n, width, channels * height)
+    lines = torch.cat([across[:, a:b, c:d] @ lines[:, c:d] for a, b, c, d in _bands(width, half)], dim=1)
+    lines = lines.view(n, width * channels, height)
+    lines = torch.cat([lines[:, :, c:d] @ down[:, a:b, c:d].mT for a, b, c, d in _bands(height, half)], dim=2)
+    return lines.view(n, width, channels, height).permute(0, 2, 3, 1)
+
+
+def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
+    """(n, pixels, pixels): the blur along one side; a pixel counts by itself and by its image in either border."""
+    half = min(kernel // 2, pixels - 1)
+    _, weight = blur_taps(sigma, pixels, kernel)
+    by_distance = F.pad(weight[:, half:], (0, 1))  # the last entry, 0, is for whatever is farther away
+    place = torch.arange(pixels, device=sigma.device)
+    near, far, none = place - place[:, None], place + place[:, None], half + 1
+    above = torch.where(place > 0, far, none)  # a border pixel is its own image: counted once
+    below = torch.where(place < pixels - 1, 2 * (pixels - 1) - far, none)
+    direct, upper, lower = (by_distance[:, d.clamp(max=none)] for d in (near.abs(), above, below))
+    return direct + upper + lower
+
+
+def _bands(pixels: int, half: int) -> Iterator[tuple[int, int, int, int]]:
+    """Blocks [a, b) of output pixels and the input pixels [c, d) that they need."""
+    for start in range(0, pixels, BLOCK):
+        stop = min(start + BLOCK, pixels)
+        yield start, stop, max(0, start - half), min(pixels, stop + half)
+
+
+def exact_products(device: torch.device) -> bool:
+    """Whether products of float32 keep its 24 bits there: with TF32 they keep 11."""
+    return device.type != "cuda" or torch.backends.cuda.matmul.fp32_precision in ("ieee", "none")
+
+
+def solarize(images: Tensor, threshold: float) -> Tensor:
+    """Values at or above the threshold inverted."""
+    inverted = (images >= threshold).to(images.dtype)
+    return (images - inverted).abs()  # 1 - x where inverted, x elsewhere: both exact
+
+
+def normalized(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(images - mean) / std by channel, contiguous. Numbers, not tensors: a copy to the device would wait for it."""
+    result = images.clone() if images.is_contiguous() else upright(images)
+    for channel in range(images.shape[1]):
+        centre, spread = (values[channel if len(values) > 1 else 0] for values in (mean, std))
+        result[:, channel].sub_(centre).div_(spread)
+    return result
+
+
+def upright(images: Tensor) -> Tensor:
+    """The images contiguous; those that lie as `resampled` leaves them are turned fast."""
+    if images.is_contiguous():
+        return images
+    n, channels, height, width = images.shape
+    lines = images.permute(0, 3, 1, 2).reshape(n, width, channels * height)
+    return _turned(lines).view(n, channels, height, width)

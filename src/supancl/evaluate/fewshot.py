@@ -1,0 +1,205 @@
+"""Few-shot classification: many small episodes, all of them solved together.
+
+The classifier is the one-vs-rest logistic regression that scikit-learn's liblinear solver fits: C times the summed
+log-loss + ||w||^2 / 2, the intercept penalised like the other weights. Its optimum is a combination of the support
+images, so that Newton's method works on ways x shots numbers, for every class of every episode in one batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from supancl.errors import BadInput, SupanclError
+from supancl.evaluate.checks import check_features
+from supancl.evaluate.features import Features
+
+DRAWN_AT_ONCE = 250  # episodes; fixed, because the random numbers are laid out by it
+MOST_STEPS = 100
+
+
+class Episodes(NamedTuple):
+    """Rows of the features: support (E, ways, shots) and query (E, ways, queries), -1 where a class has no more."""
+
+    support: Tensor
+    query: Tensor
+    classes: Tensor  # (E, ways) labels
+    dropped: tuple[int, ...]  # classes with too few images
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Mean accuracy in percent over the episodes and the half-width of its 95% interval."""
+
+    mean: float
+    interval: float
+    accuracies: tuple[float, ...]
+    ways: int
+    shots: int
+    queries: int
+    seed: int
+    dropped: tuple[int, ...]
+    drawn: str  # names the episodes: equal for two encoders that were given the same ones
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean, "interval": self.interval, "ways": self.ways, "shots": self.shots,
+            "queries": self.queries, "episodes": len(self.accuracies), "seed": self.seed,
+            "dropped": list(self.dropped), "drawn": self.drawn, "accuracies": list(self.accuracies),
+        }
+
+
+class Difference(NamedTuple):
+    """Mean of a's accuracy less b's over the same episodes, in points, and the half-width of its 95% interval."""
+
+    mean: float
+    interval: float
+
+
+def sample_episodes(
+    labels: Tensor, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0
+) -> Episodes:
+    """Episodes drawn from the labels alone, so that every encoder meets the same ones.
+
+    A class with no more than `shots` images has no query left and is dropped. One with fewer than shots + queries
+    takes part with the queries that it has.
+    """
+    for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1),
+                               ("episodes", episodes, 1), ("seed", seed, 0)):
+        if value < least:
+            raise BadInput(f"{name} = {value}: must be at least {least}")
+    order = torch.argsort(labels, stable=True)
+    order = order[labels[order] >= 0]
+    names, sizes = torch.unique(labels[order], return_counts=True)
+    usable = sizes > shots
+    dropped = tuple(names[~usable].tolist())
+    if int(usable.sum()) < ways:
+        shown = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
+        raise BadInput(f"{int(usable.sum())} classes have the {shots + 1} images that {shots} shots and a query need, "
+                       f"{ways} ways need {ways} of them{shown}; use fewer ways or shots, or more images")
+    first = (sizes.cumsum(0) - sizes)[usable]
+    names, sizes = names[usable], sizes[usable]
+    random = np.random.default_rng(seed)  # its streams are the same for every version and machine
+    taken = min(shots + queries, int(sizes.max()))
+    drawn, chosen = [], []
+    for start in range(0, episodes, DRAWN_AT_ONCE):
+        count = min(DRAWN_AT_ONCE, episodes - start)
+        key = torch.from_numpy(random.random((count, len(names))))
+        which = key.topk(ways, dim=1).indices
+        key = torch.from_numpy(random.random((count, ways, int(sizes.max())), dtype=np.float32))
+        key.masked_fill_(torch.arange(key.shape[2]) >= sizes[which][..., None], -1.0)
+        keys, place = key.topk(taken, dim=2)
+        images = order[(first[which][..., None] + place).clamp(max=len(order) - 1)]
+        drawn.append(images.masked_fill(keys < 0, -1))
+        chosen.append(names[which])
+    rows = torch.cat(drawn)
+    return Episodes(rows[..., :shots].contiguous(), rows[..., shots:].contiguous(), torch.cat(chosen), dropped)
+
+
+def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance: float = 1e-7) -> Tensor:
+    """(E, ways, n) coefficients a of the optimum w = sum of a_i x_i of every binary problem of every episode.
+
+    `kernel` (E, n, n) holds the products of the support images (plus one for the intercept), `sign` (ways, n) is +1 or
+    -1. At the optimum a = C y sigma(-y f) with f = K a; the iteration is Newton's, with systems I + S K S, which are
+    well conditioned however large the features are, and halved steps where the objective would not fall.
+    """
+    kernel = kernel[:, None]
+    target = (sign > 0).to(kernel.dtype).expand(len(kernel), -1, -1)
+    coefficients = torch.zeros_like(target, memory_format=torch.contiguous_format)
+    scores = torch.zeros_like(coefficients)
+    eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+
+    def objective(some: Tensor, their_scores: Tensor) -> Tensor:
+        return 0.5 * (some * their_scores).sum(-1) + strength * F.softplus(-sign * their_scores).sum(-1)
+
+    value = objective(coefficients, scores)
+    for _ in range(MOST_STEPS):
+        share = torch.sigmoid(scores)
+        slope = strength * (target - share)
+        if float((coefficients - slope).abs().max()) <= tolerance * strength:
+            return coefficients
+        curvature = strength * share * (1 - share)
+        root = curvature.sqrt()
+        right = curvature * scores + slope
+        system = eye + root[..., :, None] * kernel * root[..., None, :]
+        inner = (root * (kernel @ right[..., None])[..., 0])[..., None]
+        solved = torch.cholesky_solve(inner, torch.linalg.cholesky(system))[..., 0]
+        step = right - root * solved - coefficients
+        along = (kernel @ step[..., None])[..., 0]
+        length = torch.ones_like(value)[..., None]
+        for _ in range(30):
+            there = objective(coefficients + length * step, scores + length * along)
+            worse = there > value + 1e-12 * value.abs()
+            if not bool(worse.any()):
+                break
+            length = torch.where(worse[..., None], length / 2, length)
+        coefficients, scores, value = coefficients + length * step, scores + length * along, there
+    raise SupanclError(f"the episodes' classifiers did not converge in {MOST_STEPS} steps; "
+                       "features of a smaller scale (normalize=True) would")
+
+
+def episode_answers(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
+    """The way (0, 1, ...) that each query of each episode is taken for, in the shape of `query`.
+
+    `support` (E, ways, shots) and `query` (E, ways, queries) hold rows of `values`; what is said of -1 means nothing.
+    """
+    ways, shots = support.shape[1:]
+    points = values[support.flatten(1)].double()
+    asked = values[query.clamp(min=0).flatten(1)].double()
+    sign = 2 * torch.eye(ways, dtype=torch.float64, device=values.device).repeat_interleave(shots, 1) - 1
+    coefficients = dual_logistic(points @ points.mT + 1, sign, strength)
+    return ((asked @ points.mT + 1) @ coefficients.mT).argmax(-1).view(query.shape)
+
+
+def _shares(values: Tensor, support: Tensor, query: Tensor, strength: float) -> Tensor:
+    """(E,) share of right answers."""
+    known = query >= 0
+    truth = torch.arange(support.shape[1], device=values.device)[:, None]
+    right = (episode_answers(values, support, query, strength) == truth) & known
+    return right.sum((1, 2)).double() / known.sum((1, 2))
+
+
+def _chunks(episodes: Episodes, chunk: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    for support, query in zip(episodes.support.split(chunk), episodes.query.split(chunk), strict=True):
+        yield support.to(device), query.to(device)
+
+
+def few_shot(
+    features: Features, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0,
+    normalize: bool = False, strength: float = 1.0, chunk: int = 64, device: torch.device | str | None = None,
+) -> FewShot:
+    """N-way K-shot accuracy of raw features (unit ones with `normalize`); `strength` is scikit-learn's C.
+
+    Memory follows `chunk`, the episodes solved at a time.
+    """
+    kept = check_features("few-shot", features)
+    drawn = sample_episodes(kept.labels, ways, shots, queries, episodes, seed)
+    values = kept.values.to(device) if device is not None else kept.values
+    values = F.normalize(values, dim=1) if normalize else values
+    shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
+    accuracies = 100 * torch.cat(shares).cpu()
+    digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
+    return FewShot(float(accuracies.mean()), half_width(accuracies), tuple(accuracies.tolist()), ways, shots, queries,
+                   seed, drawn.dropped, digest)
+
+
+def half_width(accuracies: Tensor) -> float:
+    """1.96 sigma / sqrt(n), with the deviation of the population as NumPy's std has it."""
+    return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))
+
+
+def paired_difference(a: FewShot, b: FewShot) -> Difference:
+    """How much better a is than b on the same episodes: far sharper than comparing two intervals."""
+    if a.drawn != b.drawn:
+        raise BadInput("the two few-shot results come from different episodes: use the same images, ways, shots, "
+                       "queries, episodes and seed for both")
+    difference = torch.tensor(a.accuracies, dtype=torch.float64) - torch.tensor(b.accuracies, dtype=torch.float64)
+    return Difference(float(difference.mean()), half_width(difference))

@@ -1,0 +1,99 @@
+"""Features kept on disk, named by everything they depend on: weights, pixels, view and layer. Nothing goes stale."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from supancl.config import to_json
+from supancl.data.cache import CachedImages, cache_root
+from supancl.data.images import ArrayImages, FileImages, PackedImages, stamp_of
+from supancl.data.sources import Split
+from supancl.encoders import Encoder
+from supancl.files import write_atomically
+
+VERSION = 1  # of the view and of how features are taken; a change of either is another number
+
+
+def encoder_key(encoder: Encoder) -> str:
+    """Of the architecture and every weight."""
+    content = hashlib.sha256(json.dumps(to_json(encoder.spec), sort_keys=True).encode())
+    for name, value in sorted(encoder.body.state_dict().items()):
+        content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:24]
+
+
+def pixels_key(split: Split) -> str | None:
+    """Of the images in their order; by content where it is at hand, else by each file's size and time."""
+    content, store = hashlib.sha256(), split.store
+    index = split.index.cpu()
+    if isinstance(store, ArrayImages):
+        content.update(str((tuple(store.pixels.shape[1:]), store.pixels.dtype)).encode())
+        for rows in index.split(4096):
+            content.update(store.pixels[rows.to(store.pixels.device)].cpu().contiguous().numpy().data)
+    elif isinstance(store, CachedImages):
+        rows_of = index.numpy()
+        content.update(np.ascontiguousarray(store.checksums[rows_of]).data)
+        content.update(store.sizes[index].contiguous().numpy().data)
+    elif isinstance(store, PackedImages):
+        content.update(store.sizes.cpu()[index].contiguous().numpy().data)
+        for i in index.tolist():
+            content.update(store.image(i).cpu().contiguous().numpy().data)
+    elif isinstance(store, FileImages):
+        try:
+            for i in index.tolist():
+                content.update(f"{store.items[i]}{stamp_of(store.items[i])}{store.short_side}".encode())
+        except OSError:
+            return None  # it has gone; whoever decodes it will say so
+    else:
+        return None
+    return content.hexdigest()[:24]
+
+
+class KeptFeatures:
+    """A folder of features below the cache."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.folder = (root or cache_root()) / "features"
+
+    def path(self, encoder: Encoder, split: Split, how: str) -> Path | None:
+        pixels = pixels_key(split)
+        if pixels is None:
+            return None
+        key = hashlib.sha256(json.dumps([VERSION, encoder_key(encoder), pixels, how]).encode()).hexdigest()[:24]
+        return self.folder / f"{key}.safetensors"
+
+    def read(self, path: Path, rows: int) -> Tensor | None:
+        """The features, or None where they are not there or not what was written."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                values: Tensor = opened.get_tensor("values")
+                checksum = (opened.metadata() or {}).get("crc32")
+        except (OSError, SafetensorError):
+            return None
+        if len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / "about.json")
+        return values
+
+    def write(self, path: Path, values: Tensor) -> None:
+        """Keep them; a cache that cannot be written is no reason to fail."""
+        values = values.contiguous()
+        about = {"version": 1, "source": "features", "channels": 1}
+        with contextlib.suppress(Exception):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "about.json").write_text(json.dumps(about) + "\n")
+            metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
+            write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))

@@ -1,0 +1,119 @@
+"""Several encoders on several data sets: means over seeds, average rank, best and second best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from supancl.errors import BadInput
+
+Mark = Literal["", "best", "second"]
+
+
+class Score(NamedTuple):
+    """A mean in percent over `runs`, with its spread: deviation over seeds, half an interval, None for one number."""
+
+    mean: float
+    spread: float | None = None
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Rows are encoders, columns data sets, in the order given; a cell is None where there is no result.
+
+    Average and average rank run over `ranked`, the data sets on which every encoder has a result: NaN if none has.
+    """
+
+    encoders: tuple[str, ...]
+    datasets: tuple[str, ...]
+    cells: tuple[tuple[Score | None, ...], ...]
+    marks: tuple[tuple[Mark, ...], ...]
+    ranked: tuple[str, ...]
+    averages: tuple[float, ...]
+    average_ranks: tuple[float, ...]
+    digits: int
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "encoder": name,
+                "scores": {data: None if cell is None else cell._asdict()
+                           for data, cell in zip(self.datasets, cells, strict=True)},
+                "average": _number(average), "average_rank": _number(rank),
+            }
+            for name, cells, average, rank in zip(self.encoders, self.cells, self.averages, self.average_ranks,
+                                                  strict=True)
+        ]
+        return {"datasets": list(self.datasets), "ranked": list(self.ranked), "rows": rows}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def score(values: float | Score | Sequence[float]) -> Score:
+    """One number as it is; several, from seeds, as their mean and sample deviation.
+
+    >>> score([70.0, 71.0, 72.0])
+    Score(mean=71.0, spread=1.0, runs=3)
+    """
+    if isinstance(values, Score):
+        return values
+    numbers = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if not len(numbers) or not np.isfinite(numbers).all():
+        raise BadInput(f"scores {values!r}: at least one, and all finite numbers; leave a missing result out")
+    spread = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
+    return Score(float(numbers.mean()), spread, len(numbers))
+
+
+def rank_encoders(
+    results: Mapping[str, Mapping[str, float | Score | Sequence[float]]], datasets: Sequence[str] | None = None,
+    digits: int = 2,
+) -> Ranking:
+    """`results[encoder][data set]` laid out and ranked, 1 the highest score, ties sharing the mean of their ranks.
+
+    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself.
+
+    >>> scores = {"a": {"pets": 80, "dtd": 60}, "b": {"pets": 80, "dtd": 50}, "c": {"pets": 70, "dtd": 55}}
+    >>> rank_encoders(scores).average_ranks
+    (1.25, 2.25, 2.5)
+    """
+    if not results:
+        raise BadInput("no encoder to rank; give at least one result")
+    columns = tuple(dict.fromkeys(data for row in results.values() for data in row) if datasets is None else datasets)
+    cells = tuple(tuple(score(row[data]) if data in row else None for data in columns) for row in results.values())
+    table = np.array([[math.nan if cell is None else round(cell.mean, digits) for cell in row] for row in cells])
+    table = table.reshape(len(cells), len(columns))
+    whole = ~np.isnan(table).any(0)
+    ranks = shared_ranks(table[:, whole])
+    exact = np.array([[math.nan if cell is None else cell.mean for cell in row] for row in cells]).reshape(table.shape)
+    known = bool(whole.any())
+    return Ranking(
+        tuple(results), columns, cells, _marks(table), tuple(np.array(columns)[whole].tolist()) if known else (),
+        tuple(exact[:, whole].mean(1).tolist()) if known else (math.nan,) * len(cells),
+        tuple(ranks.mean(1).tolist()) if known else (math.nan,) * len(cells), digits,
+    )
+
+
+def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Ranks down each column, 1 for the highest, ties sharing their mean rank."""
+    higher = (table[None] > table[:, None]).sum(1)
+    equal = (table[None] == table[:, None]).sum(1)
+    found: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
+    return found
+
+
+def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ...], ...]:
+    """The highest printed value of each column, and the next lower one; both may be shared."""
+    marks: list[list[Mark]] = [["" for _ in row] for row in table]
+    for column in range(table.shape[1]):
+        values = sorted({value for value in table[:, column].tolist() if not math.isnan(value)}, reverse=True)
+        for place, mark in enumerate(("best", "second")[: len(values)]):
+            for row in np.flatnonzero(table[:, column] == values[place]).tolist():
+                marks[row][column] = "best" if mark == "best" else "second"
+    return tuple(map(tuple, marks))

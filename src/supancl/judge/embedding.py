@@ -1,0 +1,44 @@
+"""What `embed` does: features of every split of a source, in a file that anything can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from supancl.errors import BadInput
+from supancl.evaluate.features import View
+from supancl.files import write_atomically
+from supancl.judge.subject import Subject, source_for
+
+
+def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
+    """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only."""
+    if out.suffix != ".npz":
+        raise BadInput(f"--out {out}: must end in .npz")
+    if out.exists():
+        raise BadInput(f"{out} exists; remove it or choose another --out")
+    found = source_for(subject, source, view)
+    arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
+    width = 0
+    for name, split in found.splits.items():
+        features = subject.features(split, view)
+        arrays[f"{name}_features"] = features.values.numpy()
+        arrays[f"{name}_labels"] = features.labels.numpy()
+        arrays[f"{name}_names"] = np.array(split.named(torch.arange(len(split))), dtype=np.str_)
+        width = features.values.shape[1]
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from None
+    write_atomically(out, write)
+    sizes = {name: len(split) for name, split in found.splits.items()}
+    return {"out": str(out), "encoder": subject.where, "data": source, "width": width, "splits": sizes,
+            "skipped": len(found.skipped)}

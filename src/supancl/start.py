@@ -1,0 +1,96 @@
+"""What a run starts from: its device, settings that are left to be chosen by themselves, and data that fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from supancl.data.sources import Data
+from supancl.data.views import Crops
+from supancl.errors import BadInput
+from supancl.recipes import Recipe
+from supancl.run import RunFolder
+
+# settings that stand for "whatever is best here"; a run keeps what they became
+CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
+WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: no GPU that torch can use; take --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def check_data(recipe: Recipe, data: Data) -> None:
+    """Refuse data that cannot train this recipe, before anything is written."""
+    where = str(data.described.get("source") or "the data")
+    pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
+    if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
+        kind, wants = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
+        raise BadInput(f"{where} holds {kind}, recipe {recipe.name} takes {wants}")
+    if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
+        raise BadInput(f"{where}: images have {pixels.shape[1]} channels, recipe {recipe.name} takes "
+                       f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
+    if len(data.train) < recipe.train.batch_size:
+        raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
+                       f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
+                                                         if len(data.train) > 1 else "add images"))
+    out = recipe.heads.projector.out
+    if recipe.loss.kind == "crossentropy" and out is not None and out < len(data.classes):
+        raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
+                       "--set heads.projector.out=null takes their number")
+    if recipe.loss.supervised:
+        present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
+        if not present:
+            raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
+                           "class folders, or take simsiam or byol")
+        if len(present) == 1:
+            raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
+                           f"{recipe.method} needs two, or take simsiam or byol")
+
+
+def check_same_data(folder: RunFolder, data: Data) -> None:
+    """A run continues on the data it began with: order, labels and schedule hang on them."""
+    kept, classes = folder.read_data()
+    changed, way_out = "the data have changed since the run began", "bring them back, or start another run"
+    for key in ("classes", "train", "labelled", "held_out"):
+        now = data.described[key]
+        if key in kept and kept[key] != now:
+            raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {kept[key]}; {way_out}")
+    if classes != data.classes or kept.get("fingerprint", "") not in ("", data.described["fingerprint"]):
+        raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
+
+
+def with_short_side(recipe: Recipe) -> Recipe:
+    """Photographs are decoded no larger than the views need: the smallest crop still has the views' own size."""
+    if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
+        return recipe
+    return recipe.with_set({"data.short_side": math.ceil(recipe.views.size / math.sqrt(recipe.views.scale[0]))},
+                           because="views.size and views.scale")
+
+
+def with_speed(recipe: Recipe, device: torch.device, images: int) -> Recipe:
+    """Precision, compilation and replay as they are best on this device, where the recipe leaves them open."""
+    settings, cuda = recipe.train, device.type == "cuda"
+    has_bf16 = not cuda or torch.cuda.is_bf16_supported(including_emulation=False)
+    if settings.precision == "bf16" and not has_bf16:
+        raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16; take --precision fp32")
+    steps = images // settings.batch_size * settings.epochs
+    chosen = {
+        "train.precision": "bf16" if cuda and has_bf16 else "fp32",
+        "train.compile": cuda and steps >= WORTH_COMPILING and not settings.deterministic,
+        "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
+    }
+    open_ones = {key: value for key, value in chosen.items()
+                 if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]}
+    return recipe.with_set(open_ones, because=f"by itself, on {device.type}") if open_ones else recipe
+
+
+def agrees(key: str, asked: Any, kept: Any) -> bool:
+    """Whether a setting asked for is the one a run was begun with; one that was left open always is."""
+    return bool(asked == kept) or (key in CHOSEN_LATER and asked == CHOSEN_LATER[key])

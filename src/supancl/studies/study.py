@@ -1,0 +1,224 @@
+"""The ablations: the rows of Table 7 and App. F trained on your data, judged alike, and set side by side.
+
+`supancl alpha` is the study that recommends an alpha; `study alpha` only trains the rows of Tables 1, 3 and F.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.console import table
+from supancl.data.sources import Data
+from supancl.errors import BadInput, nearest
+from supancl.evaluate import embed, knn_accuracy, linear_accuracy, variance
+from supancl.flags import add_recipe_flags, recipe_from_flags
+from supancl.recipes import Recipe
+from supancl.run import RunFolder, commit, jsonable, next_folder, versions
+from supancl.start import pick_device
+from supancl.studies.many import Trained, check_jobs, data_of, interval, spread, train_all
+from supancl.studies.study_rows import STUDIES, Study
+
+MEASURES = {
+    # key -> (title, decimals)
+    "knn": ("k-NN %", 2), "linear": ("linear %", 2), "ratio": ("S_W/S_T", 3), "ssl": ("l_ssl", 3), "sup": ("l_sup", 3),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=tuple(STUDIES), metavar="|".join(STUDIES),
+                        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()))
+    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
+    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--on-test", action="store_true",
+                        help="judge on the test split, to report and not to choose by (default: held-out images)")
+    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
+    check(study, base, args)
+    rows = chosen_rows(study, base, args)
+    started = time.perf_counter()
+    out = Path(args.out) if args.out else next_folder(f"study-{args.what}")
+    data = data_of(base)
+    if data.described["held_out_from"] == "test" and not args.on_test:
+        # rows are compared here, and nothing is chosen on a test set
+        rows = {name: row.with_set({"data.holdout": 0.1}, because="study") for name, row in rows.items()}
+        console.print("the data have a test split but no val split: 10% of the training images are held out instead "
+                      "(--on-test judges on the test split)")
+        data = data_of(next(iter(rows.values())))
+    if args.on_test and data.test is None:
+        raise BadInput(f"--on-test: {base.data.source} has no test split; leave it out to judge on held-out images")
+    recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
+               for name, row in rows.items() for seed in range(args.seeds)}
+    trained = train_all(recipes, out, args.jobs, console)
+    found = [
+        {"row": name, "seed": seed, **measured(trained[run], RunFolder(out / run), data, args.on_test)}
+        for name in rows for seed in range(args.seeds) for run in [run_name(name, seed)]
+    ]
+    result: dict[str, Any] = {
+        "study": args.what, "paper": study.paper, "recipe": base.name, "data": data.described,
+        "epochs": base.train.epochs, "seeds": list(range(args.seeds)), "rows": found,
+        "summary": [summary(found, name) for name in rows],
+        "differences": differences(found, study.reference if study.reference in rows else next(iter(rows))),
+        "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
+    }
+    judges = f"{len(data.test)} test" if args.on_test and data.test is not None else f"{len(data.held_out)} held-out"
+    show(result, f"{len(data.train)} training and {judges} images", out, console)
+    return result
+
+
+def show(result: dict[str, Any], images: str, out: Path, console: Console) -> None:
+    """The table and the differences: on the screen, as study.md, and with everything else as study.json."""
+    study = STUDIES[result["study"]]
+    title = (f"{result['study']} study of {result['recipe']}, {result['epochs']} epochs, "
+             f"seeds {', '.join(map(str, result['seeds']))}, {images}")
+    columns, cells = laid_out(result)
+    console.print(table(title, columns, cells))
+    for line in result["differences"]:
+        console.print(line)
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
+    told = "".join(f"\n- {line}" for line in result["differences"])
+    (out / "study.md").write_text(f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
+    (out / "study.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    if result["study"] == "alpha":
+        console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
+    console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl tables {study.table} {out}")
+
+
+def check(study: Study, base: Recipe, args: argparse.Namespace) -> None:
+    reason = study.refuses(base)
+    if reason is not None:
+        raise BadInput(reason)
+    if args.seeds < 1:
+        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+    check_jobs(args.jobs)
+    for field, instead in {**study.varies, "train.seed": "--seeds N"}.items():
+        if field in args.overrides:
+            raise BadInput(f"{field} is what this study varies; give {instead} instead")
+    if base.train.monitor_every == 0:
+        raise BadInput("train.monitor_every = 0: a study tells finished runs by their last check; leave it at 1")
+
+
+def chosen_rows(study: Study, base: Recipe, args: argparse.Namespace) -> dict[str, Recipe]:
+    rows = study.rows(base)
+    if args.rows is None:
+        return rows
+    names = [name.strip() for name in args.rows.split(",")]
+    for name in names:
+        if name not in rows:
+            raise BadInput(f"--rows {args.rows}: no row {name!r} in this study{nearest(name, rows)}")
+    return {name: row for name, row in rows.items() if name in names}
+
+
+def run_name(row: str, seed: int) -> str:
+    return f"{row}-seed-{seed}"
+
+
+def measured(run: Trained, folder: RunFolder, data: Data, on_test: bool) -> dict[str, Any]:
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T on images held out, measured once and kept."""
+    marks = {"fingerprint": data.described["fingerprint"], "step": run.metrics[-1]["step"],
+             "split": "test" if on_test else "held-out"}
+    kept = kept_in(folder.evaluations / "study.json")
+    if any(kept.get(key) != mark for key, mark in marks.items()):
+        judging = data.test if on_test and data.test is not None else data.held_out
+        device = pick_device(run.recipe.train.device)
+        encoder = run.encoder.to(device)
+        reference, queries = embed(encoder, data.train, device), embed(encoder, judging, device)
+        spread_of = variance(queries)
+        kept = jsonable({
+            "protocol": "study", "encoder": str(folder.path), "data": run.recipe.data.source, **marks, "by": "study",
+            "references": len(reference.labels), "queries": len(queries.labels),
+            "knn": knn_accuracy(reference, queries), "linear": linear_accuracy(reference, queries),
+            "within": spread_of.within, "total": spread_of.total, "ratio": spread_of.ratio,
+            "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"),
+        })
+        keep(folder, kept)
+    return {**{key: kept[key] for key in MEASURES}, "collapsed": run.collapsed}
+
+
+def keep(folder: RunFolder, found: dict[str, Any]) -> None:
+    """study.json, and the same as knn.json, linear.json and variance.json for the tables."""
+    folder.write_evaluation("study", found)
+    about = {key: value for key, value in found.items() if key not in ("protocol", *MEASURES, "within", "total")}
+    files = {
+        "knn": {"accuracy": found["knn"], "k": 20, "temperature": 0.1},
+        "linear": {"accuracy": found["linear"], "probe": "L-BFGS on standardised features, C = 1"},
+        "variance": {"within": found["within"], "total": found["total"], "ratio": found["ratio"]},
+    }
+    for name, content in files.items():
+        # what another command measured is not this study's to replace
+        there = kept_in(folder.evaluations / f"{name}.json")
+        if not there or there.get("by") == "study":
+            folder.write_evaluation(name, {"protocol": name, **content, **about})
+
+
+def kept_in(file: Path) -> dict[str, Any]:
+    """What the file holds; nothing where there is none, or it was only half written."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def summary(found: list[dict[str, Any]], row: str) -> dict[str, Any]:
+    mine = [entry for entry in found if entry["row"] == row]
+    entry: dict[str, Any] = {"row": row, "n": len(mine), "collapsed": sum(bool(one["collapsed"]) for one in mine)}
+    for key in MEASURES:
+        values = [float("nan") if one[key] is None else float(one[key]) for one in mine]
+        entry[key], entry[f"{key}_sd"] = statistics.fmean(values), spread(values)
+    return entry
+
+
+def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells: mean +- sd, the verdict, and the average over 11 data sets that the paper has for the row."""
+    study = STUDIES[result["study"]]
+
+    def cell(entry: dict[str, Any], key: str) -> str:
+        value, sd, decimals = entry[key], entry[f"{key}_sd"], MEASURES[key][1]
+        if value != value:
+            return "-"
+        return f"{value:.{decimals}f}" + (f" +- {sd:.{decimals}f}" if sd == sd else "")
+
+    def verdict(entry: dict[str, Any]) -> str:
+        return "no" if not entry["collapsed"] else f"{entry['collapsed']} of {entry['n']}"
+
+    columns = [study.title, *(title for title, _ in MEASURES.values()), "collapse", f"paper: Avg, {study.paper}"]
+    cells = [
+        [entry["row"], *(cell(entry, key) for key in MEASURES), verdict(entry),
+         f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else ""]
+        for entry in result["summary"]
+    ]
+    return columns, cells
+
+
+def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
+    """Linear accuracy of each row minus the reference row's, seed by seed, with its 95% interval."""
+    of: dict[str, dict[int, float]] = {}
+    for entry in found:
+        if entry["linear"] is not None:
+            of.setdefault(entry["row"], {})[entry["seed"]] = entry["linear"]
+    if len(of) < 2 or reference not in of:
+        return []
+    if all(len(values) < 2 for values in of.values()):
+        return ["with one seed nothing can be told apart; give --seeds 3 or more"]
+    lines = []
+    for row in (row for row in of if row != reference):
+        seeds = sorted(of[row].keys() & of[reference].keys())
+        mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
+        told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
+        lines.append(f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "
+                     f"n = {len(seeds)}): {told}")
+    return lines
+

@@ -1,0 +1,262 @@
+"""`supancl data show|cache|check|where`, as typed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+from supancl.data import shards
+from supancl.data.cache import list_caches
+from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
+
+
+def json_of(said) -> dict:
+    return json.loads(said.out[said.out.index("{") :])
+
+
+def show(capsys, tmp_path: Path, source: object, *more: object) -> dict:
+    said = supancl(capsys, "data", "show", source, "--json", "-", "--out", tmp_path / "sheets", *more)
+    assert said.code == 0, said.err
+    return json_of(said)
+
+
+def jpegs(root: Path, each: int = 4) -> Path:
+    for kind in ("cat", "dog"):
+        for i in range(each):
+            picture(root / kind / f"{i}.jpg", seed=i, size=(90, 70 + i), mode="RGB")
+    return root
+
+
+def write_tar(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with webdataset.TarWriter(str(path)) as writer:
+        for i in range(6):
+            content = io.BytesIO()
+            Image.fromarray(noise(9, 8, 3, seed=i)).save(content, "png")
+            writer.write({"__key__": f"{i}", "png": content.getvalue(), "cls": i % 2})
+    return path
+
+
+def write_hugging_face(path: Path) -> str:
+    content = io.BytesIO()
+    Image.fromarray(noise(9, 8, 3)).save(content, "png")
+    kinds = datasets.ClassLabel(names=["x", "y"])
+    features = datasets.Features({"image": datasets.Image(), "label": kinds})
+    rows = {"image": [{"bytes": content.getvalue(), "path": None}] * 6, "label": [0, 1] * 3}
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict(rows, features).save_to_disk(path)
+    return f"hf:{path}"
+
+
+def a_table(root: Path) -> Path:
+    picture(root / "a.png", size=(9, 8))
+    picture(root / "b.png", size=(9, 8))
+    return table(root / "list.csv", "path,label,split", *["a.png,cat,train", "b.png,dog,train"] * 3, "a.png,cat,val")
+
+
+SOURCES = {
+    "folder": lambda root: class_folders(root / "data"),
+    "npz": lambda root: archive(root / "data.npz"),
+    "csv": lambda root: a_table(root),
+    "tar": lambda root: write_tar(root / "shards" / "train-0.tar").parent,
+    "hf": lambda root: write_hugging_face(root / "saved"),
+    "torchvision": lambda root: f"torchvision:ImageFolder@{class_folders(root / 'data')}",
+    "digits": lambda root: "digits",
+}
+
+
+@pytest.mark.parametrize("kind", list(SOURCES))
+def test_show_counts_and_draws_every_kind_of_source(capsys, tmp_path, kind):
+    facts = show(capsys, tmp_path, SOURCES[kind](tmp_path))
+    images = {"folder": 12, "npz": 20, "csv": 6, "tar": 6, "hf": 6, "torchvision": 12, "digits": 1797}[kind]
+    assert facts["splits"]["train"]["images"] == images
+    assert facts["classes"] == (10 if kind == "digits" else 2)
+    assert sum(sum(each.values()) for each in facts["histogram"].values()) == images + (kind == "csv")
+    assert facts["unreadable"] == []
+    for name, picture_path in zip(("images.png", "views.png"), facts["pictures"], strict=True):
+        assert Path(picture_path) == tmp_path / "sheets" / name
+        with Image.open(picture_path) as sheet:
+            assert np.array(sheet).std() > 10
+    assert list_caches() == [], "looking leaves no cache behind"
+
+
+def test_show_of_vectors_draws_nothing(capsys, tmp_path):
+    said = supancl(capsys, "data", "show", "toy", "--out", tmp_path / "sheets")
+    assert said.code == 0
+    assert "vectors have no contact sheet" in said.out
+    assert not (tmp_path / "sheets").exists()
+
+
+def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
+    root = tmp_path / "data"
+    for split, kind, count in (("val", "cat", 2), ("test", "dog", 1), ("train", "cat", 6), ("train", "dog", 3)):
+        for i in range(count):
+            picture(root / split / kind / f"{i}.png", seed=i, size=(20, 30 + i), mode="RGB")
+    (root / "train" / "dog" / "bad.png").write_bytes(b"bad")
+    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "sheets")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    header = next(line for line in lines if "class" in line and "train" in line)
+    assert [cell.strip() for cell in header.strip("┃").split("┃")][:4] == ["class", "train", "val", "test"]
+    cat = next(line for line in lines if "cat" in line and "█" in line)
+    dog = next(line for line in lines if "dog" in line and "█" in line)
+    assert (cat.count("█"), dog.count("█")) == (24, 12)
+    assert cat.index("█") == dog.index("█"), "bars begin at the same place"
+    assert "height: 20 px" in lines
+    assert "width: 30 to 35 px, median 31" in lines
+    assert "decoded at short side 256: 0.0 MB, in memory" in lines
+    assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}"
+
+
+def test_show_of_many_classes_prints_both_ends_and_tells_all_in_json(capsys, tmp_path):
+    labels = np.repeat(np.arange(40), np.arange(1, 41))
+    path = archive(tmp_path / "many.npz", train_images=noise(len(labels), 8, 8), train_labels=labels)
+    said = supancl(capsys, "data", "show", path, "--out", tmp_path / "a")
+    assert "... 16 more" in said.out
+    assert len(show(capsys, tmp_path, path)["histogram"]) == 40
+
+
+def test_show_draws_the_views_of_the_recipe_it_is_given(capsys, tmp_path):
+    source = jpegs(tmp_path / "data")
+    said = supancl(capsys, "data", "show", source, "--recipe", "cifar10.supbyol", "--out", tmp_path / "sheets")
+    assert f"contact sheets: {tmp_path / 'sheets' / 'images.png'} and, of the views of cifar10.supbyol" in said.out
+    said = supancl(capsys, "data", "show", source, "--out", tmp_path / "larger")
+    assert "of the views of imagenet100.supsiam" in said.out
+
+
+def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in ("001", "002"):
+        assert supancl(capsys, "data", "show", "digits").code == 0
+        assert (tmp_path / "runs" / f"show-{number}" / "images.png").exists()
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (["show", "nowhere"], "supancl: no data at 'nowhere'"),
+    (["show", "digits", "--recipe", "cifar10.sup"], "supancl: unknown recipe 'cifar10.sup'"),
+    (["show"], "the following arguments are required: source"),
+    (["shw", "digits"], "unknown command 'shw'; did you mean 'show'?"),
+    (["cache"], "supancl: name a source to cache, or --list, or --keep-gb N"),
+    (["cache", "digits"], "supancl: digits is in memory already; a cache is for files"),
+    (["cache", "--remove"], "supancl: --remove: name the source whose cache is to go; --list shows them"),
+    (["cache", "x", "--remove"], "supancl: nothing is cached of x; supancl data cache --list shows what is"),
+    (["cache", "--keep-gb", "-1"], "supancl: --keep-gb -1: must be at least 0"),
+    (["cache", "digits", "--short-side", "0"], "supancl: --short-side 0: must be at least 1"),
+    (["check", "cifar11", "--root", "x"], "cifar11"),
+    (["where", "cifar11"], "cifar11"),
+])
+def test_wrong_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
+    monkeypatch.chdir(tmp_path)
+    said = supancl(capsys, "data", *arguments)
+    assert said.code == 2
+    assert len(said.err.splitlines()) == 1
+    assert line in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_does_not_write_over_an_older_sheet(capsys, tmp_path):
+    (tmp_path / "views.png").write_text("older")
+    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path)
+    assert said.code == 2
+    assert said.err == f"supancl: {tmp_path / 'views.png'} exists; remove it or choose another --out\n"
+    (tmp_path / "file").write_text("")
+    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / "file" / "below")
+    assert said.code == 2
+    assert "cannot write in" in said.err
+
+
+# --- cache ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_root):
+    source = jpegs(tmp_path / "data")
+    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--json", "-")
+    built = json_of(said)
+    assert (built["images"], built["short_side"], built["mended"], built["skipped"]) == (8, 40, None, 0)
+    assert built["bytes"] == sum(3 * 40 * round(90 * 40 / (70 + i)) for i in range(4)) * 2
+    folder = Path(built["folder"])
+    assert folder.parent == cache_root
+    listed = json_of(supancl(capsys, "data", "cache", "--list", "--json", "-"))
+    assert listed["root"] == str(cache_root)
+    assert [(each["source"], each["images"]) for each in listed["caches"]] == [(str(source), 8)]
+    with open(next(folder.glob("*.bin")), "rb+") as file:
+        file.write(b"harm")
+    said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
+    assert "8 images at short side 40" in said.out
+    assert said.out.endswith("every checksum compared, 1 images mended\n")
+    said = supancl(capsys, "data", "cache", source, "--remove")
+    assert said.out.startswith(f"removed {folder} (")
+    assert list_caches() == []
+
+
+def test_a_cache_goes_by_its_folder_or_the_name_of_a_source_that_has_gone(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        supancl(capsys, "data", "cache", jpegs(tmp_path / name, 1))
+        for path in (tmp_path / name).rglob("*.jpg"):
+            path.unlink()
+    assert supancl(capsys, "data", "cache", "one", "--remove").code == 0
+    left = list_caches()
+    assert [each.source for each in left] == [str(tmp_path / "two")]
+    assert supancl(capsys, "data", "cache", left[0].folder.name, "--remove").code == 0
+    assert list_caches() == []
+
+
+def test_the_longest_unused_caches_go_first(capsys, tmp_path):
+    for name, used in (("old", 1000), ("new", 2000)):
+        said = supancl(capsys, "data", "cache", jpegs(tmp_path / name), "--json", "-")
+        os.utime(Path(json_of(said)["folder"]) / "about.json", (used, used))
+    nbytes = list_caches()[0].nbytes
+    said = supancl(capsys, "data", "cache", "--keep-gb", 1.5 * nbytes / 1e9)
+    assert f"of {tmp_path / 'old'})" in said.out
+    assert [each.source for each in list_caches()] == [str(tmp_path / "new")]
+
+
+def test_unreadable_images_stop_the_cache_or_are_counted(capsys, tmp_path):
+    source = jpegs(tmp_path / "data")
+    (source / "cat" / "bad.jpg").write_bytes(b"bad")
+    said = supancl(capsys, "data", "cache", source)
+    assert said.code == 2
+    assert "bad.jpg: cannot be read as an image (no known image format); mend or remove it" in said.err
+    said = supancl(capsys, "data", "cache", source, "--skip-bad-images", "--json", "-")
+    assert json_of(said)["skipped"] == 1
+    assert "1 unreadable images were skipped" in said.err
+
+
+def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
+    source = jpegs(tmp_path / "data")
+    folder = Path(json_of(supancl(capsys, "data", "cache", source, "--json", "-"))["folder"])
+    os.truncate(next(folder.glob("*.bin")), 10)
+    said = supancl(capsys, "data", "cache", source)
+    assert said.code == 0
+    assert "of the cache is damaged (its length is not what was written); its images are decoded again" in said.err
+
+
+def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("supancl.console.LONG", 40)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
+    source = class_folders(tmp_path / "data", each=20)
+    arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]
+    said = supancl(capsys, *arguments, "--out", tmp_path / "one")
+    assert said.code == 0, said.err
+    told = [line for line in said.out.splitlines() if line.startswith("decoding images into the cache")]
+    assert len(told) == 10
+    assert told[-1].startswith("decoding images into the cache: 40 of 40 in ")
+    before = contents(list_caches()[0].folder)
+    said = supancl(capsys, *arguments, "--out", tmp_path / "two")
+    assert "decoding" not in said.out
+    assert contents(list_caches()[0].folder) == before
+    plain = supancl(capsys, *arguments, "--set", "data.cache=never", "--out", tmp_path / "three")
+    assert plain.code == 0
+    losses = [[json.loads(line).get("loss") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+              for name in ("one", "two", "three")]
+    assert losses[0] == losses[1] == losses[2], "where the pixels come from makes no difference"
+    assert len(losses[0]) >= 2

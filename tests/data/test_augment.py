@@ -1,0 +1,308 @@
+"""Each operation against torchvision's, one image at a time, for the same parameters; and how boxes are drawn."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torchvision.transforms.v2.functional as TF
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torchvision.transforms.v2 import RandomResizedCrop
+
+from supancl.data import augment
+from supancl.data.augment import (
+    blur,
+    blur_by_products,
+    crop_and_resize,
+    draw_boxes,
+    jitter,
+    jitter_alike,
+    jitter_grey,
+    kernel_size,
+    luma,
+    normalized,
+    shift_hue,
+    solarize,
+)
+from tests.helpers import property_test, seeded
+
+RATIO = (3 / 4, 4 / 3)
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+HUE = 5e-6  # torchvision turns the hue in single precision
+ORDERS = list(permutations(range(4)))  # at which place brightness, contrast, saturation and hue come
+
+
+def pictures(n, height=12, width=12, channels=3, seed=0, dtype=torch.float64):
+    return torch.rand(n, channels, height, width, generator=seeded(seed), dtype=dtype)
+
+
+def bytes_of(n, height=16, width=20, channels=3, seed=0):
+    return torch.randint(0, 256, (n, channels, height, width), generator=seeded(seed), dtype=torch.uint8)
+
+
+def cropped(image, box, size):
+    top, left, height, width = (int(v) for v in box)
+    return TF.resized_crop(image, top, left, height, width, [size, size], antialias=True)
+
+
+def jittered_by_torchvision(image, factors, hue, order):
+    steps = [
+        lambda x: TF.adjust_brightness(x, factors[0]), lambda x: TF.adjust_contrast(x, factors[1]),
+        lambda x: TF.adjust_saturation(x, factors[2]), lambda x: TF.adjust_hue(x, hue),
+    ]  # fmt: skip
+    for _, step in sorted(zip(order, steps, strict=True), key=lambda pair: pair[0]):
+        image = step(image)
+    return image
+
+
+# --- crops ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 32, 45], ids=lambda s: f"to {s}")
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 47), (50, 9)])
+def test_a_crop_is_torchvisions_antialiased_one(size, height, width):
+    boxes = [
+        (0, 0, height, width), (0, 0, 1, 1), (height - 1, width - 1, 1, 1), (3, 2, 5, 7), (height - 9, width - 4, 9, 4),
+        (1, 0, 2, width), (0, 1, height, 3),
+    ]  # fmt: skip
+    images = pictures(len(boxes), height, width)
+    ours = crop_and_resize(images, torch.tensor(boxes).float(), size)
+    theirs = torch.stack([cropped(image, box, size) for image, box in zip(images, boxes, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@property_test
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.data())
+def test_any_box_of_any_image_is_torchvisions(height, width, size, data):
+    h, w = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    box = data.draw(st.integers(0, height - h)), data.draw(st.integers(0, width - w)), h, w
+    image = pictures(1, height, width, seed=height * width)
+    ours = crop_and_resize(image, torch.tensor([box]).float(), size)
+    torch.testing.assert_close(ours[0], cropped(image[0], box, size), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("height", "width", "size"), [(256, 320, 224), (96, 96, 64), (32, 32, 32), (90, 500, 48)])
+def test_crops_as_drawn_are_torchvisions_to_a_trillionth_and_from_bytes_to_single_precision(
+    height, width, size, channels
+):
+    pixels = bytes_of(4, height, width, channels)
+    boxes = draw_boxes(torch.tensor([[height, width]]).expand(8, 2), (0.08, 1.0), RATIO, seeded(1))
+    theirs = torch.stack([cropped(pixels[row % 4].double(), box, size) for row, box in enumerate(boxes)])
+    exact = crop_and_resize(pixels.double(), boxes, size)  # eight rows of four images: row i is of image i % 4
+    assert (exact - theirs).abs().max() < 255 * 1e-12
+    assert (crop_and_resize(pixels, boxes, size) - theirs).abs().max() < 255 * 1e-6
+
+
+def test_a_flipped_crop_is_the_mirrored_crop_and_only_where_asked():
+    images, box = pictures(3, 20, 30), torch.tensor([[2.0, 3, 10, 20]] * 3)
+    flip = torch.tensor([True, False, True])
+    plain, flipped = crop_and_resize(images, box, 8), crop_and_resize(images, box, 8, flip)
+    torch.testing.assert_close(flipped[flip], plain[flip].flip(-1))
+    assert torch.equal(flipped[~flip], plain[~flip])
+
+
+def test_the_whole_image_at_its_own_size_is_the_image():
+    images = pictures(2, 13, 13)
+    whole = torch.tensor([[0.0, 0, 13, 13]] * 2)
+    torch.testing.assert_close(crop_and_resize(images, whole, 13), images, rtol=0, atol=1e-15)
+
+
+# --- colour --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: "".join("bcsh"[order.index(p)] for p in range(4)))
+def test_jitter_is_torchvisions_functions_in_the_given_order(order):
+    n = 6
+    images = pictures(n, seed=1)
+    factors = 0.3 + 1.4 * torch.rand(n, 3, generator=seeded(2), dtype=torch.float64)
+    hue = torch.rand(n, generator=seeded(3), dtype=torch.float64) - 0.5
+    ours = jitter(images, factors, hue, torch.tensor([order] * n))
+    for row in range(n):
+        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), float(hue[row]), order)
+        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=HUE)
+
+
+def test_every_row_of_a_batch_is_jittered_in_its_own_order():
+    images = pictures(1, seed=1).expand(24, -1, -1, -1)
+    factors, hue = torch.tensor([[1.4, 0.6, 1.3]] * 24).double(), torch.full((24,), 0.1, dtype=torch.float64)
+    ours = jitter(images, factors, hue, torch.tensor(ORDERS))
+    for row, order in enumerate(ORDERS):
+        theirs = jittered_by_torchvision(images[0], [1.4, 0.6, 1.3], 0.1, order)
+        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=HUE)
+    assert len({tuple(image.flatten().tolist()) for image in ours}) > 12
+
+
+def test_factors_of_one_and_no_hue_leave_an_image_exactly_as_it_is():
+    images = pictures(24, dtype=torch.float32)
+    assert torch.equal(jitter(images, torch.ones(24, 3), torch.zeros(24), torch.tensor(ORDERS)), images)
+    grey = pictures(24, channels=1, dtype=torch.float32)
+    torch.testing.assert_close(jitter_grey(grey, torch.ones(24, 3), torch.tensor(ORDERS)), grey, rtol=0, atol=1e-6)
+
+
+def test_a_grey_image_is_jittered_in_brightness_and_contrast_in_the_given_order():
+    images = pictures(24, channels=1, seed=1)
+    factors = 0.3 + 1.4 * torch.rand(24, 3, generator=seeded(2), dtype=torch.float64)
+    ours = jitter_grey(images, factors, torch.tensor(ORDERS))
+    for row, order in enumerate(ORDERS):
+        # torchvision leaves the saturation of a grey image alone; hue it would refuse
+        theirs = jittered_by_torchvision(images[row], factors[row].tolist(), 0.0, order)
+        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "turned in memory"])
+@pytest.mark.parametrize("order", ORDERS[::5])
+def test_jitter_in_place_is_the_jitter_of_rows_that_share_an_order(order, channels, turned):
+    images = pictures(5, 9, 14, channels, seed=1)
+    factors = 0.3 + 1.4 * torch.rand(5, 3, generator=seeded(2), dtype=torch.float64)
+    hue = torch.rand(5, generator=seeded(3), dtype=torch.float64) - 0.5
+    places = torch.tensor([order] * 5)
+    expected = jitter(images, factors, hue, places) if channels == 3 else jitter_grey(images, factors, places)
+    changed = images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) if turned else images.clone()
+    jitter_alike(changed, factors, hue, tuple(sorted(range(4), key=lambda step: order[step])))
+    torch.testing.assert_close(changed, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("turns", [-0.5, -0.1, 0.05, 0.25, 0.5])
+def test_hue_is_torchvisions_for_every_kind_of_colour(turns):
+    level = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=torch.float64)
+    colours = torch.cartesian_prod(level, level, level).T.reshape(1, 3, 8, 8)  # ties, greys, black and white among them
+    ours = shift_hue(colours, torch.tensor([turns], dtype=torch.float64))
+    torch.testing.assert_close(ours[0], TF.adjust_hue(colours[0], turns), rtol=0, atol=HUE)
+
+
+def test_luma_is_torchvisions_grey():
+    images = pictures(3)
+    torch.testing.assert_close(luma(images), TF.rgb_to_grayscale(images), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("blurred", [blur, blur_by_products])
+@pytest.mark.parametrize(("height", "width"), [(12, 12), (9, 31), (70, 150)])
+@pytest.mark.parametrize("kernel", [3, 5, 9, 17])
+def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, blurred):
+    if kernel // 2 >= min(height, width):
+        kernel = 2 * min(height, width) - 1  # the widest that torchvision can mirror
+    images = pictures(5, height, width, dtype=torch.float32)
+    sigma = torch.tensor([0.1, 0.5, 1.0, 2.0, 0.0])
+    ours = blurred(images, sigma, kernel)
+    for row in range(4):
+        theirs = TF.gaussian_blur(images[row], [kernel, kernel], [float(sigma[row])] * 2)
+        torch.testing.assert_close(ours[row], theirs, rtol=0, atol=1e-6)
+    assert torch.equal(ours[4], images[4])
+
+
+@pytest.mark.parametrize("blurred", [blur, blur_by_products])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
+    flat = torch.full((1, 3, size, size), 0.7)
+    torch.testing.assert_close(blurred(flat, torch.tensor([1.5]), 9), flat)
+
+
+@pytest.mark.parametrize(("size", "kernel"), [(224, 23), (64, 7), (65, 7), (1, 3), (7, 9)])
+def test_both_ways_to_blur_are_one(size, kernel):
+    images, sigma = pictures(3, size, size), torch.tensor([0.3, 1.1, 2.0])
+    torch.testing.assert_close(blur(images, sigma, kernel), blur_by_products(images, sigma, kernel), rtol=0, atol=1e-6)
+
+
+def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
+    device = torch.device("cuda")
+    for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
+        assert augment.exact_products(device) == exact
+    assert augment.exact_products(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_solarising_is_torchvisions_the_threshold_itself_included(threshold, channels):
+    images = torch.cat([pictures(2, 5, 8, channels), torch.full((1, channels, 5, 8), threshold, dtype=torch.float64)])
+    assert torch.equal(solarize(images, threshold), TF.solarize(images, threshold))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(224, 23), (32, 5), (8, 3), (1, 3), (96, 11)])
+def test_the_kernel_is_odd_and_about_a_tenth_of_the_side(size, expected):
+    assert kernel_size(size) == expected
+
+
+def test_normalising_takes_away_the_mean_and_divides_by_the_std():
+    images = pictures(2)
+    torch.testing.assert_close(normalized(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
+
+
+# --- boxes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale", "ratio"),
+    [
+        (64, 64, (0.2, 1.0), RATIO), (32, 32, (0.08, 1.0), RATIO), (40, 120, (0.2, 1.0), RATIO),
+        (120, 30, (0.2, 1.0), RATIO), (20, 200, (0.5, 1.0), RATIO), (200, 20, (0.3, 1.0), RATIO),
+        (50, 60, (0.5, 0.9), (0.5, 2.0)),
+    ],
+)  # fmt: skip
+def test_boxes_are_distributed_as_torchvisions(height, width, scale, ratio):
+    ours = draw_boxes(torch.tensor([[height, width]]).expand(3000, 2), scale, ratio, seeded(1))
+    for name, pvalue in box_agreement(ours, torchvision_boxes(3000, height, width, scale, ratio)).items():
+        assert pvalue > 1e-3, name
+
+
+def test_the_comparison_of_boxes_notices_a_wrong_sampler():
+    height, width, scale, n = 64, 80, (0.2, 1.0), 3000
+    theirs = torchvision_boxes(n, height, width, scale, RATIO)
+    sizes = torch.tensor([[height, width]]).expand(n, 2)
+    right = draw_boxes(sizes, scale, RATIO, seeded(1))
+    area, aspect, top, left = torch.rand(4, n, generator=seeded(3), dtype=torch.float64)
+    area, even = height * width * (0.2 + 0.8 * area), RATIO[0] + (RATIO[1] - RATIO[0]) * aspect
+    w, h = (area * even).sqrt().clamp(max=width).round(), (area / even).sqrt().clamp(max=height).round()
+    wrong = {
+        "the aspect drawn evenly, not its logarithm, and cut to fit": torch.stack(
+            [(top * (height - h + 1)).floor(), (left * (width - w + 1)).floor(), h, w], dim=1),
+        "a smaller least area": draw_boxes(sizes, (0.12, 1.0), RATIO, seeded(1)),
+        "always in a corner": torch.cat([torch.zeros(n, 2), right[:, 2:]], dim=1),
+    }  # fmt: skip
+    for name, boxes in wrong.items():
+        assert min(box_agreement(boxes, theirs).values()) < 1e-5, name
+
+
+def torchvision_boxes(n, height, width, scale, ratio):
+    torch.manual_seed(2)
+    sampler, blank = RandomResizedCrop(8, scale, ratio), [torch.empty(1, height, width)]
+    drawn = [sampler.make_params(blank) for _ in range(n)]
+    return torch.tensor([[box[side] for side in ("top", "left", "height", "width")] for box in drawn])
+
+
+def box_agreement(ours, theirs):
+    """Of each summary of the boxes, how probable such a difference would be between samples of one distribution."""
+
+    def summaries(box):
+        top, left, h, w = box.double().unbind(1)
+        return {"top": top, "left": left, "height": h, "width": w, "area": h * w, "aspect": w / h, "right": left + w}
+
+    pairs = {name: (values, summaries(theirs)[name]) for name, values in summaries(ours).items()}
+    return {name: stats.ks_2samp(one.numpy(), other.numpy()).pvalue for name, (one, other) in pairs.items()}
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 400), (400, 10), (7, 90), (30, 30)])
+def test_a_box_that_never_fits_falls_back_to_torchvisions_centre(height, width):
+    # an area of the whole image fits no allowed aspect but that of the image itself
+    scale, ratio = (1.0, 1.0), RATIO if height != width else (1.5, 2.0)
+    ours = draw_boxes(torch.tensor([[height, width]]), scale, ratio, seeded(0))
+    assert ours.tolist() == torchvision_boxes(1, height, width, scale, ratio).tolist()
+
+
+@property_test
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=20), st.integers(0, 10**6))
+def test_boxes_lie_inside_their_own_images(sizes, seed):
+    sizes = torch.tensor(sizes)
+    top, left, height, width = draw_boxes(sizes, (0.2, 1.0), RATIO, seeded(seed)).unbind(1)
+    assert (torch.minimum(top, left) >= 0).all()
+    assert (torch.minimum(height, width) >= 1).all()
+    assert (top + height <= sizes[:, 0]).all()
+    assert (left + width <= sizes[:, 1]).all()
+
+

@@ -1,0 +1,641 @@
+"""The benchmark registry: rows against the paper, official layouts in small, real data, and data that are not whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import tarfile
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision import datasets
+
+from supancl.data import layouts
+from supancl.data.benchmarks import (
+    BENCHMARKS,
+    benchmark,
+    check_benchmark,
+    find_benchmark,
+    open_benchmark,
+    page,
+    present_benchmarks,
+    where_text,
+)
+from supancl.data.cifar import FC100_TEST
+from supancl.data.dividing import exactly
+from supancl.data.images import decode
+from supancl.data.sources import DataSpec
+from supancl.errors import BadInput
+from tests.data.benchmark_trees import BUILDERS, cifar
+from tests.files import archive, noise
+from tests.helpers import property_test
+
+REPOSITORY = Path(__file__).parents[2]
+SHARED = REPOSITORY.parent / "shared"
+TRANSFER = [
+    "cifar10", "cifar100", "dtd", "food101", "mit67", "sun397", "caltech101", "cub200", "dogs", "flowers102", "pets",
+]
+FEW_SHOT = ["aircraft", "cub200", "fc100", "flowers102", "fungi", "omniglot", "dtd", "traffic-signs"]
+
+
+def every(split):
+    return torch.arange(len(split))
+
+
+def filed(source):
+    """{file: (split, class)}"""
+    return {
+        name: (split, source.classes[label])
+        for split, part in source.splits.items()
+        for name, label in zip(part.named(every(part)), part.labels.tolist(), strict=True)
+    }
+
+
+def shrunk(monkeypatch, name, **fields):
+    """The row with other sizes, so that a miniature is whole."""
+    monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], **fields))
+
+
+def message(call, *arguments, **named):
+    with pytest.raises(BadInput) as error:
+        call(*arguments, **named)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_rows_are_those_of_the_paper():
+    assert [name for name, row in BENCHMARKS.items() if "transfer" in row.uses] == TRANSFER
+    assert {name for name, row in BENCHMARKS.items() if "few-shot" in row.uses} == set(FEW_SHOT)
+    assert benchmark("imagenet100").uses == ("pretrain",)
+    assert benchmark("dtd").uses == ("transfer", "few-shot")
+
+
+def paper_table():
+    """(use, first word of the data set's name) -> (classes, sizes, metric), from the paper's source."""
+    text = (SHARED / "paper" / "supervised-ancl.tex").read_text(encoding="utf-8")
+    table = text[text.index(r"\label{datasets}"):]
+    rows, use = {}, "transfer"
+    for line in table[: table.index(r"\bottomrule")].splitlines():
+        cells = [cell.strip() for cell in line.rstrip("\\ ").split("&")]
+        use = "few-shot" if "Few-shot" in cells[0] else use
+        if len(cells) == 7 and cells[2].isdigit():
+            sizes = tuple(int(cell) for cell in cells[3:6] if cell)
+            rows[use, re.split(r"\s*[\\(]", cells[1])[0]] = (int(cells[2]), sizes, cells[6])
+    return rows
+
+
+def test_sizes_and_metrics_are_the_papers_but_for_cub200_whose_published_ones_differ():
+    paper = paper_table()
+    assert len(paper) == 19
+    named = {("transfer", row.title.split(" (")[0]): name for name, row in BENCHMARKS.items() if "transfer" in row.uses}
+    named |= {("few-shot", row.title.split(" (")[0]): name for name, row in BENCHMARKS.items() if row.images}
+    named[("transfer", "Food")] = named.pop(("transfer", "Food101"))
+    assert set(named) == set(paper)
+    for key, (classes, sizes, metric) in paper.items():
+        row = BENCHMARKS[named[key]]
+        assert row.classes == classes, key
+        if key[1] == "CUB200":
+            for size in sizes:  # the paper's figures stand in the remark
+                assert f"{size:,}" in row.remarks[0]
+            continue
+        assert sizes == (row.split if key[0] == "transfer" else (row.images,)), key
+        if key[0] == "transfer":
+            assert (metric == "Mean per-class accuracy") == (row.metric == "per_class"), key
+    assert BENCHMARKS["cub200"].split == (4994, 1000, 5794)
+    assert BENCHMARKS["cub200"].images == 5994 + 5794
+    assert BENCHMARKS["cub200"].metric == "per_class"
+
+
+def test_other_names_and_unknown_names():
+    assert benchmark("flowers") is BENCHMARKS["flowers102"]
+    assert benchmark("gtsrb") is BENCHMARKS["traffic-signs"]
+    assert message(benchmark, "pet") == "no benchmark 'pet'; did you mean 'pets'?"
+
+
+def test_the_imagenet100_list_is_the_shared_one_in_its_order():
+    assert list(layouts.imagenet100_classes()) == (SHARED / "data" / "imagenet100_classes.txt").read_text().split()
+    assert len(set(layouts.imagenet100_classes())) == 100
+
+
+def test_where_text_says_what_to_download_and_how_to_check():
+    for name, row in BENCHMARKS.items():
+        text = where_text(name)
+        assert "http" in text
+        assert row.cite in text
+        assert text.endswith(f"supancl data check {name} --root ROOT")
+        assert any(folder in text for folder in row.folders), name
+    assert "2,940 train, 740 val, 3,669 test images; mean per-class accuracy" in where_text("pets")
+
+
+def test_the_page_in_the_docs_is_the_registry():
+    text = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert page() in text, 'write it anew: python -c "from supancl.data.benchmarks import page; print(page())"'
+
+
+# --- official layouts -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=BUILDERS)
+def tree(request, tmp_path):
+    return request.param, tmp_path, BUILDERS[request.param](tmp_path)
+
+
+def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tree):
+    name, root, expected = tree
+    for use in BENCHMARKS[name].uses:
+        source = open_benchmark(name, root, use=use, partial=True)
+        found = {str(Path(path).relative_to(root)): entry for path, entry in filed(source).items()}
+        assert set(found) == set(expected)
+        for path, (official, label) in expected.items():
+            assert found[path][1] == label
+            allowed = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}.get(official, {official})
+            assert found[path][0] in ({"train"} if use == "few-shot" else allowed), path
+        assert len(source.classes) == len(set(source.classes)) == len({label for _, label in expected.values()})
+        if name != "imagenet100":
+            assert source.classes == tuple(sorted(source.classes))
+        assert any("is not whole" in remark for remark in source.remarks)
+
+
+def test_pixels_are_those_of_the_file_whose_name_they_carry(tree):
+    name, root, _ = tree
+    part = open_benchmark(name, root, partial=True).splits["train"]
+    last = torch.tensor([len(part) - 1])
+    assert torch.equal(part.batch(last).pixels[0], decode(Path(part.named(last)[0])))
+
+
+def test_root_may_be_the_folder_itself(tree):
+    name, root, expected = tree
+    folder = find_benchmark(name, root).folder
+    assert folder != root
+    inside = find_benchmark(name, folder)
+    assert inside.folder == folder
+    assert len(filed(open_benchmark(name, folder, partial=True))) == len(expected)
+
+
+def test_data_that_are_not_whole_are_refused(tree):
+    name, root, _ = tree
+    said = message(open_benchmark, name, root)
+    assert said.startswith(f"{name}: ")
+    assert "belong" in said
+    assert f"supancl data check {name} --root" in said
+    check = check_benchmark(name, root)
+    assert not check.ok
+    assert check.lines[-1] == f"not whole; see: supancl data where {name}"
+
+
+def test_what_is_present_below_a_root(tmp_path):
+    for name in ("pets", "dtd", "omniglot"):
+        BUILDERS[name](tmp_path)
+    assert present_benchmarks(tmp_path, "transfer") == ("dtd", "pets")
+    assert present_benchmarks(tmp_path, "few-shot") == ("dtd", "omniglot")
+    assert present_benchmarks(tmp_path / "dtd", "few-shot") == ("dtd",)
+    archive(tmp_path / "cifar100.npz")
+    assert present_benchmarks(tmp_path, "transfer") == ("cifar100", "dtd", "pets")
+    assert "no folder" in message(present_benchmarks, tmp_path / "gone", "transfer")
+
+
+def test_each_data_set_has_its_own_packed_cache_whatever_the_spec_calls_its_source(tmp_path, cache_root):
+    spec = DataSpec(source="suite", cache="always")
+    for name in ("pets", "dtd"):
+        expected = BUILDERS[name](tmp_path)
+        source = open_benchmark(name, tmp_path, spec=spec, partial=True)
+        assert len(filed(source)) == len(expected)
+    assert sorted(path.name.rsplit("-", 2)[0] for path in cache_root.iterdir() if path.is_dir()) == [
+        "dtd", "oxford-iiit-pet"
+    ]
+
+
+# how torchvision's class for the same layout is made
+TORCHVISION = {
+    "dtd": ("DTD", [{"split": split} for split in ("train", "val", "test")]),
+    "food101": ("Food101", [{"split": "train"}, {"split": "test"}]),
+    "caltech101": ("Caltech101", [{}]),
+    "flowers102": ("Flowers102", [{"split": split} for split in ("train", "val", "test")]),
+    "pets": ("OxfordIIITPet", [{"split": "trainval"}, {"split": "test"}]),
+    "aircraft": ("FGVCAircraft", [{"split": split} for split in ("train", "val", "test")]),
+    "omniglot": ("Omniglot", [{"background": True}, {"background": False}]),
+    "traffic-signs": ("GTSRB", [{"split": "test"}]),
+    "sun397": ("SUN397", [{}]),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_images_and_classes_are_torchvisions(name, tmp_path, monkeypatch):
+    BUILDERS[name](tmp_path / "ours")
+    kind, variants = TORCHVISION[name]
+    for module in ("flowers102", "omniglot"):  # they check sums of the whole files
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda *_: True)
+    root = tmp_path / "ours"
+    if name == "dtd":  # torchvision has the archive's folder inside another
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs" / "dtd").symlink_to(root)
+        root = tmp_path / "theirs"
+    theirs = {}
+    for index, variant in enumerate(variants):
+        for image, label in getattr(datasets, kind)(root, **variant):
+            pixels = np.asarray(image.convert("RGB")).tobytes()
+            theirs[pixels] = (index if name == "omniglot" else 0, label)  # omniglot counts each part from 0
+    source = open_benchmark(name, root, partial=True)
+    ours = {}
+    for split in source.splits.values():
+        pixels = split.batch(every(split)).pixels.permute(0, 2, 3, 1).numpy()
+        ours |= {image.tobytes(): label for image, label in zip(pixels, split.labels.tolist(), strict=True)}
+    assert set(ours) == set(theirs)
+    pairs = {(ours[key], theirs[key]) for key in ours}
+    assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}) == len(source.classes)
+
+
+def test_official_splits_are_torchvisions(tmp_path):
+    BUILDERS["pets"](tmp_path)
+    source = open_benchmark("pets", tmp_path, partial=True)
+    sizes = {name: len(split) for name, split in source.splits.items()}
+    assert len(datasets.OxfordIIITPet(tmp_path, split="trainval")) == sizes["train"] + sizes["val"]
+    assert len(datasets.OxfordIIITPet(tmp_path, split="test")) == sizes["test"]
+
+
+def test_pets_are_divided_alike_in_class_folders_and_in_the_official_layout(tmp_path, monkeypatch):
+    expected = BUILDERS["pets"](tmp_path)
+    shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
+    for path, (split, label) in expected.items():
+        moved = tmp_path / "folders" / "pets" / split / label / Path(path).name
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        moved.write_bytes((tmp_path / path).read_bytes())
+    official, folders = open_benchmark("pets", tmp_path), open_benchmark("pets", tmp_path / "folders")
+    assert {Path(path).name: entry for path, entry in filed(official).items()} == {
+        Path(path).name: entry for path, entry in filed(folders).items()
+    }
+    assert Counter(official.splits["val"].labels.tolist()) == {0: 2, 1: 2, 2: 2}
+    assert official.remarks == folders.remarks == ()
+    assert check_benchmark("pets", tmp_path).ok
+
+
+def test_caltech_takes_25_and_5_of_each_class(tmp_path, monkeypatch):
+    BUILDERS["caltech101"](tmp_path)
+    shrunk(monkeypatch, "caltech101", classes=2, split=(50, 10, 6))
+    source = open_benchmark("caltech101", tmp_path)
+    counts = {split: Counter(source.classes[i] for i in part.labels.tolist()) for split, part in source.splits.items()}
+    assert counts == {"train": {"Faces": 25, "yin_yang": 25}, "val": {"Faces": 5, "yin_yang": 5},
+                      "test": {"Faces": 1, "yin_yang": 5}}
+    assert filed(source) == filed(open_benchmark("caltech101", tmp_path))
+    (tmp_path / "caltech101/101_ObjectCategories/Faces/image_0001.jpg").unlink()
+    assert message(open_benchmark, "caltech101", tmp_path) == (
+        "caltech101: class 'Faces' has 30 images; 25 + 5 of each class are for train and val and the rest for test, so "
+        "at least 31 are needed"
+    )
+
+
+def test_imagenet100_labels_follow_the_list_and_other_classes_are_passed_over(tmp_path, monkeypatch):
+    BUILDERS["imagenet100"](tmp_path)
+    shrunk(monkeypatch, "imagenet100", class_sizes={"train": (1, 2), "val": (1, 1)})
+    source = open_benchmark("imagenet100", tmp_path)
+    assert source.classes == layouts.imagenet100_classes()
+    for split in ("train", "val"):
+        part = source.splits[split]
+        wnids = [Path(name).parent.name for name in part.named(every(part))]
+        assert [layouts.imagenet100_classes().index(wnid) for wnid in wnids] == part.labels.tolist()
+        assert sorted(part.labels.tolist()) == list(range(100))
+    assert check_benchmark("imagenet100", tmp_path).ok
+
+
+def test_an_imagenet_tree_with_too_few_and_too_many(tmp_path, monkeypatch):
+    BUILDERS["imagenet100"](tmp_path)
+    shrunk(monkeypatch, "imagenet100", class_sizes={"train": (2, 3), "val": (1, 1)})
+    first, second, *rest = layouts.imagenet100_classes()
+    train, val = tmp_path / "imagenet/train", tmp_path / "imagenet/val"
+    content = (train / first / f"{first}_1.JPEG").read_bytes()
+    for wnid in rest:
+        (train / wnid / "another.JPEG").write_bytes(content)
+    for i in range(3):
+        (train / second / f"{i}.JPEG").write_bytes(content)
+    (val / rest[0] / f"ILSVRC2012_val_{rest[0]}.JPEG").unlink()
+    check = check_benchmark("imagenet100", tmp_path)
+    assert check.missing == (f"val/{rest[0]}/", f"train/{first}/: 1 images or more")
+    assert check.superfluous == (f"train/{second}/: 1 images",)
+    assert [(row.what, row.found, row.wanted, row.ok) for row in check.rows] == [
+        ("train images", 1 + 4 + 2 * 98, "100 x 2 to 3", False), ("val images", 99, "100 x 1", False),
+        ("classes", 100, "100", True),
+    ]
+    assert message(open_benchmark, "imagenet100", tmp_path).startswith(f"imagenet100: val/{rest[0]}/ missing (")
+
+
+# --- CIFAR ------------------------------------------------------------------------------------------------------------
+
+
+def test_published_cifar_files(tmp_path, monkeypatch):
+    classes = ("airplane", "bird", "cat")
+    written = cifar(tmp_path, datasets.CIFAR10, classes, 4, monkeypatch)
+    shrunk(monkeypatch, "cifar10", classes=3, split=(54, 6, 12))
+    source = open_benchmark("cifar10", tmp_path)
+    assert source.classes == classes
+    assert {name: len(split) for name, split in source.splits.items()} == {"train": 54, "val": 6, "test": 12}
+    assert np.array_equal(source.splits["test"].batch(torch.arange(12)).pixels.numpy(), written["test_batch"])
+    assert source.splits["test"].labels.tolist() == [0, 1, 2] * 4
+    assert Counter(source.splits["val"].labels.tolist()) == {0: 2, 1: 2, 2: 2}
+    both = [source.splits[name].batch(every(source.splits[name])).pixels.numpy() for name in ("train", "val")]
+    trained = [written[f"data_batch_{i}"] for i in range(1, 6)]
+    assert sorted(image.tobytes() for image in np.concatenate(both)) == sorted(
+        image.tobytes() for image in np.concatenate(trained)
+    )
+    assert check_benchmark("cifar10", tmp_path / "cifar-10-batches-py").ok
+
+
+def test_a_pickle_that_is_not_the_published_one_is_never_opened(tmp_path, monkeypatch):
+    cifar(tmp_path, datasets.CIFAR10, ("a", "b"), 2, monkeypatch)
+    folder = tmp_path / "cifar-10-batches-py"
+    monkeypatch.setattr("pickle.load", lambda *_, **__: pytest.fail("opened a pickle"))
+    (folder / "data_batch_3").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    assert message(open_benchmark, "cifar10", tmp_path) == (
+        f"{folder / 'data_batch_3'}: not the published file (its MD5 differs), and no other pickle is opened; "
+        "unpack cifar-10-python.tar.gz again"
+    )
+    (folder / "data_batch_3").unlink()
+    assert message(check_benchmark, "cifar10", tmp_path).startswith(f"{folder / 'data_batch_3'}: not there;")
+
+
+@pytest.mark.parametrize("layout", ["python", "npz"])
+def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(layout, tmp_path, monkeypatch):
+    classes = tuple(sorted((*FC100_TEST, "apple", "train", "worm")))
+    if layout == "python":
+        written = cifar(tmp_path, datasets.CIFAR100, classes, 2, monkeypatch)
+    else:
+        written = {"train": noise(46, 3, 32, 32, seed=1), "test": noise(46, 3, 32, 32, seed=2)}
+        arrays = {f"{split}_images": images.transpose(0, 2, 3, 1) for split, images in written.items()}
+        labels = {f"{split}_labels": np.arange(46) % 23 for split in written}
+        archive(tmp_path / "cifar100.npz", **arrays, **labels, class_names=np.array(classes))
+    shrunk(monkeypatch, "fc100", images=80)
+    source = open_benchmark("fc100", tmp_path)
+    assert source.classes == FC100_TEST == tuple(sorted(FC100_TEST))
+    assert set(source.splits) == {"train"}
+    part = source.splits["train"]
+    wanted = [(written[split][i].tobytes(), classes[i % 23])
+              for split in ("train", "test") for i in range(46) if classes[i % 23] in FC100_TEST]
+    found = [(image.tobytes(), source.classes[label])
+             for image, label in zip(part.batch(every(part)).pixels.numpy(), part.labels.tolist(), strict=True)]
+    assert found == wanted
+    assert part.named(torch.tensor([0])) != part.named(torch.tensor([40]))
+
+
+def test_fc100_needs_the_class_names(tmp_path):
+    labels = np.arange(20) % 2
+    archive(tmp_path / "cifar100.npz", test_images=noise(20, 8, 8), test_labels=labels)
+    assert message(open_benchmark, "fc100", tmp_path) == (
+        f"{tmp_path}: no class 'baby' (and 19 more); FC100 is cut out of CIFAR100 by class name, so give data with its "
+        "names (class_names)"
+    )
+
+
+def test_a_cifar_archive_without_a_test_split_or_with_unlabelled_images(tmp_path):
+    archive(tmp_path / "cifar10.npz")
+    assert message(open_benchmark, "cifar10", tmp_path).endswith("it has train; wanted train and test, as published")
+    archive(tmp_path / "cifar10.npz", test_images=noise(4, 8, 8), test_labels=np.array([0, 1, -1, 0]))
+    check = check_benchmark("cifar10", tmp_path)
+    assert [(row.what, row.found) for row in check.rows] == [
+        ("train images", 18), ("val images", 2), ("test images", 4), ("classes", 3)
+    ]
+
+
+# --- dividing ---------------------------------------------------------------------------------------------------------
+
+
+@property_test
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.floats(0, 1), st.integers(0, 5))
+def test_a_drawn_split_has_exactly_its_size_and_each_class_its_share(sizes, share, seed):
+    count = round(share * sum(sizes))
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    drawn = exactly(labels, count, seed)
+    assert len(drawn) == len(set(drawn.tolist())) == count
+    got = torch.bincount(labels[drawn], minlength=len(sizes)).tolist()
+    assert all(mine <= size for mine, size in zip(got, sizes, strict=True))
+    # in whole numbers: each class its share rounded down, and one more for those with the largest remainders
+    total = sum(sizes)
+    more = [mine - size * count // total for mine, size in zip(got, sizes, strict=True)]
+    remainders = [size * count % total for size in sizes]
+    assert set(more) <= {0, 1}
+    given_one = [remainder for remainder, one in zip(remainders, more, strict=True) if one]
+    given_none = [remainder for remainder, one in zip(remainders, more, strict=True) if not one]
+    assert min(given_one, default=total) >= max(given_none, default=0)
+    assert torch.equal(drawn, exactly(labels, count, seed))
+
+
+def test_papers_validation_sizes_fall_evenly_on_balanced_classes():
+    for name in ("cifar10", "cifar100", "food101", "mit67", "sun397", "dogs"):
+        row = BENCHMARKS[name]
+        train, val, _ = row.split
+        labels = torch.arange(train + val) % row.classes
+        counts = torch.bincount(labels[exactly(labels, val, 0)])
+        assert counts.tolist() == [val // row.classes] * row.classes, name
+
+
+def test_another_seed_draws_others():
+    labels = torch.zeros(100, dtype=torch.long)
+    assert exactly(labels, 10, 0).tolist() != exactly(labels, 10, 1).tolist()
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_no_root_and_a_wrong_folder(tmp_path):
+    assert message(open_benchmark, "pets", tmp_path / "gone") == (
+        f"pets: no folder '{tmp_path / 'gone'}'; give the one with the data, see: supancl data where pets"
+    )
+    BUILDERS["dtd"](tmp_path)
+    assert message(check_benchmark, "pets", tmp_path) == (
+        f"pets: not in {tmp_path} (looked for annotations/trainval.txt or trainval/Abyssinian/ there and in "
+        "oxford-iiit-pet, pets below it); see: supancl data where pets"
+    )
+
+
+def test_a_use_that_the_row_does_not_have(tmp_path):
+    BUILDERS["pets"](tmp_path)
+    assert message(open_benchmark, "pets", tmp_path, use="few-shot") == (
+        "pets is for transfer, not for few-shot; give it as a folder instead of by name"
+    )
+
+
+def test_a_missing_image_is_named_and_left_out_of_partial_data(tmp_path, monkeypatch):
+    expected = BUILDERS["pets"](tmp_path)
+    shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
+    for number in (3, 7):
+        (tmp_path / f"oxford-iiit-pet/images/Bengal_{number}.jpg").unlink()
+    folder = tmp_path / "oxford-iiit-pet"
+    assert message(open_benchmark, "pets", tmp_path) == (
+        f"pets: images/Bengal_3.jpg and 1 more missing ({folder}); see: supancl data check pets --root {folder}"
+    )
+    check = check_benchmark("pets", tmp_path)
+    assert check.missing == ("images/Bengal_3.jpg", "images/Bengal_7.jpg")
+    assert sum(row.found for row in check.rows if row.what in ("train images", "val images")) == 28
+    assert "  missing: images/Bengal_3.jpg" in check.lines
+    assert not check.ok
+    source = open_benchmark("pets", tmp_path, partial=True)
+    assert sum(map(len, source.splits.values())) == len(expected) - 2
+    assert "images/Bengal_3.jpg and 1 more missing" in source.remarks[0]
+
+
+def test_a_class_too_many(tmp_path, monkeypatch):
+    BUILDERS["omniglot"](tmp_path)
+    shrunk(monkeypatch, "omniglot", classes=5, images=18)
+    (tmp_path / "omniglot-py/images_evaluation/Tengwar/character02/0001_00.png").unlink()
+    check = check_benchmark("omniglot", tmp_path)
+    assert check.superfluous == ("a class, perhaps 'Tengwar/character02' (2 images)",)
+    assert check.lines[1:4] == (
+        "  few-shot images       17 of 18  <- differs", "  classes                6 of 5  <- differs",
+        "  superfluous: a class, perhaps 'Tengwar/character02' (2 images)",
+    )
+    assert message(open_benchmark, "omniglot", tmp_path).startswith(
+        "omniglot: 17 few-shot images where 18 belong, 6 classes where 5 belong ("
+    )
+
+
+def test_half_of_omniglot(tmp_path):
+    BUILDERS["omniglot"](tmp_path)
+    (tmp_path / "omniglot-py/images_evaluation").rename(tmp_path / "elsewhere")
+    assert check_benchmark("omniglot", tmp_path).missing == ("images_evaluation/",)
+
+
+@pytest.mark.parametrize(("name", "file", "content", "said"), [
+    ("dtd", "dtd/labels/val1.txt", None, "not there; it belongs to the official data"),
+    ("dtd", "dtd/labels/val1.txt", b"", "not the official list (it is empty)"),
+    ("dtd", "dtd/labels/val1.txt", b"banded\n", "not the official list (no '/' in the line 'banded')"),
+    ("dtd", "dtd/labels/val1.txt", b"\xff\xfe\x00/", "not the official list ("),
+    ("food101", "food-101/meta/test.json", b'{"waffles": [', "not the official list ("),
+    ("food101", "food-101/meta/test.json", b'["waffles"]', "wanted {class: [image, ...]}"),
+    ("sun397", "SUN397/Testing_01.txt", b"/a/abbey.jpg\n", "wanted /LETTER/CLASS/IMAGE, found '/a/abbey.jpg'"),
+    ("dogs", "StanfordDogs/test_list.mat", None, "not there; it belongs to the official data"),
+    ("dogs", "StanfordDogs/test_list.mat", b"not a mat file", "no list 'file_list' in it"),
+    ("fungi", "fgvc_fungi/val.json", b'{"images": []}', "wanted images, annotations and categories"),
+    ("traffic-signs", "gtsrb/GT-final_test.csv", b"a;b\n1;2\n", "wanted the columns Filename and ClassId"),
+    ("pets", "oxford-iiit-pet/annotations/test.txt", b"Bengal_1\n", "no ' ' in the line 'Bengal_1'"),
+])
+def test_a_split_file_that_is_absent_or_garbled(name, file, content, said, tmp_path):
+    BUILDERS[name](tmp_path)
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    for call in (open_benchmark, check_benchmark):
+        told = message(call, name, tmp_path)
+        assert told.startswith(f"{tmp_path / file}: ")
+        assert said in told
+
+
+def test_lists_that_do_not_fit_together(tmp_path):
+    BUILDERS["cub200"](tmp_path)
+    path = tmp_path / "CUB_200_2011/train_test_split.txt"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+    assert message(open_benchmark, "cub200", tmp_path) == (
+        f"{path.parent}: image 17 stands in only one of images.txt and train_test_split.txt (and 1 more); "
+        "unpack CUB_200_2011.tgz again"
+    )
+    BUILDERS["flowers102"](tmp_path)
+    from scipy.io import savemat
+
+    savemat(tmp_path / "flowers-102/imagelabels.mat", {"labels": np.ones((1, 4))})
+    assert "setid.mat: not the official list (image 5 has no label in imagelabels.mat)" in message(
+        open_benchmark, "flowers", tmp_path
+    )
+
+
+def test_an_image_in_two_splits(tmp_path):
+    BUILDERS["dtd"](tmp_path)
+    path = tmp_path / "dtd/labels/test1.txt"
+    path.write_text(path.read_text() + "banded/banded_train0.jpg\n")
+    assert message(check_benchmark, "dtd", tmp_path).startswith(
+        f"{tmp_path / 'dtd/images/banded/banded_train0.jpg'}: listed twice, for train and for test; "
+    )
+
+
+def test_an_unreadable_image_is_skipped_only_if_asked(tmp_path, monkeypatch):
+    BUILDERS["pets"](tmp_path)
+    shrunk(monkeypatch, "pets", classes=3, split=(24, 6, 9))
+    path = tmp_path / "oxford-iiit-pet/images/Bengal_101.jpg"
+    path.write_bytes(b"no image")
+    assert check_benchmark("pets", tmp_path).ok  # nothing is decoded
+    assert str(path) in message(open_benchmark, "pets", tmp_path)
+    source = open_benchmark("pets", tmp_path, spec=DataSpec(skip_bad_images=True))
+    assert len(source.splits["test"]) == 8
+
+
+# --- the real data ----------------------------------------------------------------------------------------------------
+
+
+def roomy() -> Path | None:
+    """A folder in memory, where there is one: fifty thousand small files take a busy disk minutes."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 4e9 else None
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The shared data as their own script unpacks them."""
+    spec = importlib.util.spec_from_file_location("unpack", SHARED / "data" / "unpack.py")
+    unpack = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unpack)
+    with tempfile.TemporaryDirectory(dir=roomy()) as folder:
+        root = Path(folder)
+        for name in ("cifar10", "cifar100", "pets", "gtsrb"):
+            unpack.SETS[name](root)
+        with tarfile.open(SHARED / "data" / "omniglot.tar.xz") as packed:  # extractall takes three times as long
+            for member in packed:
+                path = root / "omniglot" / member.name
+                if member.isfile():
+                    path.write_bytes(packed.extractfile(member).read())
+                else:
+                    path.mkdir(parents=True, exist_ok=True)
+        yield root
+
+
+@pytest.mark.parametrize("name", ["cifar100", "pets", "traffic-signs", "omniglot"])
+def test_the_real_data_are_whole(real, name):
+    check = check_benchmark(name, real)
+    assert check.ok, check.lines
+    row = BENCHMARKS[name]
+    wanted = dict(zip(("train images", "val images", "test images"), row.split or (), strict=False))
+    wanted |= {"few-shot images": row.images} if row.images else {}
+    assert {one.what: one.found for one in check.rows} == wanted | {"classes": row.classes}
+
+
+@pytest.mark.parametrize("name", ["cifar10", "pets"])
+def test_real_transfer_data_open_with_disjoint_stratified_splits(real, name):
+    source = open_benchmark(name, real, spec=DataSpec(short_side=16))
+    row = BENCHMARKS[name]
+    assert tuple(len(source.splits[split]) for split in ("train", "val", "test")) == row.split
+    assert source.classes == tuple(sorted(source.classes))
+    names = [split.named(every(split)) for split in source.splits.values()]
+    assert len(set().union(*names)) == sum(map(len, names)) == sum(row.split)
+    share = row.split[1] / (row.split[0] + row.split[1])
+    train, val = (torch.bincount(source.splits[split].labels, minlength=row.classes) for split in ("train", "val"))
+    assert bool(((val - share * (train + val)).abs() < 1).all())
+    pixels = source.splits["test"].batch(torch.tensor([0])).pixels
+    assert pixels.shape[1] == 3
+    assert len(pixels.unique()) > 10
+    assert source.remarks == ()
+
+
+def test_real_fc100_has_the_seals_of_cifar100(real):
+    cifar100, fc100 = open_benchmark("cifar100", real).splits["test"], open_benchmark("fc100", real)
+    part = fc100.splits["train"]
+    assert torch.bincount(part.labels).tolist() == [600] * 20
+    seals = part.batch((part.labels == FC100_TEST.index("seal")).nonzero()[:, 0]).pixels
+    theirs = cifar100.batch((cifar100.labels == 72).nonzero()[:, 0]).pixels  # 72 of 100 in the published list
+    assert len(theirs) == 100
+    assert torch.equal(theirs, seals[-100:])
+
+
+def test_real_drawings_and_signs_decode(real):
+    drawings = layouts.omniglot(find_benchmark("omniglot", real).folder).entries
+    assert set(Counter(label for _, _, label in drawings).values()) == {20}
+    assert decode(drawings[0][1], 1).unique().tolist() == [0, 255]
+    signs = layouts.split_folders(find_benchmark("gtsrb", real).folder).entries
+    assert sorted({label for _, _, label in signs}) == [f"{i:05d}" for i in range(43)]
+    assert decode(signs[0][1]).shape == (3, 32, 32)

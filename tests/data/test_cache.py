@@ -1,0 +1,724 @@
+"""The packed cache: the pixels of the files and never others, whatever happens to either of them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.data import cache as cache_module
+from supancl.data import images as images_module
+from supancl.data import shards
+from supancl.data.cache import Cache, CachedImages, evict, list_caches, remove_cache
+from supancl.data.images import decode, in_order
+from supancl.data.sources import DataSpec, open_data, open_source
+from supancl.errors import BadInput
+from supancl.files import held
+from tests.files import picture
+
+
+def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0) -> list[Path]:
+    sizes = [(9, 7)] * count if uniform else [(8 + i % 4, 6 + i % 5) for i in range(count)]
+    return [picture(folder / f"{first + i:03d}.png", seed=first + i, size=size, mode="RGB")
+            for i, size in enumerate(sizes)]
+
+
+def assert_pixels(images: CachedImages, files: list[Path], short_side: int | None = None) -> None:
+    assert len(images) == len(files)
+    for i, file in enumerate(files):
+        assert torch.equal(images.image(i), decode(file, images.channels, short_side)), file
+
+
+@pytest.fixture
+def decodes(monkeypatch):
+    """The names of the files that are decoded into a cache."""
+    seen: list[str] = []
+
+    def counted(item, *rest):
+        seen.append(Path(str(item)).name)
+        return decode(item, *rest)
+
+    monkeypatch.setattr(cache_module, "decode", counted)
+    return seen
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 600)  # three or four images of ours
+
+
+def bins(cache: Cache) -> list[Path]:
+    return sorted(cache.folder.glob("shard-*.bin"))
+
+
+# --- what it holds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize(("channels", "short_side"), [(3, None), (3, 6), (1, 7)])
+def test_cached_pixels_are_the_decoded_ones(tmp_path, small_shards, uniform, channels, short_side):
+    files = photos(tmp_path / "data", uniform=uniform)
+    images, broken, remarks = Cache("here", channels, short_side).build(files)
+    assert (broken, remarks) == ([], [])
+    assert_pixels(images, files, short_side)
+    chosen = torch.tensor([3, 11, 3, 0])
+    batch = images.batch(chosen)
+    wanted = [decode(files[i], channels, short_side) for i in chosen.tolist()]
+    assert (batch.sizes is None) == (len({image.shape for image in wanted}) == 1)
+    for row, image in zip(batch.pixels, wanted, strict=True):
+        assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
+
+
+def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shards, decodes):
+    files = photos(tmp_path / "data")
+    told: list[tuple[str, int, int]] = []
+    Cache("here", 3, None).build(files, lambda *what: told.append(what))
+    assert told == [("decoding images into the cache", done, 12) for done in range(1, 13)]
+    assert sorted(decodes) == [file.name for file in files]
+    decodes.clear()
+    told.clear()
+    images, _, _ = Cache("here", 3, None).build(files, lambda *what: told.append(what))
+    assert (decodes, told) == ([], [])
+    assert_pixels(images, files)
+
+
+def test_sources_sizes_and_channels_have_caches_of_their_own(tmp_path):
+    folders = {Cache(where, channels, side).folder for where in ("a", "b") for channels in (1, 3) for side in (None, 8)}
+    assert len(folders) == 8
+
+
+def test_the_same_files_are_known_from_any_folder_and_through_a_link(tmp_path, monkeypatch, decodes):
+    photos(tmp_path / "data" / "cat", 4)
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    for source in ("data", str(tmp_path / "data"), "./data", "link"):
+        open_source(DataSpec(source=source, cache="always"), 3)
+    assert len(decodes) == 4
+    assert len(list_caches()) == 1
+
+
+def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, monkeypatch):
+    photos(tmp_path / "data" / "cat", 6)
+    photos(tmp_path / "data" / "dog", 6, first=6)
+    spec = DataSpec(source=str(tmp_path / "data"))
+    assert not isinstance(open_data(spec, 3).train.store, CachedImages)
+    monkeypatch.setattr("supancl.data.decoding.CACHE_FROM", 1000)
+    data = open_data(spec, 3)
+    assert isinstance(data.train.store, CachedImages)
+    for position, name in enumerate(data.train.named(torch.arange(len(data.train)))):
+        batch = data.train.batch(torch.tensor([position]))
+        assert torch.equal(batch.pixels[0], decode(Path(name)))
+
+
+def test_memory_of_a_mapped_cache_is_not_the_process_own(tmp_path):
+    files = photos(tmp_path / "data", 4)
+    images, _, _ = Cache("here", 3, None).build(files)
+    mapped = Path("/proc/self/maps").read_text()
+    assert str(bins(images.cache)[0]) in mapped
+
+
+# --- builds that stop, and builds at once -----------------------------------------------------------------------------
+
+
+def test_an_interrupted_build_goes_on_where_it_was(tmp_path, small_shards, decodes):
+    files = photos(tmp_path / "data")
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Cache("here", 3, None).build(files, stop)
+    decodes.clear()
+    images, _, remarks = Cache("here", 3, None).build(files)
+    assert sorted(decodes) == [file.name for file in files[8:]]
+    assert remarks == []
+    assert_pixels(images, files)
+
+
+def test_an_image_half_written_when_interrupted_is_not_part_of_the_shard(tmp_path, monkeypatch):
+    files = photos(tmp_path / "data", 5)
+    writer = shards.ShardWriter(tmp_path, 0)
+    for file in files[:4]:
+        writer.add(str(file), (1, 2), decode(file))
+    writer.file.write(b"half an image")
+    writer.finish()
+    shard = shards.read_index(tmp_path / "shard-000000.npz", 3)
+    assert isinstance(shard, shards.Shard), shard
+    assert shard.names == [str(file) for file in files[:4]]
+
+
+def slow_build(files: list[Path], pause: float) -> None:
+    shards.SHARD_BYTES = 600
+    Cache("here", 3, None).build(files, lambda *_: time.sleep(pause))
+
+
+def child(work, *arguments) -> multiprocessing.Process:
+    started = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    started.start()
+    return started
+
+
+def wait_for(there, seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not there() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert there()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_build_goes_on_where_it_was(tmp_path, small_shards, decodes):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    killed = child(slow_build, files, 0.05)
+    wait_for(lambda: len(list(cache.folder.glob("shard-*.npz"))) >= 2)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    finished = sum(len(shards.read_index(index, 3).names) for index in cache.folder.glob("*.npz"))
+    images, broken, remarks = cache.build(files)
+    assert (broken, remarks) == ([], [])
+    assert len(decodes) == len(files) - finished
+    assert_pixels(images, files)
+    assert not list(cache.folder.glob("*.tmp"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_of_two_builders_one_waits_says_so_and_finds_it_all_done(tmp_path, decodes):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    other = child(slow_build, files, 0.02)
+    wait_for(lambda: (cache.folder / "about.json").exists())
+    told: list[tuple[str, int, int]] = []
+    images, broken, _ = cache.build(files, lambda *what: told.append(what))
+    other.join()
+    assert other.exitcode == 0
+    assert told == [(f"process {other.pid} is building the cache {cache.folder}; waiting for it", 0, 0)]
+    assert (decodes, broken) == ([], [])
+    assert_pixels(images, files)
+
+
+def write_result(files: list[Path], where: Path) -> None:
+    images, broken, _ = Cache("here", 3, None).build(files)
+    result = [bool(torch.equal(images.image(i), decode(file))) for i, file in enumerate(files)]
+    where.write_text(json.dumps([result, broken]))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_builders_that_start_together_all_end_with_the_whole_cache(tmp_path):
+    files = photos(tmp_path / "data", 30)
+    running = [child(write_result, files, tmp_path / f"{i}.json") for i in range(3)]
+    for each in running:
+        each.join()
+    assert [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)] == [[[True] * 30, []]] * 3
+    indices = Cache("here", 3, None).folder.glob("*.npz")
+    names = [name for index in indices for name in shards.read_index(index, 3).names]
+    assert len(names) == len(set(names)) == 30
+
+
+def hold(lock: Path, seconds: float, remove: bool) -> None:
+    with held(lock, lambda owner: None):
+        time.sleep(seconds)
+        if remove:
+            shutil.rmtree(lock.parent)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_cache_removed_by_the_one_waited_for_is_made_again(tmp_path):
+    files, cache = photos(tmp_path / "data", 3), Cache("here", 3, None)
+    other = child(hold, cache.folder / ".lock", 0.4, True)
+    wait_for(lambda: (cache.folder / ".lock").exists() and (cache.folder / ".lock").read_text())
+    images, _, remarks = cache.build(files)
+    other.join()
+    assert_pixels(images, files)
+    assert bins(cache)
+    assert remarks == [f"process {other.pid} is building the cache {cache.folder}; waiting for it"]
+
+
+def test_a_file_system_without_locks_is_named_and_not_waited_for(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("supancl.files.fcntl.flock", flock)
+    with pytest.raises(BadInput, match=r"the cache .* cannot be written \(No locks available\); make room"):
+        Cache("here", 3, None).build(photos(tmp_path / "data", 2))
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_of_another_version_is_built_anew_and_that_is_said(tmp_path, decodes):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    about = cache.folder / "about.json"
+    about.write_text(about.read_text().replace('"version": 1', '"version": 7'))
+    decodes.clear()
+    images, _, remarks = cache.build(files)
+    assert remarks == [f"the cache {cache.folder} is of version 7, this is 1; built anew"]
+    assert len(decodes) == 12
+    assert_pixels(images, files)
+    assert cache.build(files)[2] == []
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"version": null}'])
+def test_a_cache_that_does_not_say_its_version_is_built_anew(tmp_path, content):
+    files, cache = photos(tmp_path / "data", 3), Cache("here", 3, None)
+    cache.build(files)
+    (cache.folder / "about.json").write_text(content)
+    images, _, remarks = cache.build(files)
+    assert remarks == [f"the cache {cache.folder} does not say its version; built anew"]
+    assert_pixels(images, files)
+
+
+def cut(path: Path, length: int) -> None:
+    os.truncate(path, length)
+
+
+def other_index(path: Path) -> None:
+    arrays = dict(np.load(path))
+    arrays["offsets"] = arrays["offsets"] + 1
+    np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize(("suffix", "harm", "said"), [
+    (".npz", lambda path: path.write_bytes(b"not an index"), "its index cannot be read"),
+    (".npz", lambda path: cut(path, 100), "its index cannot be read"),
+    (".npz", lambda path: cut(path, 0), "its index cannot be read"),
+    (".npz", other_index, "its index is inconsistent"),
+    (".bin", lambda path: cut(path, 100), "its length is not what was written"),
+    (".bin", lambda path: path.unlink(), "its pixels are missing"),
+])
+def test_a_damaged_shard_is_decoded_again_and_that_is_said(tmp_path, small_shards, decodes, suffix, harm, said):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    lost = shards.read_index(bins(cache)[1].with_suffix(".npz"), 3).names
+    harm(bins(cache)[1].with_suffix(suffix))
+    decodes.clear()
+    images, broken, remarks = cache.build(files)
+    assert len(remarks) == 1
+    assert f"{cache.folder / 'shard-000001.bin'} of the cache is damaged ({said}" in remarks[0]
+    assert sorted(decodes) == [Path(name).name for name in lost]
+    assert broken == []
+    assert_pixels(images, files)
+    assert cache.build(files)[2] == []
+
+
+def test_pixels_without_an_index_are_cleared_away(tmp_path, small_shards):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    bins(cache)[0].with_suffix(".npz").unlink()
+    images, _, _ = cache.build(files)
+    assert_pixels(images, files)
+    assert len(bins(cache)) == len(list(cache.folder.glob("*.npz")))
+
+
+def flip(path: Path, at: int) -> None:
+    with open(path, "rb+") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 255]))
+
+
+def test_a_flipped_byte_is_mended_from_the_file_in_memory_and_on_disk(tmp_path):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    sound = bins(cache)[0].read_bytes()
+    flip(bins(cache)[0], 1000)
+    images, _, _ = cache.build(files)
+    assert_pixels(images, files)
+    assert bins(cache)[0].read_bytes() == sound
+
+
+def test_verifying_counts_what_it_mends_even_after_a_first_look(tmp_path):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    images, _, _ = cache.build(files)
+    assert images.verify() == 0
+    for at in (0, 1000, 1001):  # the first image, and one in the middle twice
+        flip(bins(cache)[0], at)
+    told = []
+    assert images.verify(lambda *what: told.append(what)) == 2
+    assert told[-1] == ("comparing checksums", 12, 12)
+    assert images.verify() == 0
+    assert_pixels(images, files)
+
+
+def test_a_flipped_byte_whose_file_has_gone_is_one_line(tmp_path):
+    files, cache = photos(tmp_path / "data", 3), Cache("here", 3, None)
+    images, _, _ = cache.build(files)
+    flip(bins(cache)[0], 5)
+    files[0].unlink()
+    with pytest.raises(BadInput) as raised:
+        images.image(0)
+    assert str(raised.value) == (f"the pixels of {files[0]} in {bins(cache)[0]} are damaged, and the image cannot be "
+                                 "read again (No such file or directory); bring it back, then continue with --resume")
+    assert torch.equal(images.image(1), decode(files[1]))
+
+
+def test_a_flipped_byte_whose_file_has_changed_is_one_line(tmp_path):
+    files, cache = photos(tmp_path / "data", 3), Cache(str(tmp_path / "data"), 3, None)
+    images, _, _ = cache.build(files)
+    flip(bins(cache)[0], 5)
+    picture(files[0], seed=99, mode="RGB")
+    with pytest.raises(BadInput, match=r"are damaged, and the image has changed since it was cached; run supancl data "
+                                       r"cache .* --remove, then begin again"):
+        images.image(0)
+
+
+def test_mending_never_writes_into_a_shard_of_another_build(tmp_path):
+    files, cache = photos(tmp_path / "data", 3), Cache("here", 3, None)
+    images, _, _ = cache.build(files)
+    remove_cache(cache.folder)
+    cache.build(files[::-1])  # another file of the same name
+    newer = bins(cache)[0].read_bytes()
+    images.flats[0][5] ^= 255  # damage in what the first build has mapped
+    assert_pixels(images, files)
+    assert bins(cache)[0].read_bytes() == newer
+
+
+# --- files that change under it ---------------------------------------------------------------------------------------
+
+
+def test_a_changed_file_gives_its_new_pixels(tmp_path, small_shards, decodes):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    picture(files[4], seed=77, size=(8, 6), mode="RGB")
+    decodes.clear()
+    images, _, _ = cache.build(files)
+    assert decodes == [files[4].name]
+    assert_pixels(images, files)
+
+
+def test_files_that_change_places_are_noticed_though_size_and_time_are_the_same(tmp_path):
+    files = [picture(tmp_path / "data" / f"{i}.bmp", seed=i, mode="RGB") for i in range(3)]
+    for file in files:
+        os.utime(file, ns=(10**18, 10**18))  # as a tar or cp -p leaves them
+    cache = Cache("here", 3, None)
+    cache.build(files)
+    spare = tmp_path / "spare"
+    files[0].rename(spare)
+    files[1].rename(files[0])
+    spare.rename(files[1])
+    images, _, _ = cache.build(files)
+    assert_pixels(images, files)
+
+
+def test_added_and_removed_files_are_added_and_removed(tmp_path, small_shards, decodes):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    files[2].unlink()
+    fewer = [*files[:2], *files[3:], *photos(tmp_path / "data", 2, first=50)]
+    decodes.clear()
+    images, _, _ = cache.build(fewer)
+    assert decodes == ["050.png", "051.png"]
+    assert_pixels(images, fewer)
+
+
+def test_shards_of_which_nothing_is_left_are_deleted(tmp_path, small_shards):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    cache.build(files)
+    before = sum(path.stat().st_size for path in bins(cache))
+    for i, file in enumerate(files):
+        picture(file, seed=500 + i, mode="RGB")
+    images, _, _ = cache.build(files[:6])
+    assert_pixels(images, files[:6])
+    assert sum(path.stat().st_size for path in bins(cache)) == 6 * 192 < before
+
+
+def test_a_file_that_vanishes_between_listing_and_decoding_is_named(tmp_path, monkeypatch):
+    photos(tmp_path / "data" / "cat", 4)
+    photos(tmp_path / "data" / "dog", 4, first=4)
+    gone = tmp_path / "data" / "dog" / "005.png"
+
+    def vanishing(item, *rest):
+        if item == gone:
+            gone.unlink(missing_ok=True)
+        return decode(item, *rest)
+
+    monkeypatch.setattr(cache_module, "decode", vanishing)
+    spec = DataSpec(source=str(tmp_path / "data"), cache="always", holdout=0)
+    with pytest.raises(BadInput, match=r"005.png: cannot be read as an image \(No such file or directory\); mend or"):
+        open_data(spec, 3)
+    picture(gone, seed=5, mode="RGB")
+    data = open_data(DataSpec(source=spec.source, cache="always", holdout=0, skip_bad_images=True), 3)
+    assert data.skipped == (str(gone),)
+    assert len(data.train) == 7
+    assert any("1 unreadable images were skipped" in remark for remark in data.remarks)
+
+
+def test_a_file_that_has_gone_before_it_is_looked_at_is_counted(tmp_path):
+    files, cache = photos(tmp_path / "data", 5), Cache("here", 3, None)
+    files[3].unlink()
+    images, broken, _ = cache.build(files)
+    assert broken == [(3, "No such file or directory")]
+    assert_pixels(images, [*files[:3], files[4]])
+
+
+def test_unreadable_images_are_refused_or_skipped_and_counted(tmp_path):
+    for name in ("cat", "dog"):
+        photos(tmp_path / "data" / name, 4)
+    bad = [tmp_path / "data" / "cat" / "bad.png", tmp_path / "data" / "dog" / "bad.jpg"]
+    bad[0].write_bytes(b"no image")
+    whole = (tmp_path / "data" / "dog" / "001.png").read_bytes()
+    bad[1].write_bytes(whole[:60])
+    source = str(tmp_path / "data")
+    for _ in range(2):  # the second time with the others cached
+        with pytest.raises(BadInput, match=r"bad.png: cannot be read as an image \(no known image.*\) and 1 more;"):
+            open_data(DataSpec(source=source, cache="always"), 3)
+        data = open_data(DataSpec(source=source, cache="always", skip_bad_images=True, holdout=0), 3)
+        assert data.skipped == tuple(map(str, bad))
+        assert len(data.train) == 8
+        for position, name in enumerate(data.train.named(torch.arange(8))):
+            assert torch.equal(data.train.batch(torch.tensor([position])).pixels[0], decode(Path(name)))
+
+
+def test_a_file_that_was_cached_and_cannot_be_read_any_more_is_not_served(tmp_path):
+    files, cache = photos(tmp_path / "data", 4), Cache("here", 3, None)
+    cache.build(files)
+    files[1].write_bytes(b"broken now")
+    images, broken, _ = cache.build(files)
+    assert broken == [(1, "no known image format")]
+    assert_pixels(images, [files[0], *files[2:]])
+
+
+def test_nothing_readable_is_one_line(tmp_path):
+    bad = tmp_path / "data" / "cat" / "bad.png"
+    bad.parent.mkdir(parents=True)
+    bad.write_bytes(b"no")
+    with pytest.raises(BadInput, match="no training image could be read; mend the files"):
+        open_data(DataSpec(source=str(tmp_path / "data"), cache="always", skip_bad_images=True), 3)
+
+
+# --- disks and workers that fail --------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """A file on a disk with room for so many bytes; what is beyond them is cut off and refused."""
+
+    def __init__(self, file, room: list[int]) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data):
+        content = memoryview(data).tobytes()
+        if len(content) > self.room[0]:
+            self.file.write(content[: self.room[0]])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room[0] -= len(content)
+        return self.file.write(content)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+@pytest.mark.parametrize("room", [0, 100, 1500])
+def test_a_disk_that_fills_is_one_line_and_what_is_finished_is_kept(tmp_path, small_shards, decodes, monkeypatch, room):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    left = [room]
+
+    def opened(path, mode):
+        file = io.open(path, mode)  # noqa: SIM115, UP020 - handed on
+        return FullDisk(file, left) if str(path).endswith(".bin.tmp") else file
+
+    monkeypatch.setattr(shards, "open", opened, raising=False)
+    with pytest.raises(BadInput) as raised:
+        cache.build(files)
+    assert str(raised.value) == (f"the cache {cache.folder} cannot be written (No space left on device); make room, "
+                                 "name another folder in SUPANCL_CACHE, or --set data.cache=never")
+    assert not list(cache.folder.glob("*.tmp"))
+    kept = [name for index in cache.folder.glob("*.npz") for name in shards.read_index(index, 3).names]
+    written = np.cumsum([decode(file).numel() for file in files])
+    assert len(kept) == int((written <= room).sum())
+    left[0] = 10**9
+    decodes.clear()
+    images, _, remarks = cache.build(files)
+    assert remarks == []
+    assert len(decodes) == 12 - len(kept)
+    assert_pixels(images, files)
+
+
+def test_an_index_that_finds_no_room_is_one_line_and_the_next_build_goes_on(tmp_path, small_shards, monkeypatch):
+    files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
+    calls = []
+
+    def full(file, **arrays):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return savez(file, **arrays)
+
+    savez = np.savez
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(BadInput, match=r"shard-000001.npz cannot be written \(No space left on device\); .* make room"):
+        cache.build(files)
+    images, _, _ = cache.build(files)
+    assert_pixels(images, files)
+
+
+def test_a_disk_too_small_for_all_is_told_before_it_is_full(tmp_path, monkeypatch, decodes):
+    files, cache = photos(tmp_path / "data", 300), Cache("here", 3, None)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(BadInput, match=r"the cache .* needs about 0.0 GB more and its disk has 0.0 GB free; make room"):
+        cache.build(files)
+    monkeypatch.undo()
+    assert list_caches(cache.folder.parent)[0].images == 256
+    images, _, _ = cache.build(files)
+    assert_pixels(images, files)
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BadInput, match=r"the cache .* cannot be written \(Permission denied\); make room"):
+        Cache("here", 3, None, root=tmp_path / "no").build([])
+
+
+def test_a_cache_root_that_is_a_file_is_one_line(tmp_path, monkeypatch):
+    files = photos(tmp_path / "data", 2)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match=r"the cache .* cannot be written \(Not a directory\)"):
+        Cache("here", 3, None).build(files)
+
+
+def test_what_a_decoding_thread_raises_is_told_with_the_image(tmp_path, monkeypatch):
+    photos(tmp_path / "data" / "cat", 3)
+
+    def odd(image):
+        raise AttributeError("plane 3 has no tail")
+
+    monkeypatch.setattr(images_module, "upright", odd)
+    for mode in ("always", "never"):
+        with pytest.raises(BadInput, match=r"000.png: cannot be read as an image \(AttributeError: plane 3 has no "
+                                           r"tail\) and 2 more"):
+            open_data(DataSpec(source=str(tmp_path / "data"), cache=mode), 3)
+
+
+def test_want_of_memory_is_no_unreadable_image(tmp_path, monkeypatch):
+    photos(tmp_path / "data" / "cat", 3)
+
+    def hungry(image):
+        raise MemoryError
+
+    monkeypatch.setattr(images_module, "upright", hungry)
+    for mode in ("always", "never"):
+        with pytest.raises(MemoryError):
+            open_data(DataSpec(source=str(tmp_path / "data"), cache=mode, skip_bad_images=True), 3)
+
+
+def test_a_reader_that_goes_away_is_not_taken_for_a_full_disk(tmp_path):
+    def gone(*_):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        Cache("here", 3, None).build(photos(tmp_path / "data", 2), gone)
+
+
+# --- in_order ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
+    monkeypatch.setattr(images_module, "workers", lambda: workers)
+    begun: list[int] = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.002 * (number % 3))
+        return number * number
+
+    taken = []
+    for result in in_order(work, range(40), ahead=2):
+        taken.append(result)
+        time.sleep(0.001)
+        assert len(begun) - len(taken) < 2 * workers
+    assert taken == [number * number for number in range(40)]
+
+
+def test_an_error_comes_at_its_place_and_the_rest_is_not_done(monkeypatch):
+    monkeypatch.setattr(images_module, "workers", lambda: 2)
+    begun, taken = [], []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        if number == 5:
+            raise RuntimeError("five")
+        return number
+
+    with pytest.raises(RuntimeError, match="five"):
+        taken.extend(in_order(work, range(1000)))
+    assert taken == [0, 1, 2, 3, 4]
+    assert len(begun) < 30
+
+
+# --- all caches -------------------------------------------------------------------------------------------------------
+
+
+def three_caches(tmp_path: Path) -> list[Cache]:
+    made = []
+    for i, name in enumerate(("old", "new", "middle")):
+        cache = Cache(f"/data/{name}", 3, None)
+        cache.build(photos(tmp_path / name, 4, uniform=True))
+        used = 1_000_000 + {0: 0, 1: 200, 2: 100}[i]
+        os.utime(cache.folder / "about.json", (used, used))
+        made.append(cache)
+    return made
+
+
+def test_caches_are_listed_with_the_longest_unused_first(tmp_path):
+    old, new, middle = three_caches(tmp_path)
+    (old.folder.parent / "features").mkdir()
+    (old.folder.parent / "features" / "about.json").write_text("{}")  # somebody else's
+    found = list_caches()
+    assert [each.folder for each in found] == [old.folder, middle.folder, new.folder]
+    assert [(each.source, each.images) for each in found] == [("/data/old", 4), ("/data/middle", 4), ("/data/new", 4)]
+    assert all(each.nbytes > 4 * 9 * 7 * 3 for each in found)
+
+
+def test_eviction_removes_the_longest_unused_until_the_rest_fits(tmp_path):
+    old, new, middle = three_caches(tmp_path)
+    each = list_caches()[0].nbytes
+    assert evict(4 * each) == []
+    assert [gone.folder for gone in evict(1.5 * each)] == [old.folder, middle.folder]
+    assert [left.folder for left in list_caches()] == [new.folder]
+    assert not old.folder.exists()
+    assert [gone.folder for gone in evict(0)] == [new.folder]
+
+
+def test_using_a_cache_makes_it_the_newest(tmp_path):
+    old, _, _ = three_caches(tmp_path)
+    old.build([tmp_path / "old" / f"{i:03d}.png" for i in range(4)])
+    assert list_caches()[-1].folder == old.folder
+
+
+def test_a_cache_without_its_description_is_listed_so_that_it_can_go(tmp_path):
+    old, _, _ = three_caches(tmp_path)
+    (old.folder / "about.json").write_text("damaged")
+    found = {each.folder: each for each in list_caches()}
+    assert (found[old.folder].source, found[old.folder].images) == ("(unknown)", 4)
+    remove_cache(old.folder)
+    assert not old.folder.exists()
+
+
+def test_what_was_mapped_stays_readable_after_removal(tmp_path):
+    files, cache = photos(tmp_path / "data", 4), Cache("here", 3, None)
+    images, _, _ = cache.build(files)
+    remove_cache(cache.folder)
+    assert not cache.folder.exists()
+    assert_pixels(images, files)

@@ -1,0 +1,316 @@
+"""torchvision's and Hugging Face's data sets as sources: their images and labels, from files made here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from scipy.io import savemat
+
+from supancl.data.cache import CachedImages
+from supancl.data.images import size_of
+from supancl.data.libraries import RowItem, _class_names, _rows
+from supancl.data.sources import DataSpec, absolute_source, open_source
+from supancl.errors import BadInput
+from tests.files import class_folders, noise, picture
+
+
+def opened(source: str, channels: int = 3, **options):
+    return open_source(DataSpec(source=source, **options), channels)
+
+
+def refused(source: str, match: str) -> None:
+    with pytest.raises(BadInput, match=match):
+        opened(source)
+
+
+def pixels(split, position: int) -> np.ndarray:
+    return split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy()
+
+
+def named(found, split: str) -> list[str]:
+    return [found.classes[label] if label >= 0 else "" for label in found.splits[split].labels.tolist()]
+
+
+# --- torchvision ------------------------------------------------------------------------------------------------------
+
+
+def flowers(root: Path) -> Path:
+    """Flowers102 in its own layout: ten images, labels 1 to 5, three splits."""
+    folder = root / "flowers-102"
+    for i in range(1, 11):
+        picture(folder / "jpg" / f"image_{i:05d}.jpg", seed=i, size=(8 + i % 2, 9), mode="RGB")
+    savemat(folder / "imagelabels.mat", {"labels": np.arange(1, 11)[None] % 5 + 1})
+    savemat(folder / "setid.mat", {"trnid": [[1, 4, 3, 2, 5]], "valid": [[6, 7]], "tstid": [[8, 9, 10]]})
+    return root
+
+
+def house_numbers(root: Path, splits: tuple[str, ...] = ("train", "test")) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for i, split in enumerate(splits):
+        content = {"X": noise(32, 32, 3, 12, seed=i), "y": np.arange(12)[:, None] % 10 + 1}
+        savemat(root / f"{split}_32x32.mat", content)
+    return root
+
+
+@pytest.fixture
+def no_checksums(monkeypatch):
+    """torchvision compares md5 sums with those of the real files."""
+    for module in (torchvision.datasets.flowers102, torchvision.datasets.svhn):
+        monkeypatch.setattr(module, "check_integrity", lambda path, md5=None: Path(path).is_file())
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_a_data_set_of_files_gives_its_splits_images_and_classes(tmp_path, no_checksums, cache):
+    found = opened(f"torchvision:Flowers102@{flowers(tmp_path)}", cache=cache)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 5, "val": 2, "test": 3}
+    assert len(found.classes) == 102
+    for name in ("train", "val", "test"):
+        theirs = torchvision.datasets.Flowers102(str(tmp_path), split=name)
+        split = found.splits[name]
+        assert split.labels.tolist() == [theirs[i][1] for i in range(len(theirs))]
+        for i in range(len(theirs)):
+            assert np.array_equal(pixels(split, i), np.array(theirs[i][0]))
+    assert found.splits["train"].named(torch.tensor([0]))[0].endswith("image_00001.jpg"), "messages name the file"
+    assert isinstance(found.splits["train"].store, CachedImages) == (cache == "always")
+
+
+def test_a_changed_file_of_a_data_set_gives_its_new_pixels(tmp_path, no_checksums):
+    source = f"torchvision:Flowers102@{flowers(tmp_path)}"
+    opened(source, cache="always")
+    path = tmp_path / "flowers-102" / "jpg" / "image_00004.jpg"
+    picture(path, seed=444, size=(8, 9), mode="RGB")
+    with Image.open(path) as image:
+        assert np.array_equal(pixels(opened(source, cache="always").splits["train"], 1), np.array(image))
+
+
+def test_class_folders_through_torchvision_are_those_read_directly(tmp_path):
+    class_folders(tmp_path / "data", ("cat", "dog", "owl"), each=3)
+    theirs, ours = opened(f"torchvision:ImageFolder@{tmp_path / 'data'}"), opened(str(tmp_path / "data"))
+    assert theirs.classes == ours.classes
+    assert torch.equal(theirs.splits["train"].labels, ours.splits["train"].labels)
+    assert theirs.splits["train"].names == ours.splits["train"].names
+    for i in range(9):
+        assert np.array_equal(pixels(theirs.splits["train"], i), pixels(ours.splits["train"], i))
+
+
+def test_a_data_set_of_arrays_is_taken_as_it_is(tmp_path, no_checksums):
+    found = opened(f"torchvision:SVHN@{house_numbers(tmp_path)}")
+    assert found.classes == tuple("0123456789")
+    theirs = torchvision.datasets.SVHN(str(tmp_path), split="test")
+    assert found.splits["test"].labels.tolist() == [theirs[i][1] for i in range(12)]
+    assert np.array_equal(pixels(found.splits["test"], 5), np.array(theirs[5][0]))
+    assert found.remarks == ()
+
+
+def test_a_split_whose_files_are_missing_is_said_not_passed_over(tmp_path, no_checksums):
+    found = opened(f"torchvision:SVHN@{house_numbers(tmp_path, ('train',))}")
+    assert list(found.splits) == ["train"]
+    assert len(found.remarks) == 1
+    assert "no test split (Dataset not found or corrupted" in found.remarks[0]
+
+
+class InMemory(torchvision.datasets.VisionDataset):
+    """A data set that opens images by number and keeps no list of files."""
+
+    made = (("crane",), ("crane",), ("maillot", "tank suit"))
+
+    def __init__(self, root, train=True):
+        super().__init__(root)
+        self.classes, self.offset = list(self.made), 0 if train else 100
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return Image.fromarray(noise(7, 5 + index % 2, 3, seed=index + self.offset)), index % 3
+
+
+@pytest.fixture
+def in_memory(monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "InMemory", InMemory, raising=False)
+    return InMemory
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_a_data_set_without_files_is_read_row_by_row(tmp_path, in_memory, cache):
+    found = opened(f"torchvision:InMemory@{tmp_path}", cache=cache)
+    assert found.classes == ("crane (0)", "crane (1)", "maillot, tank suit"), "two cranes are two classes"
+    assert found.splits["test"].labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert found.splits["train"].names[:2] == ["torchvision:InMemory.train[0]", "torchvision:InMemory.train[1]"]
+    for split, offset in (("train", 0), ("test", 100)):
+        for i in range(6):
+            assert np.array_equal(pixels(found.splits[split], i), noise(7, 5 + i % 2, 3, seed=i + offset))
+
+
+def test_rows_are_decoded_again_when_anything_below_the_root_has_changed(tmp_path, in_memory):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "data.bin").write_text("one")
+    source = f"torchvision:InMemory@{tmp_path}"
+    opened(source, cache="always")
+    in_memory.__getitem__, before = lambda self, i: (Image.fromarray(noise(4, 4, 3, seed=7)), 0), in_memory.__getitem__
+    try:
+        assert pixels(opened(source, cache="always").splits["train"], 0).shape == (7, 5, 3), "nothing has changed"
+        (tmp_path / "deep" / "data.bin").write_text("two")
+        assert np.array_equal(pixels(opened(source, cache="always").splits["train"], 0), noise(4, 4, 3, seed=7))
+    finally:
+        in_memory.__getitem__ = before
+
+
+def test_names_of_classes_are_told_apart():
+    assert _class_names(["a", "b", "a"]) == ("a (0)", "b", "a (2)")
+    assert _class_names([("x", "y"), 3]) == ("x, y", "3")
+
+
+@pytest.mark.parametrize(("source", "match"), [
+    ("torchvision:Flowers12@x", r"torchvision has no data set 'Flowers12'; did you mean 'Flowers102'\?"),
+    ("torchvision:SVHN", r"torchvision:SVHN: where are its files\? Write torchvision:SVHN@ROOT"),
+    ("torchvision:CIFAR10@nowhere", r"torchvision:CIFAR10@nowhere: cannot be opened \(Dataset not found or corrupted"
+                                    r".*lay its files out there, for example with torchvision.datasets.CIFAR10\("),
+])
+def test_a_torchvision_source_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch, source, match):
+    monkeypatch.chdir(tmp_path)
+    refused(source, match)
+
+
+def test_samples_that_are_no_classes_are_one_line(tmp_path, in_memory, monkeypatch):
+    for target in ("a caption", torch.zeros(40), {"boxes": []}):
+        monkeypatch.setattr(in_memory, "__getitem__", lambda self, i, target=target: (Image.new("RGB", (4, 4)), target))
+        refused(f"torchvision:InMemory@{tmp_path}",
+                r"torchvision:InMemory: its samples are not \(image, class number\); unpack it into class folders")
+
+
+def test_a_row_that_is_no_image_is_named(tmp_path, in_memory, monkeypatch):
+    monkeypatch.setattr(in_memory, "__getitem__", lambda self, i: ("text" if i == 2 else Image.new("RGB", (4, 4)), 0))
+    refused(f"torchvision:InMemory@{tmp_path}",
+            r"torchvision:InMemory.train\[2\]: cannot be read as an image \(holds a str, not an image\) and 1 more")
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def encoded(seed: int, size: tuple[int, int] = (6, 5)) -> dict:
+    content = io.BytesIO()
+    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
+    return {"bytes": content.getvalue(), "path": None}
+
+
+def rows(count: int = 6, first: int = 0, labels: list | None = None, kind: object = None, column: str = "label"):
+    content: dict = {"image": [encoded(first + i, (6 + i % 2, 5)) for i in range(count)]}
+    features: dict = {"image": datasets.Image()}
+    if labels is not None:
+        content[column], features[column] = labels, kind
+    return datasets.Dataset.from_dict(content, datasets.Features(features))
+
+
+@pytest.fixture(autouse=True)
+def quiet_bars():
+    datasets.disable_progress_bars()
+
+
+NAMES = datasets.ClassLabel(names=["owl", "cat", "dog"])
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_a_saved_data_set_gives_splits_classes_and_pixels(tmp_path, cache):
+    splits = {"train": rows(6, 0, [0, 1, 2, 0, 1, 2], NAMES), "validation": rows(3, 50, [2, 1, 0], NAMES),
+              "extra": rows(2, 90, [0, 0], NAMES)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "animals")
+    found = opened(f"hf:{tmp_path / 'animals'}", cache=cache)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 6, "val": 3}
+    assert found.classes == ("owl", "cat", "dog"), "the order of the label numbers, not of the names"
+    assert found.splits["val"].labels.tolist() == [2, 1, 0]
+    for name, first, count in (("train", 0, 6), ("val", 50, 3)):
+        for i in range(count):
+            assert np.array_equal(pixels(found.splits[name], i), noise(6 + i % 2, 5, 3, seed=first + i))
+    assert [remark.partition(": ")[2] for remark in found.remarks] == [
+        "split extra is neither train, val nor test and is left out"]
+
+
+@pytest.mark.parametrize(("labels", "kind", "classes", "wanted"), [
+    ([0, 1, 2, -1, None, 2], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "dog", "", "", "dog"]),
+    ([10, 2, 10, 9, -1, None], datasets.Value("int64"), ("2", "9", "10"), ["10", "2", "10", "9", "", ""]),
+    (["b", "a", "c", None, "", "a"], datasets.Value("string"), ("a", "b", "c"), ["b", "a", "c", "", "", "a"]),
+    (None, None, (), [""] * 6),
+])
+def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
+    rows(6, 0, labels, kind).save_to_disk(tmp_path / "single")
+    found = opened(f"hf:{tmp_path / 'single'}")
+    assert found.classes == classes
+    assert named(found, "train") == wanted
+
+
+def test_a_label_column_of_another_name_is_found(tmp_path):
+    rows(3, 0, [0, 1, 2], NAMES, column="species").save_to_disk(tmp_path / "one")
+    assert named(opened(f"hf:{tmp_path / 'one'}"), "train") == ["owl", "cat", "dog"]
+
+
+def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):
+    source = f"hf:{tmp_path / 'data'}"
+    for first in (0, 40):
+        rows(3, first, [0, 1, 2], NAMES).save_to_disk(tmp_path / "data")
+        split = opened(source, cache="always").splits["train"]
+        for i in range(3):
+            assert np.array_equal(pixels(split, i), noise(6 + i % 2, 5, 3, seed=first + i))
+
+
+def test_rows_that_point_to_files_are_those_files(tmp_path):
+    files = [picture(tmp_path / f"{i}.png", seed=i, mode="RGB") for i in range(3)]
+    data = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": str(file)} for file in files]},
+                                      datasets.Features({"image": datasets.Image()}))
+    assert _rows(datasets, data, "image", "here") == files
+    mixed = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": str(files[0])}, encoded(1)]},
+                                       datasets.Features({"image": datasets.Image()}))
+    found = _rows(datasets, mixed, "image", "here")
+    assert all(isinstance(each, RowItem) for each in found)
+    assert [size_of(each) for each in found] == [(8, 8), (6, 5)]
+
+
+def test_the_same_folder_is_known_from_anywhere(tmp_path, monkeypatch):
+    rows(3, 0, [0, 1, 2], NAMES).save_to_disk(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert absolute_source("hf:data") == f"hf:{tmp_path / 'data'}"
+    assert opened("hf:data").splits["train"].names == opened(f"hf:{tmp_path / 'data'}").splits["train"].names
+
+
+def test_a_missing_image_is_named(tmp_path):
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": [encoded(0), None]}, features).save_to_disk(tmp_path / "holes")
+    refused(f"hf:{tmp_path / 'holes'}", r"holes.train\[1\]: cannot be read as an image \(holds no image\); mend")
+
+
+def saved(folder: Path, **splits) -> str:
+    datasets.DatasetDict(splits).save_to_disk(folder)
+    return f"hf:{folder}"
+
+
+def test_hugging_face_sources_that_cannot_be_used_are_one_line(tmp_path):
+    other = datasets.ClassLabel(names=["cat", "dog", "owl"])
+    refused(saved(tmp_path / "a", test=rows(2)), r"no training split; it has test")
+    refused(saved(tmp_path / "b", train=rows(2), training=rows(2)), r"has both train and training for train; save")
+    refused(saved(tmp_path / "c", train=rows(1, 0, [0], NAMES), test=rows(1, 0, [0], other)),
+            r"\(test\): its classes are not those of the splits before it; cast them to one ClassLabel")
+    refused(saved(tmp_path / "d", train=rows(1, 0, [0], NAMES), test=rows(1, 0, ["fox"], datasets.Value("string"))),
+            r"some splits name their classes and others do not; cast them to one ClassLabel")
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "e")
+    refused(f"hf:{tmp_path / 'e'}", r"\(train\): no column of images; it has text")
+    refused("hf:", r"hf: names no data set; write hf:NAME")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line():
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    refused("hf:nobody/nothing",
+            r"hf:nobody/nothing: cannot be loaded \(.*\); check the name, or give a folder written by save_to_disk")
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refused("hf:beans", r"hf:beans: needs the library datasets; pip install 'supancl\[hf\]'")

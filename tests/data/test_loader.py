@@ -1,0 +1,180 @@
+"""Batches made ready ahead: the same ones as without, whatever is asked for in which order."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from supancl.data.images import ArrayImages, Batch, PackedImages, padded
+from supancl.data.loader import Feed
+from supancl.data.order import Order
+from supancl.data.sources import Split, whole
+from supancl.errors import BadInput
+from tests.files import noise
+
+CPU = torch.device("cpu")
+
+
+def ragged(count: int = 24) -> list[torch.Tensor]:
+    return [torch.from_numpy(noise(3, 4 + i % 5, 6 + i % 4, seed=i)) for i in range(count)]
+
+
+class Counted:
+    """A store that keeps in mind what it was asked for, and by which thread; `bad` positions cannot be read."""
+
+    def __init__(self, store: PackedImages, bad: frozenset[int] = frozenset()) -> None:
+        self.store, self.bad = store, bad
+        self.asked: list[list[int]] = []
+        self.threads: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        self.asked.append(indices.tolist())
+        self.threads.add(threading.current_thread().name)
+        if self.bad & set(indices.tolist()):
+            raise BadInput("cat.jpg: could be read before and cannot any more; bring it back")
+        return self.store.batch(indices)
+
+
+def split_of(bad: frozenset[int] = frozenset()) -> tuple[Split, Counted, Order]:
+    store = Counted(PackedImages.of(ragged()), bad)
+    split = whole(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
+    return split, store, Order(split.labels, 0, 4)
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    sizes = one.sizes is other.sizes is None or torch.equal(one.sizes, other.sizes)
+    return sizes and torch.equal(one.pixels, other.pixels)
+
+
+def settled(store: Counted, count: int) -> None:
+    until = time.monotonic() + 20
+    while len(store.asked) < count and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("steps", [[0, 1, 2, 3, 4, 5], [3, 3, 3], [0, 5, 1, 4], [7, 8, 2, 3, 11], [4, 5, 6, 0, 1]])
+def test_a_feed_gives_what_the_split_gives_in_any_order(steps):
+    split, _, order = split_of()
+    feed = Feed(split, order.positions, CPU, steps=12)
+    for step in steps:
+        assert equal(feed.batch(step), split.store.store.batch(order.positions(step)))
+    feed.close()
+
+
+def test_batches_are_made_ahead_by_another_thread_and_each_once():
+    split, store, order = split_of()
+    feed = Feed(split, order.positions, CPU, steps=6, ahead=3)
+    feed.batch(0)
+    settled(store, 3)
+    assert store.asked == [order.positions(step).tolist() for step in (0, 1, 2)]
+    for step in range(1, 6):
+        feed.batch(step)
+    assert store.asked == [order.positions(step).tolist() for step in range(6)], "none twice, none beyond the last"
+    assert all(name.startswith("feed") for name in store.threads)
+    feed.close()
+
+
+def test_no_more_batches_are_held_than_asked_for():
+    split, store, order = split_of()
+    feed = Feed(split, order.positions, CPU, steps=100, ahead=2)
+    for step in (0, 1, 50, 51, 3):
+        feed.batch(step)
+        assert len(feed.ready) <= 1
+    settled(store, 1)
+    feed.close()
+
+
+def test_a_step_beyond_the_last_is_made_when_asked_for():
+    split, _, order = split_of()
+    feed = Feed(split, order.positions, CPU, steps=2)
+    assert equal(feed.batch(5), split.store.store.batch(order.positions(5)))
+    feed.close()
+
+
+def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
+    split, _, order = split_of()
+    bad = frozenset(order.positions(2).tolist())
+    split, _, order = split_of(bad)
+    feed = Feed(split, order.positions, CPU, steps=6)
+    feed.batch(0)  # step 2 is being made already: the error waits for its turn
+    feed.batch(1)
+    with pytest.raises(BadInput, match=r"cat.jpg: could be read before"):
+        feed.batch(2)
+    with pytest.raises(BadInput):  # and again, when asked for again
+        feed.batch(2)
+    assert equal(feed.batch(3), split.store.store.batch(order.positions(3)))
+    feed.close()
+
+
+def test_what_is_resident_is_not_sent_through_a_thread():
+    pixels = torch.from_numpy(noise(24, 3, 8, 8))
+    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    order = Order(split.labels, 0, 4)
+    feed = Feed(split, order.positions, CPU, steps=6)
+    assert feed.resident
+    assert torch.equal(feed.batch(1).pixels, pixels[order.positions(1)])
+    assert feed.thread is None
+    feed.close()
+
+
+def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
+    split, _, order = split_of()
+    feed = Feed(split, order.positions, CPU, steps=6)
+    feed.batch(0)
+    thread = next(iter(feed.thread._threads))
+    feed.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert feed.ready == {}
+    feed.close()  # twice does no harm
+    assert equal(feed.batch(4), split.store.store.batch(order.positions(4)))
+    feed.close()
+
+
+def test_packed_images_give_the_padded_list():
+    images = ragged()
+    packed = PackedImages.of(images)
+    chosen = torch.tensor([5, 0, 23, 5])
+    assert equal(packed.batch(chosen), padded([images[i] for i in chosen.tolist()]))
+    assert packed.nbytes == sum(image.numel() for image in images)
+    same = PackedImages.of([image[:, :4, :6] for image in images])
+    assert same.batch(chosen).sizes is None
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channels):
+    images = [image[:channels, :4, :6] if uniform else image[:channels] for image in ragged()]
+    packed = PackedImages.of(images).to(CPU)  # one flat run, with room behind it, as on a GPU
+    for chosen in ([0], [23], [23, 22, 21], list(range(24)), [4, 4, 19]):
+        indices = torch.tensor(chosen)
+        found, wanted = packed._gathered(indices), packed.batch(indices)
+        assert found.pixels.shape == wanted.pixels.shape
+        assert (found.sizes is None) == (wanted.sizes is None)
+        if found.sizes is None:
+            assert torch.equal(found.pixels, wanted.pixels)
+            continue
+        assert torch.equal(found.sizes, wanted.sizes)
+        for row, other, (height, width) in zip(found.pixels, wanted.pixels, found.sizes.tolist(), strict=True):
+            assert torch.equal(row[:, :height, :width], other[:, :height, :width])
+
+
+def test_one_panorama_does_not_widen_the_batches_it_is_not_in():
+    images = [*ragged(6), torch.from_numpy(noise(3, 5, 900))]
+    packed = PackedImages.of(images).to(CPU)
+    assert packed._gathered(torch.arange(6)).pixels.shape[3] < 12
+    assert packed._gathered(torch.tensor([6, 0])).pixels.shape[3] == 900
+
+
+def test_packed_images_move_whole_and_say_how_far_they_are():
+    images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
+    told = []
+    moved = PackedImages.of(images).to(CPU, lambda done, total: told.append((done, total)))
+    assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
+    assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

@@ -1,0 +1,107 @@
+"""Which image comes when: a function of seed, epoch and position, and of nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supancl.data import images, order
+from supancl.data.order import Order, balanced_order, epoch_order, seeded
+from supancl.data.sources import DataSpec, open_data
+from tests.files import picture
+
+LABELS = torch.tensor([0] * 50 + [1] * 7 + [3] * 20 + [-1] * 5)
+
+
+def label_tensors():
+    """Labels with empty classes, classes of one image and unlabelled images among them."""
+    return st.lists(st.integers(-1, 6), min_size=1, max_size=80).map(torch.tensor)
+
+
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone():
+    orders = {(seed, epoch): epoch_order(100, seed, epoch).clone() for seed in (0, 1) for epoch in (0, 1, 2)}
+    for found in orders.values():
+        assert torch.equal(found.sort().values, torch.arange(100))
+    assert len({tuple(found.tolist()) for found in orders.values()}) == 6
+    torch.manual_seed(123)  # nobody else's random state plays a part
+    order.epoch_order.cache_clear()
+    for (seed, epoch), found in orders.items():
+        assert torch.equal(epoch_order(100, seed, epoch), found)
+
+
+def test_seeds_and_epochs_do_not_add_up_to_the_same():
+    found = {seeded(seed, part) for seed in range(50) for part in range(50)}
+    assert len(found) == 2500
+    assert all(0 <= value < 2**63 for value in found)
+
+
+@settings(max_examples=80, deadline=None)
+@given(label_tensors(), st.integers(0, 5), st.integers(0, 5))
+def test_a_balanced_epoch_gives_every_class_equally_often(labels, seed, epoch):
+    chosen = balanced_order(labels, seed, epoch)
+    assert len(chosen) == len(labels)
+    assert torch.equal(chosen, balanced_order(labels, seed, epoch))
+    times = torch.bincount(chosen, minlength=len(labels))
+    assert (times[labels < 0] == 1).all(), "unlabelled images come once each"
+    classes = labels[labels >= 0].unique().tolist()
+    per_class = [int(times[labels == label].sum()) for label in classes]
+    assert not classes or max(per_class) - min(per_class) <= 1
+    for label in classes:
+        own = times[labels == label]
+        assert own.max() - own.min() <= 1, "no image of a class comes twice more often than another of it"
+
+
+def test_a_large_class_gives_another_part_of_itself_each_epoch():
+    parts = [set(balanced_order(LABELS, 0, epoch).tolist()) & set(range(50)) for epoch in range(2)]
+    assert parts[0] != parts[1]
+    assert all(len(part) == len(set(part)) and 25 <= len(part) <= 26 for part in parts)  # 77 labelled, 3 classes
+
+
+def test_balanced_images_are_mixed_not_sorted_by_class():
+    labels = torch.arange(3).repeat_interleave(100)
+    found = labels[balanced_order(labels, 0, 0)]
+    assert (found[1:] != found[:-1]).float().mean() > 0.5
+
+
+def test_without_any_label_a_balanced_epoch_is_a_permutation():
+    assert torch.equal(balanced_order(torch.full((30,), -1), 0, 0).sort().values, torch.arange(30))
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_positions_of_a_step_are_those_of_its_epoch(balanced):
+    ours = Order(LABELS, seed=3, batch_size=16, balanced=balanced)
+    assert ours.steps_per_epoch == len(LABELS) // 16
+    for step in (0, 7, 4, 5, 0, 12, 11):  # asked for in any order
+        epoch, at = divmod(step, ours.steps_per_epoch)
+        whole = balanced_order(LABELS, 3, epoch) if balanced else epoch_order(len(LABELS), 3, epoch)
+        assert torch.equal(ours.positions(step), whole[at * 16 : at * 16 + 16])
+    assert torch.equal(Order(LABELS, 3, 16, balanced).positions(11), ours.positions(11)), "resumed in the middle"
+
+
+def test_a_balanced_order_is_not_made_again_while_a_feed_is_an_epoch_ahead(monkeypatch):
+    made = []
+    monkeypatch.setattr(order, "balanced_order", lambda *args: made.append(args[2]) or balanced_order(*args))
+    ours = Order(LABELS, 0, 16, balanced=True)
+    for step in (4, 5, 4, 6, 5, 7, 6):  # five steps an epoch
+        ours.positions(step)
+    assert made == [0, 1]
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_order_and_pixels_are_the_same_for_any_number_of_threads(tmp_path, monkeypatch, cache):
+    for i in range(40):
+        picture(tmp_path / "data" / ("cat", "dog")[i % 2] / f"{i}.png", seed=i, size=(8 + i % 3, 9), mode="RGB")
+    seen = []
+    for threads in (1, 4):
+        monkeypatch.setattr(images, "workers", lambda threads=threads: threads)
+        monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / f"cache{threads}"))
+        data = open_data(DataSpec(source=str(tmp_path / "data"), cache=cache), 3)
+        ours = Order(data.train.labels, seed=0, batch_size=6)
+        batches = [data.train.batch(ours.positions(step)) for step in range(2 * ours.steps_per_epoch)]
+        seen.append((data.train.named(torch.arange(len(data.train))), batches))
+    assert seen[0][0] == seen[1][0]
+    for one, other in zip(seen[0][1], seen[1][1], strict=True):
+        assert torch.equal(one.pixels, other.pixels)
+        assert (one.sizes is None and other.sizes is None) or torch.equal(one.sizes, other.sizes)

@@ -1,0 +1,181 @@
+"""What `data show` knows: counts, sizes, bytes, and pictures of the images and of the recipe's views."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from supancl import recipe
+from supancl.console import LONG, Terminal, make_console, table
+from supancl.data.images import ArrayImages, PackedImages
+from supancl.data.show import described, histogram, image_sizes, size_facts
+from supancl.data.sources import DataSpec, open_source, whole
+from supancl.errors import BadInput
+from supancl.report.contact_sheet import CAPTION, GAP, TILE, image_sheet, spread, view_sheet
+from supancl.train import with_short_side
+from tests.files import archive, noise, picture
+
+
+def of(path, channels=3, **options):
+    spec = DataSpec(source=str(path), skip_bad_images=True, **options)
+    found = open_source(spec, channels)
+    return found, described(found, spec, channels)
+
+
+def folder(root):
+    for split, kind, count in (("train", "cat", 5), ("train", "dog", 2), ("val", "cat", 1), ("train", "unlabelled", 3)):
+        for i in range(count):
+            picture(root / split / kind / f"{i}.png", seed=i, size=(20 + 10 * i, 40), mode="RGB")
+    return root
+
+
+def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
+    (folder(tmp_path / "data") / "train" / "dog" / "bad.png").write_bytes(b"bad")
+    _, facts = of(tmp_path / "data", short_side=30)
+    assert facts["splits"] == {"train": {"images": 10, "labelled": 7, "classes": 2},
+                               "val": {"images": 1, "labelled": 1, "classes": 1}}
+    assert facts["histogram"] == {"cat": {"train": 5, "val": 1}, "dog": {"train": 2, "val": 0},
+                                  "(unlabelled)": {"train": 3, "val": 0}}
+    assert facts["sizes"] == {"height": [20, 30, 60], "width": [40, 40, 40], "short side": [20, 30, 40]}
+    areas = [20 * 40, 30 * 40, 30 * 30, 38 * 30, 45 * 30]  # of the five cats, with a short side of at most 30
+    assert facts["bytes"] == 3 * (sum(areas) + sum(areas[:2]) + areas[0] + sum(areas[:3]))
+    assert facts["unreadable"] == [str(tmp_path / "data" / "train" / "dog" / "bad.png")]
+    assert facts["kept"] == "in memory"
+
+
+def test_arrays_count_their_own_bytes_and_are_not_shrunk(tmp_path):
+    path = archive(tmp_path / "a.npz", train_images=noise(20, 40, 30), test_images=noise(4, 40, 30),
+                   test_labels=np.zeros(4, int))
+    _, facts = of(path, 1, short_side=10)
+    assert facts["bytes"] == 24 * 40 * 30
+    assert facts["short_side"] is None
+    assert facts["sizes"] == {"height": [40] * 3, "width": [30] * 3, "short side": [30] * 3}
+
+
+def test_a_file_that_vanishes_while_sizes_are_read_is_named(tmp_path):
+    found, _ = of(folder(tmp_path / "data"))
+    (tmp_path / "data" / "train" / "cat" / "3.png").unlink()
+    with pytest.raises(BadInput, match=r"cat/3.png: could be read before and cannot any more \(No such file"):
+        image_sizes(found)
+
+
+def test_sizes_and_histogram_of_the_built_in_data():
+    digits = open_source(DataSpec(source="digits"), 1)
+    assert image_sizes(digits).shape == (1797, 2)
+    counted = histogram(digits)
+    assert sum(each["train"] for each in counted.values()) == 1797
+    assert list(counted) == list("0123456789")
+    assert size_facts(np.array([[1, 5], [3, 3], [9, 2]])) == {
+        "height": [1, 3, 9], "width": [2, 3, 5], "short side": [1, 2, 3]}
+
+
+# --- contact sheets ---------------------------------------------------------------------------------------------------
+
+
+def coloured(count=12):
+    """Images of one colour each: class 0 red, 1 green, 2 blue; sizes differ."""
+    pixels = []
+    for i in range(count):
+        image = torch.zeros(3, 10 + i, 20, dtype=torch.uint8)
+        image[i % 3] = 250
+        pixels.append(image)
+    return whole(PackedImages.of(pixels), torch.arange(count) % 3, [str(i) for i in range(count)])
+
+
+def tile(sheet, row, column):
+    left, top = GAP + column * (TILE + GAP), GAP + row * (TILE + CAPTION + GAP)
+    return np.array(sheet)[top : top + TILE, left : left + TILE]
+
+
+def test_an_image_sheet_shows_each_class_in_its_own_colours(tmp_path):
+    image_sheet(coloured(), ["red", "green", "blue"], tmp_path / "sheet.png", count=9, columns=3)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (3 * (TILE + GAP) + GAP, 3 * (TILE + CAPTION + GAP) + GAP)
+        for row in range(3):
+            for column in range(3):
+                middle = tile(sheet, row, column)[TILE // 2, TILE // 2]
+                assert middle.tolist() == [250 if channel == row else 0 for channel in range(3)]
+        captions = np.array(sheet)[GAP + TILE + 1 : GAP + TILE + CAPTION]
+        assert (captions < 128).any(), "the class is written below"
+
+
+def test_a_sheet_of_few_images_has_only_the_rows_it_needs(tmp_path):
+    image_sheet(coloured(5), ["r", "g", "b" * 200], tmp_path / "sheet.png", columns=8)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (8 * (TILE + GAP) + GAP, TILE + CAPTION + GAP + GAP)
+        assert (tile(sheet, 0, 6) == 255).all()
+
+
+def test_grey_images_are_drawn_grey(tmp_path):
+    split = whole(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
+    image_sheet(split, ["only"], tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert tile(sheet, 0, 0)[TILE // 2, TILE // 2].tolist() == [77] * 3
+
+
+@pytest.mark.parametrize("name", ["cifar100.supsiam", "imagenet100.supsiam"])
+def test_a_view_sheet_has_a_row_per_image_with_its_views_in_true_colours(tmp_path, name):
+    chosen = with_short_side(recipe(name)).with_set({"views.grey": 0.0, "views.jitter": 0.0})
+    view_sheet(coloured(), chosen, tmp_path / "views.png", count=3, views=4)
+    with Image.open(tmp_path / "views.png") as sheet:
+        assert sheet.size == (5 * (TILE + GAP) + GAP, 3 * (TILE + CAPTION + GAP) + GAP)
+        for row in range(3):
+            for column in range(5):
+                middle = tile(sheet, row, column)[TILE // 2, TILE // 2]
+                assert middle.argmax() == row
+                assert abs(int(middle[row]) - 250) <= 2
+
+
+def test_views_of_a_sheet_are_the_same_every_time(tmp_path):
+    for name in ("a", "b"):
+        view_sheet(coloured(), recipe("cifar100.supsiam"), tmp_path / f"{name}.png", count=2)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_chosen_images_go_through_the_classes_in_turn():
+    labels = torch.tensor([0] * 50 + [1] * 3 + [2] * 10 + [-1] * 4)
+    chosen = spread(labels, 16)
+    assert torch.equal(chosen, spread(labels, 16))
+    assert len(set(chosen.tolist())) == 16
+    counts = {label: int((labels[chosen] == label).sum()) for label in (-1, 0, 1, 2)}
+    assert counts[1] == 3
+    assert all(4 <= counts[label] <= 5 for label in (-1, 0, 2))
+    assert labels[chosen].tolist() == sorted(labels[chosen].tolist())
+    assert len(spread(labels[:3], 48)) == 3
+
+
+# --- what the console does with it ------------------------------------------------------------------------------------
+
+
+def test_a_column_is_set_right_only_where_every_cell_is_a_number():
+    laid = table("t", ["name", "n", "bar", "mixed", "signed", "empty"],
+                 [["1", "1,000", "███", "3", "-0.5", ""], ["2", "", "█", "(none)", "+.5", ""]])
+    assert [column.justify for column in laid.columns] == ["left", "right", "left", "left", "right", "right"]
+
+
+def test_without_a_terminal_long_reading_is_told_by_tenths(capsys):
+    terminal = Terminal(make_console(False, False))
+    for done in range(1, 2001):
+        terminal.reading("decoding", done, 2000)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(", about")[0] for line in lines[:9]] == [
+        f"decoding: {done:,} of 2,000" for done in range(200, 1801, 200)]
+    assert all(line.endswith(" s left") for line in lines[:9])
+    assert len(lines) == 10
+    assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")
+    for done in range(1, LONG):
+        terminal.reading("short", done, LONG - 1)
+    assert capsys.readouterr().out == ""
+    for what in ("one thing", "another", "another"):  # the same thing may be read twice
+        for done in range(1, LONG + 1):
+            terminal.reading(what, done, LONG)
+    assert len(capsys.readouterr().out.splitlines()) == 30
+
+
+def test_a_total_of_nothing_is_a_sentence(capsys):
+    Terminal(make_console(False, False)).reading("process 7 is building the cache; waiting for it", 0, 0)
+    assert capsys.readouterr().out == "process 7 is building the cache; waiting for it\n"
+    Terminal(make_console(True, False)).reading("not when quiet", 0, 0)
+    assert capsys.readouterr().out == ""

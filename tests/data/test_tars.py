@@ -1,0 +1,268 @@
+"""Tar shards: the samples that webdataset gives, in its order, and nothing lost without a word."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import json
+import os
+import tarfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from PIL import Image
+
+from supancl.data.images import decode
+from supancl.data.sources import DataSpec, absolute_source, open_data, open_source
+from supancl.data.tars import is_tar, samples, split_of, tar_files
+from supancl.errors import BadInput
+from tests.files import noise, picture
+
+
+def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
+    return content.getvalue()
+
+
+def shard(path: Path, rows: list[dict]) -> Path:
+    """Written by webdataset itself; a row is a sample without its __key__."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with webdataset.TarWriter(str(path)) as writer:
+        for i, row in enumerate(rows):
+            writer.write({"__key__": f"{i:04d}", **row})
+    return path
+
+
+def plain(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    """Written member by member, for what webdataset would not write."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+    return path
+
+
+def numbered(path: Path, count: int, first: int = 0, classes: int = 3) -> Path:
+    return shard(path, [{"png": png(first + i, (6 + i % 3, 7)), "cls": (first + i) % classes} for i in range(count)])
+
+
+def opened(source: object, **options) -> tuple:
+    found = open_source(DataSpec(source=str(source), **options), 3)
+    return found, {name: [found.classes[label] if label >= 0 else "" for label in split.labels.tolist()]
+                   for name, split in found.splits.items()}
+
+
+def refused(source: object, match: str) -> None:
+    with pytest.raises(BadInput, match=match):
+        open_source(DataSpec(source=str(source)), 3)
+
+
+def read_by_webdataset(files: list[Path]) -> list[dict]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files to the garbage collector
+        found = list(webdataset.WebDataset([str(file) for file in files], shardshuffle=False).decode("rgb8"))
+        gc.collect()
+    return found
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_keys_order_labels_and_pixels_are_those_webdataset_gives(tmp_path, cache):
+    with webdataset.ShardWriter(str(tmp_path / "photos-%03d.tar"), maxcount=5, verbose=0) as writer:
+        for i in range(13):
+            writer.write({"__key__": f"{i:04d}", "png": png(i, (6 + i % 3, 7)), "cls": i % 11})
+    files = sorted(tmp_path.glob("*.tar"))
+    assert len(files) == 3
+    theirs = read_by_webdataset(files)
+    found, _ = opened(tmp_path, cache=cache)
+    split = found.splits["train"]
+    assert [name.rpartition("::")[2] for name in split.names] == [f"{each['__key__']}.png" for each in theirs]
+    assert [int(found.classes[label]) for label in split.labels.tolist()] == [each["cls"] for each in theirs]
+    for position, each in enumerate(theirs):
+        assert np.array_equal(split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy(), each["png"])
+
+
+def test_class_numbers_keep_the_order_of_numbers(tmp_path):
+    found, _ = opened(shard(tmp_path / "a.tar", [{"png": png(i), "cls": i} for i in range(12)]))
+    assert found.classes == tuple(str(i) for i in range(12))
+    assert found.splits["train"].labels.tolist() == list(range(12))
+
+
+def test_class_names_are_sorted_as_names_where_one_is_no_number(tmp_path):
+    names = ["10", "2", "x"]
+    found, _ = opened(shard(tmp_path / "a.tar", [{"png": png(i), "txt": name} for i, name in enumerate(names)]))
+    assert found.classes == ("10", "2", "x")
+
+
+def test_splits_go_by_the_name_of_the_shard(tmp_path):
+    for first, name in enumerate(("train-000", "train-001", "validation_0", "test-1")):
+        numbered(tmp_path / f"{name}.tar", 3, 10 * first)
+    found, _ = opened(tmp_path)
+    assert {name: len(split) for name, split in found.splits.items()} == {"train": 6, "val": 3, "test": 3}
+    assert list(found.splits) == ["train", "val", "test"]
+
+
+@pytest.mark.parametrize(("name", "split"), [
+    ("train-000", "train"), ("val0001", "val"), ("imagenet1k-validation-07", "val"), ("TEST_3", "test"),
+    ("photos", "train"), ("valley-01", "train"), ("driving-test-train-01", "train"), ("training0", "train"),
+])
+def test_the_last_word_that_names_a_split_counts(name, split):
+    assert split_of(Path("shards") / f"{name}.tar") == split
+
+
+def test_patterns_are_expanded_as_a_shell_does(tmp_path):
+    for i in (8, 9, 10, 11):
+        numbered(tmp_path / f"x-{i:02d}.tar", 1, i)
+    names = {text: [path.name for path in tar_files(str(tmp_path / text))] for text in (
+        "x-{08..10}.tar", "x-{09,11}.tar", "x-0*.tar", "x-1?.tar", "{x,x}-08.tar", "x-08.tar")}
+    assert names == {
+        "x-{08..10}.tar": ["x-08.tar", "x-09.tar", "x-10.tar"], "x-{09,11}.tar": ["x-09.tar", "x-11.tar"],
+        "x-0*.tar": ["x-08.tar", "x-09.tar"], "x-1?.tar": ["x-10.tar", "x-11.tar"], "{x,x}-08.tar": ["x-08.tar"],
+        "x-08.tar": ["x-08.tar"],
+    }
+    found, _ = opened(tmp_path / "x-{08..11}.tar")
+    assert len(found.splits["train"]) == 4
+
+
+def test_a_pattern_is_the_same_source_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert absolute_source("{a,b}/x-{0..3}.tar") == str(tmp_path / "{a,b}" / "x-{0..3}.tar")
+
+
+def test_a_folder_counts_as_shards_only_without_images_and_folders(tmp_path):
+    numbered(tmp_path / "a" / "0.tar", 1)
+    assert is_tar(str(tmp_path / "a"))
+    (tmp_path / "a" / ".hidden").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("")
+    assert is_tar(str(tmp_path / "a"))
+    picture(tmp_path / "a" / "one.png")
+    assert not is_tar(str(tmp_path / "a"))
+    numbered(tmp_path / "b" / "0.tar", 1)
+    picture(tmp_path / "b" / "cat" / "one.png")
+    assert not is_tar(str(tmp_path / "b"))
+    assert not is_tar(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(("parts", "label"), [
+    ({"cls": 2}, "2"), ({"cls": "cat"}, "cat"), ({"txt": " dog \n"}, "dog"), ({"label": "owl"}, "owl"),
+    ({"json": {"label": "cow", "width": 3}}, "cow"), ({"json": {"cls": 7}}, "7"), ({"json": "ant"}, "ant"),
+    ({"json": {"width": 3}}, ""), ({}, ""), ({"cls": -1}, ""), ({"json": {"label": None}}, ""),
+    ({"cls": "cat", "json": {"label": "cow"}, "txt": "a photo of a cat"}, "cat"),
+    ({"json": {"width": 3}, "txt": "dog"}, "dog"), ({"cls": -1, "txt": "a caption"}, ""),
+])
+def test_labels_of_every_form(tmp_path, parts, label):
+    written = {part: value if part == "json" else str(value) for part, value in parts.items()}
+    if "json" in written:
+        written["json"] = json.dumps(written["json"]).encode()
+    path = shard(tmp_path / "a.tar", [{"png": png(0), **{part: value if isinstance(value, bytes) else value.encode()
+                                                         for part, value in written.items()}}])
+    assert [found for _, found in samples(path)] == [label]
+
+
+def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
+    path = plain(tmp_path / "a.tar", [
+        ("README", b"read me"), ("deep/a.jpg", png(0)), ("deep/._a.jpg", b"left by a finder"), ("deep/a.cls", b"cat"),
+        ("deep/a.depth.npy", b"0"), ("b.1/c.mask.png", png(1)), ("b.1/c.txt", b"dog"), ("d.cls", b"no image"),
+    ])
+    assert [(item.member, label) for item, label in samples(path)] == [("deep/a.jpg", "cat"), ("b.1/c.mask.png", "dog")]
+    item = next(samples(path))[0]
+    assert torch.equal(decode(item), torch.from_numpy(noise(8, 6, 3, seed=0)).permute(2, 0, 1))
+
+
+def test_a_sample_with_two_images_is_refused(tmp_path):
+    path = plain(tmp_path / "a.tar", [("a.jpg", png(0)), ("a.png", png(1))])
+    refused(path, r"a.tar: sample 'a' has two images, a.jpg and a.png; keep one of them")
+
+
+@pytest.mark.parametrize("members", [
+    [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")],
+    [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))],
+])
+def test_a_sample_in_pieces_is_refused_not_left_without_its_label(tmp_path, members):
+    path = plain(tmp_path / "a.tar", members)
+    refused(path, "a.tar: the files of sample 'a' do not follow one another, or are there twice; write the shard anew")
+
+
+def test_a_compressed_tar_is_refused_with_the_way_out(tmp_path):
+    path = numbered(tmp_path / "a.tar", 2)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    refused(tmp_path / "a.tar.gz", r"a.tar.gz: a compressed tar cannot be read in any order; unpack it to .tar first")
+    (tmp_path / "b.tar").write_bytes(gzip.compress(path.read_bytes()))
+    refused(tmp_path / "b.tar", r"b.tar: cannot be read as a tar \(.*\); copy it again")
+
+
+def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
+    path = numbered(tmp_path / "a.tar", 4)
+    content = path.read_bytes()
+    with tarfile.open(path) as tar:
+        ends = [member.offset_data + -(-member.size // 512) * 512 for member in tar]
+    assert len(content) > ends[-1]
+    for length in (0, 100, ends[0] - 5, ends[0], ends[3], ends[4] + 100, ends[-1], ends[-1] + 100):
+        path.write_bytes(content[:length])
+        refused(path, r"a.tar: cannot be read as a tar \(.*\); copy it again")
+
+
+def test_a_tar_with_a_damaged_header_does_not_end_there_unnoticed(tmp_path):
+    path = numbered(tmp_path / "a.tar", 4)
+    with tarfile.open(path) as tar:
+        at = tar.getmembers()[4].offset
+    content = bytearray(path.read_bytes())
+    content[at : at + 200] = b"x" * 200
+    path.write_bytes(content)
+    refused(path, rf"a.tar: cannot be read as a tar \(cut short or damaged at byte {at}\); copy it again")
+
+
+@pytest.mark.parametrize(("name", "match"), [
+    ("none.tar", r"no tar shard .*none.tar; check the pattern"),
+    ("none-{0..2}.tar", r"no tar shard .*none-0.tar; check the pattern"),
+    ("none-*.tar", r"no tar shard matches .*none-\*.tar'; check the path"),
+])
+def test_shards_that_are_not_there_are_named(tmp_path, name, match):
+    refused(tmp_path / name, match)
+
+
+def test_shards_without_images_or_without_training_images_are_one_line(tmp_path):
+    shard(tmp_path / "empty" / "a.tar", [{"cls": 1}])
+    refused(tmp_path / "empty", r"no image in 1 tar shards; a sample is KEY.jpg with KEY.cls beside it")
+    numbered(tmp_path / "held" / "val-0.tar", 2)
+    refused(tmp_path / "held", r"the shards are all held out \(val-, test-\); name those to train on too")
+
+
+@pytest.mark.parametrize(("part", "content"), [("json", b"{"), ("cls", b"\xff\xfe"), ("txt", b"\x80")])
+def test_a_label_that_cannot_be_read_is_named(tmp_path, part, content):
+    refused(plain(tmp_path / "a.tar", [("k.png", png(0)), (f"k.{part}", content)]),
+            rf"a.tar::k.{part}: cannot be read as a label \(.*\); wanted a class number or name")
+
+
+def test_an_unreadable_image_in_a_tar_is_named_or_skipped(tmp_path):
+    shard(tmp_path / "a.tar", [{"png": png(0), "cls": 0}, {"png": b"broken", "cls": 1}, {"png": png(2), "cls": 0}])
+    for cache in ("never", "always"):
+        with pytest.raises(BadInput, match=r"a.tar::0001.png: cannot be read as an image \(no known image format\)"):
+            opened(tmp_path / "a.tar", cache=cache)
+        found, _ = opened(tmp_path / "a.tar", cache=cache, skip_bad_images=True)
+        assert len(found.splits["train"]) == 2
+        assert found.classes == ("0",)
+        assert [name.rpartition("::")[2] for name in found.skipped] == ["0001.png"]
+
+
+def test_a_changed_shard_gives_its_new_pixels_from_the_cache(tmp_path):
+    path = numbered(tmp_path / "a.tar", 4)
+    spec = DataSpec(source=str(path), cache="always", holdout=0)
+    open_data(spec, 3)
+    times = path.stat()
+    shard(path, [{"png": png(90 + i, (6 + i % 3, 7)), "cls": i % 2} for i in range(4)])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    data = open_data(spec, 3)
+    for i in range(4):
+        wanted = torch.from_numpy(noise(6 + i % 3, 7, 3, seed=90 + i)).permute(2, 0, 1)
+        assert torch.equal(data.train.batch(torch.tensor([i])).pixels[0], wanted)
+    path.unlink()
+    with pytest.raises(BadInput, match="no tar shard"):
+        open_data(spec, 3)

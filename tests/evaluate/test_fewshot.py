@@ -1,0 +1,151 @@
+"""Episodes by their rules; the classifiers against scikit-learn's liblinear and scipy's optimum."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+
+from supancl.errors import BadInput, SupanclError
+from supancl.evaluate import Features, few_shot, paired_difference, sample_episodes
+from supancl.evaluate.fewshot import dual_logistic
+from tests.evaluate.blobs import blobs
+
+
+def by_scikit_learn(features: Features, episodes) -> tuple[list[float], list[np.ndarray]]:
+    accuracies, answers = [], []
+    for support, query in zip(episodes.support, episodes.query, strict=True):
+        ways = len(support)
+        fit = np.repeat(np.arange(ways), support.shape[1])
+        asked = query.flatten().numpy()
+        truth = np.repeat(np.arange(ways), query.shape[1])[asked >= 0]
+        model = OneVsRestClassifier(LogisticRegression(solver="liblinear", tol=1e-8))
+        model.fit(features.values[support.flatten()].double().numpy(), fit)
+        answers.append(model.predict(features.values[asked[asked >= 0]].double().numpy()))
+        accuracies.append(100 * float((answers[-1] == truth).mean()))
+    return accuracies, answers
+
+
+@pytest.mark.parametrize(("ways", "shots"), [(5, 1), (5, 5), (2, 3), (7, 2)])
+@pytest.mark.parametrize("scale", [0.3, 20.0])
+def test_accuracies_are_those_of_liblinear(ways: int, shots: int, scale: float) -> None:
+    features = blobs(300, classes=8, width=20, noise=1.5)
+    features = Features(scale * features.values, features.labels)
+    found = few_shot(features, ways, shots, queries=6, episodes=12, chunk=5)
+    expected, _ = by_scikit_learn(features, sample_episodes(features.labels, ways, shots, 6, 12))
+    assert list(found.accuracies) == pytest.approx(expected, abs=1e-9)
+    assert found.mean == pytest.approx(np.mean(expected))
+    assert found.interval == pytest.approx(1.96 * np.std(expected) / np.sqrt(12))
+
+
+def test_the_coefficients_are_the_optimum_of_the_written_objective() -> None:
+    points = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sign = torch.tensor([[1.0, 1, -1, -1, -1, -1], [-1, -1, 1, 1, -1, -1]], dtype=torch.float64)
+    found = dual_logistic(points @ points.mT + 1, sign, strength=3.0)
+    for episode in range(2):
+        rows = np.hstack([points[episode].numpy(), np.ones((6, 1))])
+        for way in range(2):
+            y = sign[way].numpy()
+            best = minimize(lambda w, rows=rows, y=y: 0.5 * w @ w + 3 * np.logaddexp(0, -y * (rows @ w)).sum(), np.zeros(5),
+                            tol=1e-12)
+            assert rows.T @ found[episode, way].numpy() == pytest.approx(best.x, abs=1e-5)
+
+
+def test_classifiers_of_huge_features_converge_by_shorter_steps() -> None:
+    points = 1e3 * torch.randn(4, 10, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sign = 2 * torch.eye(2, dtype=torch.float64).repeat_interleave(5, 1) - 1
+    kernel = points @ points.mT + 1
+    found = dual_logistic(kernel, sign)
+    scores = found @ kernel
+    torch.testing.assert_close(found, sign * torch.sigmoid(-sign * scores), rtol=0, atol=1e-6)
+
+
+def test_a_solution_that_is_not_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supancl.evaluate.fewshot.MOST_STEPS", 1)
+    with pytest.raises(SupanclError, match="did not converge in 1 steps"):
+        few_shot(blobs(100), 3, 2, episodes=3)
+
+
+def test_episodes_are_distinct_images_of_distinct_classes() -> None:
+    labels = torch.randint(0, 9, (400,), generator=torch.Generator().manual_seed(3)) * 5
+    drawn = sample_episodes(labels, ways=4, shots=3, queries=10, episodes=300, seed=2)
+    assert drawn.support.shape == (300, 4, 3)
+    assert drawn.query.shape == (300, 4, 10)
+    assert torch.equal(labels[drawn.support], drawn.classes[..., None].expand(-1, -1, 3))
+    assert torch.equal(labels[drawn.query], drawn.classes[..., None].expand(-1, -1, 10))
+    for rows, names in zip(torch.cat([drawn.support, drawn.query], 2), drawn.classes, strict=True):
+        assert rows.unique().numel() == rows.numel()
+        assert names.unique().numel() == 4
+    counts = torch.bincount(drawn.classes.flatten() // 5, minlength=9)
+    assert counts.min() > 300 * 4 / 9 * 0.7  # every class has its turn
+
+
+def test_episodes_are_a_function_of_labels_and_seed() -> None:
+    labels = torch.arange(200) % 10
+    first, again, other = (sample_episodes(labels, 5, 2, 4, 600, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.support, again.support)
+    assert torch.equal(first.query, again.query)
+    assert not torch.equal(first.support, other.support)
+    shorter = sample_episodes(labels, 5, 2, 4, 250, 1)
+    assert torch.equal(shorter.support, first.support[:250])
+
+
+def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
+    sizes = {0: 30, 1: 30, 2: 30, 7: 5, 8: 9}  # 7 has no query after 5 shots, 8 has 4
+    labels = torch.cat([torch.full((count,), name) for name, count in sizes.items()] + [torch.full((3,), -1)])
+    drawn = sample_episodes(labels, 4, 5, 16, 50)
+    assert drawn.dropped == (7,)
+    assert torch.equal((drawn.query >= 0).sum(2), torch.where(drawn.classes == 8, 4, 16))
+    features = Features(torch.randn(len(labels), 12, generator=torch.Generator().manual_seed(0)), labels)
+    found = few_shot(features, 4, 5, 16, 10)
+    kept = features.labelled()
+    expected, _ = by_scikit_learn(kept, sample_episodes(kept.labels, 4, 5, 16, 10))
+    assert list(found.accuracies) == pytest.approx(expected)
+    assert found.dropped == (7,)
+    assert json.loads(json.dumps(found.to_json()))["dropped"] == [7]
+
+
+def test_normalised_features_do_not_know_their_scale() -> None:
+    features = blobs(120, classes=6, noise=1.2)
+    scales = torch.linspace(0.1, 9, 120)[:, None]
+    found = few_shot(features, 3, 2, episodes=20, normalize=True)
+    assert few_shot(Features(scales * features.values, features.labels), 3, 2, episodes=20, normalize=True) == found
+    assert few_shot(Features(scales * features.values, features.labels), 3, 2, episodes=20) != found
+
+
+def test_paired_differences_have_their_own_interval() -> None:
+    good, bad = blobs(200, classes=8, noise=0.9), blobs(200, classes=8, noise=0.9)
+    bad = Features(bad.values + 0.5 * torch.randn(bad.values.shape, generator=torch.Generator().manual_seed(5)), bad.labels)
+    a, b = few_shot(good, 5, 2, episodes=100), few_shot(bad, 5, 2, episodes=100)
+    difference = paired_difference(a, b)
+    by_hand = np.array(a.accuracies) - np.array(b.accuracies)
+    assert difference.mean == pytest.approx(a.mean - b.mean)
+    assert difference.interval == pytest.approx(1.96 * by_hand.std() / 10)
+    assert difference.interval < np.hypot(a.interval, b.interval)
+    with pytest.raises(BadInput, match="come from different episodes"):
+        paired_difference(a, few_shot(bad, 5, 2, episodes=100, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"ways": 9}, "8 classes have the 6 images that 5 shots and a query need, 9 ways need 9 of them; use fewer"),
+        ({"shots": 25}, r"0 classes have the 26 images .*too small: 0, 1, 2, 3, 4, 5, 6, 7\)"),
+        ({"ways": 1}, "ways = 1: must be at least 2"),
+        ({"shots": 0}, "shots = 0: must be at least 1"),
+        ({"episodes": 0}, "episodes = 0: must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: dict[str, int], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        few_shot(blobs(200, classes=8), **arguments)
+
+
+def test_a_feature_that_is_no_number_is_named() -> None:
+    features = blobs(100)
+    features.values[11, 0] = float("inf")
+    with pytest.raises(BadInput, match="few-shot features: row 11 holds an infinite value"):
+        few_shot(features, 3, 2)

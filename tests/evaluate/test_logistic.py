@@ -1,0 +1,123 @@
+"""The solver against scipy's minimum of the objective as it is written down."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize
+
+from supancl.evaluate.logistic import Memory, Problem, onto_axes, path, predicted, principal_axes, solve
+from tests.evaluate.blobs import blobs
+
+
+def written_down(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: float, theta: np.ndarray):
+    """Summed cross-entropy + weight ||W, b||^2 and its gradient, by autograd on the raw features."""
+    parameters = torch.from_numpy(theta.copy()).view(classes, -1).requires_grad_()
+    logits = values.double() @ parameters[:, :-1].T + parameters[:, -1]
+    loss = F.cross_entropy(logits, labels, reduction="sum") + weight * parameters.square().sum()
+    loss.backward()
+    return float(loss.detach()), parameters.grad.flatten().numpy()
+
+
+def minimum(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: float):
+    start = np.zeros(classes * (values.shape[1] + 1))
+    found = minimize(lambda theta: written_down(values, labels, classes, weight, theta), start, jac=True,
+                     method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30})
+    return found.fun, torch.from_numpy(found.x).view(classes, -1)
+
+
+def rotated(features, dtype=torch.float64, classes=4):
+    axes = principal_axes(features.values)
+    return Problem(onto_axes(features.values, axes, dtype), features.labels, classes), axes
+
+
+@pytest.mark.parametrize("shape", [(60, 6), (12, 30)], ids=["more images", "more features"])
+@pytest.mark.parametrize("weight", [1e-3, 0.1, 10.0, 1e4])
+def test_the_optimum_is_that_of_scipy(shape: tuple[int, int], weight: float) -> None:
+    features = blobs(shape[0], width=shape[1])
+    problem, axes = rotated(features)
+    found = solve(problem, weight, tolerance=1e-7)
+    value, parameters = minimum(features.values, features.labels, 4, weight)
+    assert found.objective == pytest.approx(value, rel=1e-8)
+    torch.testing.assert_close(found.parameters @ axes.T, parameters, rtol=1e-3, atol=1e-6 + 1e-4 * parameters.abs().max())
+    assert found.residual <= 1e-7
+
+
+def test_the_residual_bounds_the_distance_from_the_optimum() -> None:
+    features = blobs(80)
+    problem, _ = rotated(features)
+    best = solve(problem, 0.05, tolerance=1e-9)
+    for tolerance in (0.5, 0.05, 0.005):
+        rough = solve(problem, 0.05, tolerance=tolerance)
+        size = float(rough.parameters.norm())
+        assert rough.residual <= tolerance
+        assert float((rough.parameters - best.parameters).norm()) <= rough.residual * size
+        assert rough.objective - best.objective <= rough.residual**2 * 0.05 * size**2 + 1e-9
+
+
+def test_a_path_holds_the_optima_of_its_weights_in_float32() -> None:
+    features = blobs(200, noise=0.5)
+    problem, _ = rotated(features, torch.float32)
+    exact, _ = rotated(features)
+    weights = [10.0**power for power in np.linspace(-5, 4, 19)]
+    found = list(path(problem, weights, tolerance=0.01))
+    assert [s.weight for s in found] == sorted(weights, reverse=True)
+    for solution in found:
+        best = solve(exact, solution.weight, tolerance=1e-6)
+        assert solution.objective == pytest.approx(best.objective, rel=2e-5)
+        assert solution.residual <= 0.01
+
+
+def test_separable_features_at_a_tiny_weight_keep_their_digits_in_float32() -> None:
+    features = blobs(80, width=40, noise=0.3)
+    problem, _ = rotated(features, torch.float32)
+    exact, _ = rotated(features)
+    *_, last = path(problem, [10.0**power for power in range(-8, 3)], tolerance=0.02)
+    best = solve(exact, 1e-8, tolerance=1e-5, max_iterations=5000)
+    assert last.weight == 1e-8
+    assert last.residual <= 0.02
+    assert last.objective == pytest.approx(best.objective, rel=1e-3)
+    assert torch.equal(predicted(last.parameters, problem.rows), features.labels)
+
+
+def test_the_path_needs_few_iterations() -> None:
+    features = blobs(300, width=50, noise=1.5)
+    problem, _ = rotated(features, torch.float32)
+    weights = [10 ** (-6 + 11 * i / 44) for i in range(45)]
+    together = sum(s.iterations for s in path(problem, weights, tolerance=0.05))
+    apart = sum(solve(problem, weight, tolerance=0.05).iterations for weight in weights)
+    assert together < apart / 2
+
+
+def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
+    features = blobs(20)
+    problem, _ = rotated(features)
+    parameters = torch.randn(4, problem.rows.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss(some: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(problem.rows @ some.T, features.labels, reduction="sum")
+
+    found = problem.slope(problem.margins(parameters))
+    hessian = torch.autograd.functional.hessian(loss, parameters).reshape(parameters.numel(), -1)
+    assert found.loss == pytest.approx(float(loss(parameters)))
+    torch.testing.assert_close(problem.gradient(found.residual), torch.func.grad(loss)(parameters))
+    torch.testing.assert_close(problem.curvature(found.residual, chunk=7).flatten(), hessian.diagonal())
+
+
+def test_the_memory_gives_the_secant_direction_with_the_ridge_added() -> None:
+    step, change = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 1.0]])
+    memory = Memory(size=1)
+    memory.add(torch.ones(1, 2), torch.ones(1, 2))
+    memory.add(step, change)
+    whole = change + 2 * 0.5 * step
+    torch.testing.assert_close(memory.direction(whole, torch.ones(1, 2), weight=0.5), -step)
+
+
+def test_the_axes_hold_every_row_and_are_orthonormal() -> None:
+    for shape in ((40, 7), (5, 9), (9, 9)):
+        values = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+        values[:, 1] = values[:, 0]  # rank deficient
+        axes = principal_axes(values, chunk=6)
+        rows = torch.cat([values.double(), torch.ones(len(values), 1).double()], 1)
+        torch.testing.assert_close(axes.T @ axes, torch.eye(axes.shape[1]).double())
+        torch.testing.assert_close(onto_axes(values, axes, torch.float64, chunk=4) @ axes.T, rows)

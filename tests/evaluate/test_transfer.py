@@ -1,0 +1,107 @@
+"""Transfer against a plain loop of torch's L-BFGS over the regularisers, as the protocol has it."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from supancl.errors import BadInput
+from supancl.evaluate import Features, accuracy, transfer
+from supancl.evaluate.transfer import WEIGHTS
+from tests.evaluate.blobs import blobs
+
+
+def plain_fit(values: torch.Tensor, labels: torch.Tensor, weight: float, layer: torch.nn.Linear) -> None:
+    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        ridge = sum(parameter.square().sum() for parameter in layer.parameters())
+        loss = F.cross_entropy(layer(values), labels, reduction="sum") + weight * ridge
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def plain_transfer(train: Features, validation: Features, test: Features, weights, metric: str) -> tuple[float, float]:
+    """The protocol word for word: upwards, warm-started, the first best on validation, a refit on both."""
+    layer = torch.nn.Linear(train.values.shape[1], int(train.labels.max()) + 1).double()
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    best, chosen = -1.0, 0.0
+    for weight in weights:
+        plain_fit(train.values.double(), train.labels, weight, layer)
+        score = accuracy(layer(validation.values.double()).argmax(1), validation.labels, metric)
+        if score > best:
+            best, chosen = score, weight
+    both = Features(torch.cat([train.values, validation.values]), torch.cat([train.labels, validation.labels]))
+    plain_fit(both.values.double(), both.labels, chosen, layer)
+    return accuracy(layer(test.values.double()).argmax(1), test.labels, metric), chosen
+
+
+@pytest.mark.parametrize("metric", ["top-1", "mean-per-class"])
+def test_accuracy_and_choice_are_those_of_the_plain_loop(metric: str) -> None:
+    train, validation, test = blobs(60, noise=1.5), blobs(43, noise=1.5, seed=1), blobs(301, noise=1.5, seed=2)
+    weights = WEIGHTS[8:40:2]
+    expected, chosen = plain_transfer(train, validation, test, weights, metric)
+    found = transfer(train, validation, test, metric=metric, weights=weights, tolerance=1e-4, dtype=torch.float64)
+    assert found.weight == chosen
+    assert found.accuracy == pytest.approx(expected)
+    rough = transfer(train, validation, test, metric=metric, weights=weights)
+    assert rough.accuracy == pytest.approx(expected, abs=0.7)  # two images of 301
+
+
+def test_equal_scores_choose_the_smallest_weight_and_the_report_is_json() -> None:
+    easy = blobs(40, noise=0.01)
+    found = transfer(easy, blobs(20, noise=0.01, seed=1), blobs(20, noise=0.01, seed=2))
+    assert found.accuracy == 100.0
+    assert found.weights == pytest.approx(WEIGHTS)
+    best = max(found.validation)
+    assert found.weight == min(w for w, score in zip(found.weights, found.validation, strict=True) if score == best)
+    assert json.loads(json.dumps(found.to_json()))["images"] == [40, 20, 20]
+    assert found.residual <= 0.05
+
+
+def test_the_weights_are_the_protocols() -> None:
+    assert len(WEIGHTS) == 45
+    torch.testing.assert_close(torch.tensor(WEIGHTS, dtype=torch.float64), torch.logspace(-6, 5, 45, dtype=torch.float64))
+
+
+def test_labels_need_not_be_consecutive_and_the_unlabelled_are_ignored() -> None:
+    train, validation, test = blobs(60), blobs(30, seed=1), blobs(30, seed=2)
+    plain = transfer(train, validation, test, weights=WEIGHTS[20:30])
+    spread = [Features(split.values, 10 * split.labels + 3) for split in (train, validation, test)]
+    spread[0] = Features(torch.cat([spread[0].values, torch.randn(5, 6)]),
+                         torch.cat([spread[0].labels, torch.full((5,), -1)]))
+    assert transfer(*spread, weights=WEIGHTS[20:30]) == plain
+
+
+def broken(features: Features, row: int, value: float) -> Features:
+    values = features.values.clone()
+    values[row, 2] = value
+    return Features(values, features.labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"train": broken(blobs(40), 7, float("nan"))}, "train features: row 7 holds NaN"),
+        ({"test": broken(blobs(40), 3, float("-inf"))}, "test features: row 3 holds an infinite value"),
+        ({"validation": blobs(40, classes=3)}, "validation split: no image of class 3, which the train split has"),
+        ({"test": Features(torch.randn(10, 6), torch.arange(10))}, "test split: classes 4, 5, 6, 7, 8 and 1 more"),
+        ({"test": Features(torch.randn(8, 5), torch.arange(8) % 4)}, "test features are 5 wide, train features 6"),
+        ({"train": Features(torch.randn(8, 6), torch.zeros(8, dtype=torch.long))}, "only class 0; a classifier needs"),
+        ({"test": Features(torch.randn(8, 6), torch.full((8,), -1))}, "test features: no labelled image"),
+        ({"test": Features(torch.randn(8, 6), torch.zeros(7, dtype=torch.long))}, "8 rows but 7 labels"),
+        ({"test": Features(torch.randn(8), torch.zeros(8, dtype=torch.long))}, r"shape \(8,\): one row per image"),
+        ({"weights": ()}, "weights = .*at least one"),
+        ({"metric": "top-5"}, "metric = 'top-5': must be top-1 or mean-per-class"),
+    ],
+)
+def test_bad_input_is_one_line(change, line: str) -> None:
+    arguments = {"train": blobs(40), "validation": blobs(40, seed=1), "test": blobs(40, seed=2), "weights": (1.0,)}
+    with pytest.raises(BadInput, match=line) as caught:
+        transfer(**(arguments | change))
+    assert "\n" not in str(caught.value)

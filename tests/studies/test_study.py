@@ -1,0 +1,192 @@
+"""The ablation studies: rows that differ in one thing alone, trained once, judged alike, refused where senseless."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from supancl import recipe
+from supancl.cli import main
+from supancl.config import flattened
+from supancl.studies.paper_numbers import PAPER
+from supancl.studies.study import MEASURES, differences
+from supancl.studies.study_rows import STUDIES
+from supancl.studies.table_layouts import LAYOUTS
+from supancl.studies.tables import table_name
+
+SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
+BASES = {"pool": "imagenet100.supsiam", "positives": "imagenet100.supsiam", "batch": "imagenet100.supsiam",
+         "memory": "imagenet100.supcon", "alpha": "imagenet100.supsiam"}
+VARIED = {
+    "pool": {"pool.kind", "pool.size"}, "positives": {"loss.samples"}, "batch": {"train.batch_size"},
+    "memory": {"train.batch_size", "pool.kind", "loss.against"}, "alpha": {"loss.alpha"},
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: str) -> None:
+    base, study = recipe(BASES[name]), STUDIES[name]
+    rows = study.rows(base)
+    kept = flattened(base)
+    for row in rows.values():
+        changed = {key for key, value in flattened(row).items() if key != "sources" and kept[key] != value}
+        assert changed <= VARIED[name]
+    assert study.reference in rows
+    table = table_name(study.table)
+    found = [LAYOUTS[table].row_of(row) for row in rows.values()]
+    expected = [key for key in PAPER[table].rows[""] if name not in ("batch", "memory")
+                or key.split()[1].startswith(base.method)]
+    assert [key for key in found if key != "none"] == expected  # no pool is a row of ours alone
+    averages = [average for row in rows if (average := study.average(row, base.name)) is not None]
+    assert averages == [PAPER[table].rows[""][key][0] for key in expected]
+
+
+def test_the_learning_rate_follows_the_batch() -> None:
+    rows = STUDIES["batch"].rows(recipe("imagenet100.supsiam"))
+    assert [row.learning_rate for row in rows.values()] == [0.2, 0.4]  # App. F.3
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "pool"
+    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue, none", "--out", str(out)]
+    assert main([*command, *SMALL, "--quiet"]) == 0
+    return out
+
+
+def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
+    result = json.loads((study / "study.json").read_text())
+    assert [(row["row"], row["seed"]) for row in result["rows"]] == [
+        ("queue", 0), ("queue", 1), ("none", 0), ("none", 1)]
+    for row in result["rows"]:
+        folder = study / f"{row['row']}-seed-{row['seed']}" / "evaluate"
+        kept = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("knn", "linear", "variance")}
+        assert all(content["protocol"] == name and content["data"] == "digits" for name, content in kept.items())
+        assert kept["knn"]["accuracy"] == row["knn"]
+        assert kept["linear"]["accuracy"] == row["linear"]
+        assert kept["variance"]["within"] / kept["variance"]["total"] == pytest.approx(row["ratio"])
+        assert 0 < row["ratio"] < 1
+        assert 10 < row["linear"] <= 100  # better than chance, after four steps
+    linear = [row["linear"] for row in result["rows"][:2]]
+    assert result["summary"][0]["linear"] == pytest.approx(sum(linear) / 2)
+    text = (study / "study.md").read_text()
+    assert "| queue |" in text
+    assert "70.40" in text  # Table 7's average
+    assert "linear, none minus queue" in text
+
+
+def test_the_monitor_saw_the_same_k_nn(study: Path) -> None:
+    """Judged by the study's own code and by the loop's: the same encoder and images, so the same number."""
+    rows = [json.loads(line) for line in (study / "queue-seed-0" / "metrics.jsonl").read_text().splitlines()]
+    kept = json.loads((study / "queue-seed-0" / "evaluate" / "knn.json").read_text())
+    assert kept["accuracy"] == pytest.approx(rows[-1]["knn"])
+
+
+def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "again"
+    shutil.copytree(study, out)
+    shutil.rmtree(out / "none-seed-1")
+    (out / "queue-seed-1" / "evaluate" / "study.json").write_text("{")  # half written
+    mine = out / "queue-seed-1" / "evaluate" / "linear.json"
+    mine.write_text(json.dumps({"protocol": "linear", "data": "digits", "accuracy": 12.5}))
+    untouched = out / "queue-seed-0"
+    before = {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
+    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "3 of 4 runs are already there" in printed
+    assert "trained none-seed-1 (4 of 4)" in printed
+    assert before == {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
+    assert json.loads(mine.read_text())["accuracy"] == 12.5  # another command's result stays
+    first, second = (json.loads((folder / "study.json").read_text())["rows"] for folder in (study, out))
+    assert [[row[key] for key in MEASURES] for row in first] == [[row[key] for key in MEASURES] for row in second]
+
+
+def test_its_runs_fill_the_papers_tables(study: Path, capsys) -> None:
+    assert main(["tables", "table8", str(study)]) == 0
+    printed = capsys.readouterr().out
+    assert "digits.supsiam with" in printed
+    assert "(73.92)" in printed
+
+
+def test_supcon_gets_a_memory_bank(tmp_path: Path) -> None:
+    out = tmp_path / "memory"
+    small = ["--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]"]
+    command = ["study", "memory", "cifar100.supcon", "--data", "digits", "--rows", "batch-128,batch-128-memory"]
+    assert main([*command, "--out", str(out), *SMALL, *small, "--quiet"]) == 0
+    stored = json.loads((out / "batch-128-memory-seed-0" / "recipe.json").read_text())["recipe"]
+    assert (stored["pool"]["kind"], stored["loss"]["against"]) == ("queue", "both-views+pool")
+    rows = json.loads((out / "study.json").read_text())["rows"]
+    assert rows[0]["ratio"] != rows[1]["ratio"]  # the bank has its part in the second step
+
+
+def arrays(tmp_path: Path) -> Path:
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    images = (random.integers(0, 100, (60, 8, 8)) + 50 * labels[:, None, None]).astype(np.uint8)
+    path = tmp_path / "mine.npz"
+    np.savez(path, train_images=images[:40], train_labels=labels[:40], test_images=images[40:], test_labels=labels[40:])
+    return path
+
+
+def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path, capsys) -> None:
+    source = arrays(tmp_path)
+    command = ["study", "positives", "digits.supsiam", "--data", str(source), "--rows", "M-1", *SMALL,
+               "--set", "data.holdout=null", "--batch-size", "8"]
+    assert main([*command, "--out", str(tmp_path / "a")]) == 0
+    assert "10% of the training images are held out instead" in capsys.readouterr().out
+    a = json.loads((tmp_path / "a" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
+    assert (a["split"], a["references"] + a["queries"]) == ("held-out", 40)
+    assert main([*command, "--on-test", "--out", str(tmp_path / "b")]) == 0
+    b = json.loads((tmp_path / "b" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
+    assert (b["split"], b["references"], b["queries"]) == ("test", 40, 20)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    found = [{"row": row, "seed": seed, "linear": value} for row, values in
+             {"queue": [80.0, 90.0, 70.0], "none": [79.0, 89.1, 68.9], "odd": [85.0, 80.0, 75.0]}.items()
+             for seed, value in enumerate(values)]
+    none, odd = differences(found, "queue")
+    assert none.startswith("linear, none minus queue: -1.00 points (95% interval -1.25 to -0.75, n = 3): worse")
+    assert odd.endswith("cannot be told apart")
+
+
+def test_one_seed_tells_nothing_apart() -> None:
+    found = [{"row": row, "seed": 0, "linear": 80.0} for row in ("queue", "none")]
+    assert differences(found, "queue") == ["with one seed nothing can be told apart; give --seeds 3 or more"]
+
+
+BAD = [
+    (["pool", "digits.simsiam"], "digits.simsiam has alpha = 1, so a supervised target has nothing to do"),
+    (["pool", "cifar100.supcon"], "cifar100.supcon is not a SupSiam or SupBYOL recipe"),
+    (["positives", "cifar100.supsiam-nopool"], "has pool.kind = 'none', from which no M targets can be drawn"),
+    (["alpha", "cifar100.simclr"], "cifar100.simclr has no alpha"),
+    (["alpha", "cifar100.supsiam-nopool"], "cifar100.supsiam-nopool has no pool"),
+    (["memory", "digits.supsiam"], "digits.supsiam is not a SupCon recipe without a pool"),
+    (["pool", "digits.supsiam", "--seeds", "0"], "--seeds 0: must be at least 1"),
+    (["pool", "digits.supsiam", "--jobs", "0"], "--jobs 0: must be at least 1"),
+    (["pool", "digits.supsiam", "--seed", "3"], "train.seed is what this study varies; give --seeds N instead"),
+    (["batch", "digits.supsiam", "--batch-size", "8"], "train.batch_size is what this study varies; give --rows"),
+    (["batch", "digits.supsiam", "--accumulate", "3"], "does not divide into train.accumulate = 3"),
+    (["pool", "digits.supsiam", "--rows", "queu"], "no row 'queu' in this study; did you mean 'queue'?"),
+    (["pool", "digits.supsiam", "--on-test"], "--on-test: digits has no test split"),
+    (["pool", "digits.supsiam", "--set", "train.monitor_every=0"], "train.monitor_every = 0"),
+    (["pol", "digits.supsiam"], "invalid choice: 'pol'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), BAD)
+def test_bad_input_is_one_line(arguments: list[str], line: str, tmp_path: Path, capsys) -> None:
+    command = ["study", *arguments, "--data", "digits", "--out", str(tmp_path / "x")]
+    try:
+        code = main(command)
+    except SystemExit as stop:  # argparse's own refusals
+        code = int(stop.code or 0)
+    assert code == 2
+    told = capsys.readouterr().err.strip()
+    assert line in told
+    assert "\n" not in told
+    assert not (tmp_path / "x").exists()
