@@ -467,15 +467,16 @@ FILES = [
         f"no sound checkpoint is left: checkpoint {SOUND} is damaged (it is no file of tensors); "
         "to start again at step 0, remove run/checkpoints", RESUME),
     # encoders to judge
-    Row("an encoder file that is not there", flags("nowhere"),
-        "no file nowhere; give a run folder or an encoder.safetensors", KNN),
+    Row("an encoder file that is not there", flags("nowhere"), "no file nowhere; give a run folder, an "
+        "encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE", KNN),
     Row("a folder without an encoder", with_run(lambda run: (run / "encoder.safetensors").unlink() or ("run",)),
         "run holds no encoder.safetensors; has the run finished its first epoch?", KNN),
     Row("an encoder cut short", with_run(lambda run: torn(run / "encoder.safetensors"), flags("run")),
         re.compile(r"run/encoder\.safetensors: not a safetensors file \(.+\); give a run folder or its "
                    r"encoder\.safetensors"), KNN),
     Row("an encoder without a description", lambda tmp: (str(described({"a": torch.zeros(1)})(tmp).name),),
-        "e.safetensors: no description of an encoder in it; was it written by supancl?", KNN),
+        re.compile(r"e\.safetensors: no known format \(moco, .+\); its first tensors are a\. "
+                   r"Name the architecture: torchvision:NAME@FILE or timm:NAME@FILE"), KNN),
     Row("an encoder with a broken description",
         lambda tmp: (described({"a": torch.zeros(1)}, schema_version="1", encoder="{")(tmp).name,),
         "e.safetensors: no description of an encoder in it; was it written by supancl?", KNN),

@@ -15,6 +15,7 @@ from supancl.branches import Branches
 from supancl.config import to_json
 from supancl.data.views import LocalCrops
 from supancl.errors import BadInput
+from supancl.heads import MLP
 from supancl.losses import Align, Contrast
 from supancl.pools import Queue
 from supancl.recipes.recipe import recipe_from_json
@@ -331,3 +332,38 @@ def test_a_convolutional_encoder_takes_local_crops(name):
     made = recipe("imagenet100.supbyol").with_set({"views.local": {"count": 4}, "encoder.name": name})
     assert made.views.local == LocalCrops(count=4)
     assert recipe_from_json(json.dumps({"recipe": to_json(made)}), "here") == made
+
+
+@pytest.mark.parametrize("target", ["shared", "stop-gradient", "momentum"])
+def test_views_in_one_batch_have_the_values_gradients_and_statistics_of_views_one_by_one(target: str) -> None:
+    made = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8))
+        made.append(Branches(encoder, MLP((8,), 8).build(8), MLP((4,), 8).build(8), target).double())
+    apart, together = made
+    assert together.join(2)
+    views = torch.randn(2, 5, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for branches in made:
+        anchors, targets = branches(views)
+        (anchors * targets.detach().flip(0)).sum().backward()
+    for one, other in zip(apart(views), together(views), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    for one, other in zip(apart.parameters(), together.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.allclose(one.grad, other.grad, atol=1e-12)
+    assert apart.state_dict().keys() == together.state_dict().keys()
+    for one, other in zip(apart.buffers(), together.buffers(), strict=True):
+        assert torch.allclose(one.double(), other.double(), atol=1e-12)
+    whole = apart(views.flip(0))
+    assert together.join(1)
+    assert torch.allclose(together(views.flip(0))[0], whole[0], atol=1e-12)
+
+
+def test_norms_that_are_of_another_kind_are_not_joined() -> None:
+    class Odd(nn.BatchNorm2d):
+        pass
+
+    branches = Branches(nn.Sequential(Odd(3), nn.Flatten()), nn.Linear(12, 4))
+    assert not branches.join(2)
+    assert not branches.joined

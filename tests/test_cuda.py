@@ -1,6 +1,7 @@
 """On a GPU: the same losses as on the CPU, bf16 and compilation near them, and the same bits after a resume."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def same_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views drawn on the CPU from the pixels themselves, so that both devices see the same ones; no tf32."""
     original = Crops.__call__
 
-    def drawn(self, batch, mean, std, generator, views=2):
+    def drawn(self, batch, mean, std, generator, views=2, renderer=None):
         seed = torch.Generator().manual_seed(int(batch.pixels.sum()))
         return original(self, Batch(batch.pixels.cpu()), mean, std, seed, views).to(batch.pixels.device)
 
@@ -73,12 +74,12 @@ def test_a_deterministic_run_resumes_with_the_same_bits(method: str, tmp_path: P
 
 
 def digits_trainer(method: str = "supsiam", **settings: object) -> Trainer:
-    chosen = recipe(f"digits.{method}").with_set(
-        {"train.device": "cuda", "train.epochs": 8, "train.precision": "fp32", "train.compile": False,
-         "train.replay": False, **settings}
+    chosen = tiny_recipe(method).with_set(
+        {"train.device": "cuda", "train.epochs": 8, "train.batch_size": 64, "optimizer.reference_batch": 64,
+         "train.precision": "fp32", "train.compile": False, "train.replay": False, "views.size": 16,
+         "data.source": "digits", **settings}
     )
-    data = open_data(chosen.data, chosen.encoder.channels)
-    return Trainer(chosen, data, torch.device("cuda"))
+    return Trainer(chosen, open_data(chosen.data, chosen.encoder.channels), torch.device("cuda"))
 
 
 def losses_of(trainer: Trainer, steps: int) -> list[float]:
@@ -97,20 +98,20 @@ FAST = {
     "compiled": {"train.compile": True},
     "compiled and replayed": {"train.compile": True, "train.replay": True},
 }
+METHODS_REPLAYED = ("supsiam", "supbyol", "supcon", "supmoco", "moco2", "crossentropy")
+WAYS = [(method, "replayed", precision) for method in METHODS_REPLAYED for precision in ("fp32", "bf16")]
+WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "bf16")]  # half a minute each
 
 
-@pytest.mark.parametrize("way", FAST)
-@pytest.mark.parametrize("method", ["supsiam", "supbyol", "supcon", "supmoco"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("method", "way", "precision"), WAYS)
 def test_fifty_steps_have_the_losses_of_the_eager_step(method: str, way: str, precision: str) -> None:
     eager = losses_of(digits_trainer(method, **{"train.precision": precision}), 50)
     trainer = digits_trainer(method, **{"train.precision": precision, **FAST[way]})
     fast = losses_of(trainer, 50)
     assert (trainer.replay is not None) == ("replayed" in way)
     # bf16 has three digits, and what rounding begins the training enlarges
-    worst = max(abs(one - other) for one, other in zip(eager, fast, strict=True))
-    assert worst < (0.03 if precision == "bf16" else 0.01) * max(1.0, max(map(abs, eager)))
-    assert fast[:3] == pytest.approx(eager[:3], rel=2e-2 if precision == "bf16" else 1e-4)
+    assert fast[:5] == pytest.approx(eager[:5], rel=2e-2 if precision == "bf16" else 1e-3)
+    assert sum(fast) / 50 == pytest.approx(sum(eager) / 50, rel=2e-2)
 
 
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
@@ -131,12 +132,14 @@ def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
 def test_a_step_does_not_wait_for_the_device(settings: dict) -> None:
     trainer = digits_trainer("supbyol", **settings)
     losses_of(trainer, 6)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(5):
-            trainer.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(5):
+                trainer.advance()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     assert trainer.step == 11
 
 

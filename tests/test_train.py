@@ -65,7 +65,7 @@ def test_the_pool_gets_z2_and_under_the_released_code_z1(compat: str, view: int,
     trainer, seen, pushed = trainer_of(replace(tiny_recipe("supsiam"), compat=compat)), [], []
     forward = trainer.forward
 
-    def keep(views):
+    def keep(views, local=None):
         anchors, targets = forward(views)
         seen.append(targets.detach().clone())
         return anchors, targets
@@ -153,11 +153,11 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
         # the views must not depend on how the batch is cut: no randomness, plain pixels
         monkeypatch.setattr(
             type(recipe.views), "__call__",
-            lambda self, batch, mean, std, generator: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
+            lambda self, batch, mean, std, generator, **_: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
         )
         trainer.branches.double()
         trainer.pool.double()
-        monkeypatch.setattr(trainer, "forward", lambda views, t=trainer: t.branches(views.double()))
+        monkeypatch.setattr(trainer, "forward", lambda views, local=None, t=trainer: t.branches(views.double()))
         assert not recipe.loss.sees_batch(trainer.pool)
         for _ in range(4):
             take_step(trainer)
@@ -294,7 +294,7 @@ def poisoned(monkeypatch, at: set[int]) -> None:
         if self.step not in at:
             return original(self, batch)
         forward = self.forward
-        self.forward = lambda views: forward(views * float("nan"))
+        self.forward = lambda views, local=None: forward(views * float("nan"), local)
         try:
             return original(self, batch)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +36,34 @@ class HeadSpec:
     predictor: MLP | None = None
 
 
+class _PerView(nn.modules.batchnorm._BatchNorm):
+    """A batch norm that sees `views` batches in one: statistics of each, running ones updated view after view."""
+
+    views = 1
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.views == 1 or not self.training:
+            return super().forward(features)
+        return torch.cat([super(_PerView, self).forward(view) for view in features.chunk(self.views)])
+
+
+class PerViewBatchNorm1d(_PerView, nn.BatchNorm1d):
+    """BatchNorm1d, per view."""
+
+
+class PerViewBatchNorm2d(_PerView, nn.BatchNorm2d):
+    """BatchNorm2d, per view."""
+
+
+PER_VIEW: dict[type, type] = {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d}
+
+
 class Branches(nn.Module):
     """(2, B, C, H, W) views -> anchors and targets, each (2, B, D) and of unit norm.
 
-    Each view goes through by itself, so batch-norm statistics are per view. The momentum copy stays in
-    train mode with running statistics of its own; EMA touches parameters only.
+    Batch-norm statistics are per view: each view goes through by itself, or, once `join` was asked for, all go
+    through as one batch whose norms look at each view by itself (the same values, fewer and larger kernels).
+    The momentum copy stays in train mode with running statistics of its own; EMA touches parameters only.
     Local views (L, B, C, h, w) go through the online branch only, after the others: they give L more anchors.
     """
 
@@ -60,31 +83,55 @@ class Branches(nn.Module):
         if target == "momentum":
             self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
             self.target_projector = copy.deepcopy(projector).requires_grad_(False)
+        self.joined = False
 
     def forward(self, views: Tensor, local: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        projections = [self.projector(self.encoder(view)) for view in views]
+        projections = self._each(views, self.encoder, self.projector)
         predictions, targets = self._predicted(projections), self._targets(views, projections)
         if local is not None:
-            predictions = predictions + self._predicted([self.projector(self.encoder(view)) for view in local])
+            predictions = torch.cat([predictions, self._predicted(self._each(local, self.encoder, self.projector))])
         return self._unit(predictions), self._unit(targets)
 
-    def _predicted(self, projections: list[Tensor]) -> list[Tensor]:
-        return projections if self.predictor is None else [self.predictor(z) for z in projections]
+    def _each(self, views: Tensor, *modules: nn.Module) -> Tensor:
+        """(V, B, ...) through the modules, statistics per view."""
 
-    def _targets(self, views: Tensor, projections: list[Tensor]) -> list[Tensor]:
+        def through(batch: Tensor) -> Tensor:
+            for module in modules:
+                batch = module(batch)
+            return batch
+
+        if self.joined:
+            together = through(views.flatten(0, 1))
+            return together.view(len(views), -1, *together.shape[1:])
+        return torch.stack([through(view) for view in views])
+
+    def _predicted(self, projections: Tensor) -> Tensor:
+        return projections if self.predictor is None else self._each(projections, self.predictor)
+
+    def _targets(self, views: Tensor, projections: Tensor) -> Tensor:
         if self.target == "shared":
             return projections
         if self.target_encoder is None or self.target_projector is None:
-            return [z.detach() for z in projections]
+            return projections.detach()
         with torch.no_grad():
-            return [self.target_projector(self.target_encoder(view)) for view in views]
+            return self._each(views, self.target_encoder, self.target_projector)
 
-    def _unit(self, features: list[Tensor]) -> Tensor:
-        stacked = torch.stack(features)
+    def _unit(self, features: Tensor) -> Tensor:
         if not self.normalize:
-            return stacked
+            return features
         # in bf16 the norm would be off by up to 0.4%
-        return F.normalize(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), dim=-1)
+        return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+
+    def join(self, views: int) -> bool:
+        """Let that many views go through as one batch; 1 takes it back. Gives whether every norm can."""
+        norms = [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        if not all(type(norm) in (*PER_VIEW, *PER_VIEW.values()) for norm in norms):
+            return False
+        for norm in norms:
+            norm.__class__ = PER_VIEW.get(type(norm), type(norm))
+            cast(_PerView, norm).views = views
+        self.joined = views > 1
+        return True
 
     @torch.no_grad()
     def update_target(self, momentum: float | Tensor) -> None:

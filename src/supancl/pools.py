@@ -132,7 +132,7 @@ class _Rings(Pool):
         self.targets[slot] = targets
         self.labels[slot] = labels
         self.born[slot] = self.clock
-        self.labels[-1] = EMPTY
+        self.labels[-1].fill_(EMPTY)  # not `= EMPTY`, which would copy from the host
         self._account(targets, torch.where(stored, labels, EMPTY), +1)
         self.pointers.copy_((self.pointers + total) % self.size)
 
@@ -140,7 +140,7 @@ class _Rings(Pool):
         row = torch.where(labels >= 0, labels, self.classes)
         self.sums.index_add_(0, row, targets.double(), alpha=sign)
         self.tally.index_add_(0, row, torch.full_like(row, sign))
-        self.tally[-1] = 0
+        self.tally[-1].fill_(0)
         # what rounding left behind goes with the last target
         self.sums[row] = torch.where((self.tally[row] > 0)[:, None], self.sums[row], 0.0)
 
@@ -231,8 +231,8 @@ class Prototypes(Pool):
             self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean
         )
         self.born[row] = self.clock
-        self.seen[row] = True
-        self.seen[-1] = False
+        self.seen.index_fill_(0, row, True)
+        self.seen[-1].fill_(False)
 
     def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
         _check_labels(labels, self.classes)

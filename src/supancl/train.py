@@ -104,6 +104,7 @@ def pretrain(
         finally:
             log.close()
             reporter.ends()
+    trainer.branches.join(1)  # whoever trains it further brings batches of their own
     encoder: Encoder = trainer.branches.encoder  # type: ignore[assignment]
     return Run(folder.path, encoder.eval(), folder.metrics(), trainer.monitor.collapsed)
 

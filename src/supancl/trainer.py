@@ -18,6 +18,7 @@ from supancl.data.images import Batch
 from supancl.data.loader import Feed
 from supancl.data.order import Order, seeded
 from supancl.data.sources import Data, Progress, resident
+from supancl.data.views import Crops, render
 from supancl.errors import BadInput
 from supancl.methods import assemble
 from supancl.monitor import Monitor
@@ -43,7 +44,10 @@ class Trainer:
             self.pool.to(device)
         if device.type == "cuda":
             self.branches.to(memory_format=torch.channels_last)
+            if not isinstance(recipe.views, Crops) or recipe.views.local is None:
+                self.branches.join(2)
         self.forward = torch.compile(self.branches) if recipe.train.compile else self.branches
+        self.render = torch.compile(render) if recipe.train.compile and device.type == "cuda" else render
         self.order = Order(data.train.labels, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * recipe.train.epochs
@@ -95,23 +99,24 @@ class Trainer:
         parts, seen = [], []
         for micro in self.rows.chunk(recipe.train.accumulate):
             images = self.train_images.batch(positions[micro]) if batch is None else batch.take(micro)
-            views = recipe.views(images, recipe.encoder.mean, recipe.encoder.std, self.generator)
-            local = recipe.views.local_views(images, recipe.encoder.mean, recipe.encoder.std, self.generator)
+            mean, std = recipe.encoder.mean, recipe.encoder.std
+            views = recipe.views(images, mean, std, self.generator, renderer=self.render)
+            local = recipe.views.local_views(images, mean, std, self.generator, self.render)
             with self.autocast():
                 anchors, targets = self.forward(views, local)
             terms = recipe.loss(anchors, targets, labels[micro], self.pool)
             (terms.total / recipe.train.accumulate).backward()
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
             seen.append(targets.detach())
-        mean, targets = torch.stack(parts).double().mean(0), torch.cat(seen, dim=1)
-        if not self.accepted(mean, before):
+        losses, targets = torch.stack(parts).double().mean(0), torch.cat(seen, dim=1)
+        if not self.accepted(losses, before):
             return None
         self.optimizer.step()
         if not released:
             self.branches.update_target(self.momentum)
         if self.pool is not None:
             self.pool.push(targets[0 if released else 1], labels)  # z2, after the loss: never its own positive
-        self.interval += torch.cat([mean, mean.new_ones(1)])
+        self.interval += torch.cat([losses, losses.new_ones(1)])
         self.at += 1
         return targets[1]
 
@@ -140,7 +145,8 @@ class Trainer:
     @property
     def may_replay(self) -> bool:
         settings = self.recipe.train
-        return self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
+        return (self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
+                and self.feed.same_shapes)
 
     def capture(self) -> None:
         """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
@@ -167,10 +173,10 @@ class Trainer:
         moving = [*self.branches.buffers(), *(self.branches.target_parameters() if released else ())]
         return [(value, value.clone()) for value in moving]
 
-    def accepted(self, mean: Tensor, before: list[tuple[Tensor, Tensor]]) -> bool:
+    def accepted(self, losses: Tensor, before: list[tuple[Tensor, Tensor]]) -> bool:
         """Whether to go on with the step; where nobody looks at once, the first bad step is noted on the device."""
         gradients = [p.grad for p in self.branches.parameters() if p.grad is not None]
-        finite = torch.isfinite(mean).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        finite = torch.isfinite(losses).all() & torch.isfinite(torch.nn.utils.get_total_norm(gradients))
         if not self.checks_every_step:
             self.first_bad.copy_(torch.where((self.first_bad < 0) & ~finite, self.at, self.first_bad))
             return True

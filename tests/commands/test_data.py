@@ -112,7 +112,7 @@ def test_show_prints_counts_bars_sizes_and_what_is_unreadable(capsys, tmp_path):
     assert cat.index("█") == dog.index("█"), "bars begin at the same place"
     assert "height: 20 px" in lines
     assert "width: 30 to 35 px, median 31" in lines
-    assert "decoded at short side 256: 0.0 MB, in memory" in lines
+    assert "decoded at short side 72: 0.0 MB, kept in memory when training" in lines
     assert lines[lines.index("1 unreadable") + 1] == f"  {root / 'train' / 'dog' / 'bad.png'}"
 
 
@@ -260,3 +260,23 @@ def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_p
               for name in ("one", "two", "three")]
     assert losses[0] == losses[1] == losses[2], "where the pixels come from makes no difference"
     assert len(losses[0]) >= 2
+
+
+# --- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+def test_where_says_what_to_download(capsys):
+    said = supancl(capsys, "data", "where", "pets", "--json", "-")
+    assert said.code == 0
+    found = json_of(said)
+    assert found["name"] == "pets"
+    assert "oxford-iiit-pet" in found["where"]
+
+
+def test_check_of_data_that_are_not_whole_fails_and_writes_what_it_found(capsys, tmp_path):
+    for split in ("trainval", "test"):
+        picture(tmp_path / "pets" / split / "Abyssinian" / "Abyssinian_1.jpg")
+    said = supancl(capsys, "data", "check", "pets", "--root", tmp_path, "--json", tmp_path / "found.json")
+    assert said.code == 1
+    assert said.err == f"supancl: pets in {tmp_path} is not whole; see: supancl data where pets\n"
+    assert json.loads((tmp_path / "found.json").read_text())["ok"] is False

@@ -79,6 +79,19 @@ def test_cached_pixels_are_the_decoded_ones(tmp_path, small_shards, uniform, cha
         assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
 
 
+def test_another_way_of_resizing_has_another_cache_and_is_mended_in_that_way(tmp_path):
+    files = photos(tmp_path / "data", 4)
+    for resample in ("bilinear", "bicubic"):
+        cache = Cache("here", 3, 5, resample)
+        cache.build(files)
+        flip(bins(cache)[0], 20)
+        images, _, _ = cache.build(files)
+        for i, file in enumerate(files):
+            assert torch.equal(images.image(i), decode(file, 3, 5, resample))
+    assert not torch.equal(decode(files[0], 3, 5, "bilinear"), decode(files[0], 3, 5, "bicubic"))
+    assert len(list_caches()) == 2
+
+
 def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shards, decodes):
     files = photos(tmp_path / "data")
     told: list[tuple[str, int, int]] = []
@@ -95,6 +108,17 @@ def test_a_second_build_decodes_nothing_and_tells_the_same(tmp_path, small_shard
 def test_sources_sizes_and_channels_have_caches_of_their_own(tmp_path):
     folders = {Cache(where, channels, side).folder for where in ("a", "b") for channels in (1, 3) for side in (None, 8)}
     assert len(folders) == 8
+
+
+def test_a_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUPANCL_CACHE", "~/pixels")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_module.cache_root() == tmp_path / "pixels"
+    monkeypatch.delenv("SUPANCL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_module.cache_root() == tmp_path / "xdg" / "supancl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_module.cache_root() == tmp_path / ".cache" / "supancl"
 
 
 def test_the_same_files_are_known_from_any_folder_and_through_a_link(tmp_path, monkeypatch, decodes):
@@ -547,6 +571,21 @@ def test_a_disk_that_fills_is_one_line_and_what_is_finished_is_kept(tmp_path, sm
     images, _, remarks = cache.build(files)
     assert remarks == []
     assert len(decodes) == 12 - len(kept)
+    assert_pixels(images, files)
+
+
+def test_pixels_that_cannot_be_brought_to_disk_are_no_shard(tmp_path, monkeypatch):
+    files, cache = photos(tmp_path / "data", 5), Cache("here", 3, None)
+
+    def failing(number):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(shards.os, "fsync", failing)
+    with pytest.raises(BadInput, match=r"cannot be written \(Input/output error\)"):
+        cache.build(files)
+    monkeypatch.undo()
+    assert not list(cache.folder.glob("shard-*"))
+    images, _, _ = cache.build(files)
     assert_pixels(images, files)
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from supancl.data.images import ArrayImages, Batch, PackedImages, padded
+from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, padded
 from supancl.data.loader import Feed
 from supancl.data.order import Order
 from supancl.data.sources import Split, whole
@@ -154,22 +154,44 @@ def test_the_gpu_way_of_cutting_images_out_gives_the_same_pixels(uniform, channe
     packed = PackedImages.of(images).to(CPU)  # one flat run, with room behind it, as on a GPU
     for chosen in ([0], [23], [23, 22, 21], list(range(24)), [4, 4, 19]):
         indices = torch.tensor(chosen)
-        found, wanted = packed._gathered(indices), packed.batch(indices)
-        assert found.pixels.shape == wanted.pixels.shape
-        assert (found.sizes is None) == (wanted.sizes is None)
-        if found.sizes is None:
-            assert torch.equal(found.pixels, wanted.pixels)
-            continue
-        assert torch.equal(found.sizes, wanted.sizes)
-        for row, other, (height, width) in zip(found.pixels, wanted.pixels, found.sizes.tolist(), strict=True):
-            assert torch.equal(row[:, :height, :width], other[:, :height, :width])
+        found = packed._gathered(indices)
+        assert tuple(found.pixels.shape) == (len(chosen), channels, *packed.canvas), "one shape, whatever is chosen"
+        assert (found.sizes is None) == uniform
+        for row, position in zip(found.pixels, chosen, strict=True):
+            image = images[position]
+            assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
+        if uniform:
+            assert torch.equal(found.pixels, packed.batch(indices).pixels)
+        else:
+            assert torch.equal(found.sizes, packed.sizes[indices])
 
 
-def test_one_panorama_does_not_widen_the_batches_it_is_not_in():
-    images = [*ragged(6), torch.from_numpy(noise(3, 5, 900))]
+def test_a_panorama_and_a_tower_do_not_widen_the_batches_they_are_not_in():
+    images = [*ragged(24), torch.from_numpy(noise(3, 5, 900)), torch.from_numpy(noise(3, 700, 4))]
     packed = PackedImages.of(images).to(CPU)
-    assert packed._gathered(torch.arange(6)).pixels.shape[3] < 12
-    assert packed._gathered(torch.tensor([6, 0])).pixels.shape[3] == 900
+    for chosen in ([0, 1, 2, 3], [24, 0], [25], [24, 25]):
+        found = packed._gathered(torch.tensor(chosen))
+        shapes = torch.tensor([images[i].shape[1:] for i in chosen])
+        assert list(found.pixels.shape[2:]) == shapes.amax(0).tolist()
+        assert torch.equal(found.sizes, shapes)
+        for row, position in zip(found.pixels, chosen, strict=True):
+            image = images[position]
+            assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
+
+
+def test_whether_batches_have_one_shape_is_known_beforehand():
+    images, odd = ragged(), [*ragged(), torch.from_numpy(noise(3, 5, 900)), torch.from_numpy(noise(3, 700, 4))]
+    same = [image[:, :4, :6] for image in images]
+
+    def feed(store) -> Feed:
+        return Feed(whole(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
+
+    assert feed(ArrayImages(torch.stack(same))).one_shape
+    assert feed(PackedImages.of(same)).one_shape
+    assert not feed(PackedImages.of(images)).one_shape, "fed by the host, a batch is as large as its largest image"
+    assert PackedImages.of(images).one_canvas
+    assert not PackedImages.of(odd).one_canvas
+    assert not feed(FileImages([], 3, None)).one_shape
 
 
 def test_packed_images_move_whole_and_say_how_far_they_are():

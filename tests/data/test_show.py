@@ -21,7 +21,7 @@ from tests.files import archive, noise, picture
 def of(path, channels=3, **options):
     spec = DataSpec(source=str(path), skip_bad_images=True, **options)
     found = open_source(spec, channels)
-    return found, described(found, spec, channels)
+    return found, described(found, spec, channels, image_sizes(found))
 
 
 def folder(root):
@@ -43,6 +43,7 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
     assert facts["bytes"] == 3 * (sum(areas) + sum(areas[:2]) + areas[0] + sum(areas[:3]))
     assert facts["unreadable"] == [str(tmp_path / "data" / "train" / "dog" / "bad.png")]
     assert facts["kept"] == "in memory"
+    assert facts["remarks"] == [], "what is unreadable is told once"
 
 
 def test_arrays_count_their_own_bytes_and_are_not_shrunk(tmp_path):

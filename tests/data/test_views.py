@@ -11,7 +11,7 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
 from supancl.config import from_json, parsed, replaced, to_json
-from supancl.data.augment import crop_and_resize, kernel_size, normalized
+from supancl.data.augment import Draws, crop_and_resize, kernel_size, normalized
 from supancl.data.images import Batch, padded
 from supancl.data.views import Crops, LocalCrops, Masks, evaluation_view, render, render_in_chunks
 from supancl.errors import BadInput
@@ -99,6 +99,22 @@ def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, 
     assert other.is_contiguous()
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_threads_change_neither_the_views_nor_how_many_threads_the_caller_has(inference):
+    batch, crops, before = Batch(bytes_of(6, 80, 90)), Crops(size=64, solarize=0.5), torch.get_num_threads()
+    made = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(inference):
+                made.append(crops(batch, MEAN, STD, seeded(1)))
+            assert torch.get_num_threads() == threads
+            assert made[-1].is_inference() == inference
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*made)
+
+
 def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():
     # a meta tensor has no values: whatever asked for one, or had a shape that depends on one, would raise
     pixels = torch.empty(4, 3, 40, 48, dtype=torch.uint8, device="meta")
@@ -107,6 +123,32 @@ def test_nothing_on_the_way_to_a_view_needs_a_value_on_the_host():
     assert crops(batch, MEAN, STD).shape == (2, 4, 3, 32, 32)
     assert crops(Batch(pixels), MEAN, STD).shape == (2, 4, 3, 32, 32)
     assert crops.local_views(batch, MEAN, STD).shape == (3, 4, 3, 16, 16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captured_graph():
+    crops, pixels = Crops(size=64, blur=(1.0, 0.1)), bytes_of(6, 80, 90)
+    draws = crops.draw(12, torch.tensor([[80, 90]] * 12), seeded(5), 2)
+    expected = render_in_chunks(crops, pixels, draws, MEAN, STD)
+    there, drawn = pixels.cuda(), Draws._make(d if d is None else d.cuda() for d in draws)
+    for products in (True, False):
+        made = render(crops, there, drawn, MEAN, STD, products=products)
+        torch.testing.assert_close(made.cpu(), expected, rtol=0, atol=5e-5)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        crops(Batch(there), MEAN, STD)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        views = crops(Batch(there), MEAN, STD)
+    seen = []
+    for _ in range(2):
+        graph.replay()
+        seen.append(views.cpu())
+    assert seen[0].isfinite().all()
+    assert not torch.equal(*seen)  # a replay draws anew
 
 
 def test_render_is_one_graph_without_breaks():

@@ -49,8 +49,11 @@ def test_the_coefficients_are_the_optimum_of_the_written_objective() -> None:
         rows = np.hstack([points[episode].numpy(), np.ones((6, 1))])
         for way in range(2):
             y = sign[way].numpy()
-            best = minimize(lambda w, rows=rows, y=y: 0.5 * w @ w + 3 * np.logaddexp(0, -y * (rows @ w)).sum(), np.zeros(5),
-                            tol=1e-12)
+
+            def objective(w: np.ndarray, rows=rows, y=y) -> float:
+                return 0.5 * w @ w + 3 * np.logaddexp(0, -y * (rows @ w)).sum()
+
+            best = minimize(objective, np.zeros(5), tol=1e-12)
             assert rows.T @ found[episode, way].numpy() == pytest.approx(best.x, abs=1e-5)
 
 
@@ -89,8 +92,10 @@ def test_episodes_are_a_function_of_labels_and_seed() -> None:
     assert torch.equal(first.support, again.support)
     assert torch.equal(first.query, again.query)
     assert not torch.equal(first.support, other.support)
-    shorter = sample_episodes(labels, 5, 2, 4, 250, 1)
-    assert torch.equal(shorter.support, first.support[:250])
+    shorter = sample_episodes(labels, 5, 2, 4, 310, 1)
+    assert torch.equal(shorter.support, first.support[:310])
+    assert torch.equal(shorter.query, first.query[:310])
+    assert torch.equal(shorter.classes, first.classes[:310])
 
 
 def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
@@ -118,7 +123,8 @@ def test_normalised_features_do_not_know_their_scale() -> None:
 
 def test_paired_differences_have_their_own_interval() -> None:
     good, bad = blobs(200, classes=8, noise=0.9), blobs(200, classes=8, noise=0.9)
-    bad = Features(bad.values + 0.5 * torch.randn(bad.values.shape, generator=torch.Generator().manual_seed(5)), bad.labels)
+    noise = torch.randn(bad.values.shape, generator=torch.Generator().manual_seed(5))
+    bad = Features(bad.values + 0.5 * noise, bad.labels)
     a, b = few_shot(good, 5, 2, episodes=100), few_shot(bad, 5, 2, episodes=100)
     difference = paired_difference(a, b)
     by_hand = np.array(a.accuracies) - np.array(b.accuracies)

@@ -13,7 +13,9 @@ from tests.evaluate.blobs import blobs
 
 
 def plain_fit(values: torch.Tensor, labels: torch.Tensor, weight: float, layer: torch.nn.Linear) -> None:
-    optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=5000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        layer.parameters(), max_iter=5000, tolerance_grad=1e-10, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -66,7 +68,7 @@ def test_equal_scores_choose_the_smallest_weight_and_the_report_is_json() -> Non
 
 def test_the_weights_are_the_protocols() -> None:
     assert len(WEIGHTS) == 45
-    torch.testing.assert_close(torch.tensor(WEIGHTS, dtype=torch.float64), torch.logspace(-6, 5, 45, dtype=torch.float64))
+    assert list(WEIGHTS) == pytest.approx(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
 
 
 def test_labels_need_not_be_consecutive_and_the_unlabelled_are_ignored() -> None:

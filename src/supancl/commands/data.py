@@ -9,12 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from supancl.console import Terminal, table
 from supancl.data import benchmarks
 from supancl.data.cache import CachedImages, cache_root, evict, list_caches, remove_cache
-from supancl.data.show import described
+from supancl.data.show import described, image_sizes
 from supancl.data.sources import DataSpec, Source, absolute_source, open_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput, CheckFailed
@@ -64,9 +65,10 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     # looking leaves nothing behind: every image is decoded once, and kept only where they are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
     found = open_source(spec, channels, terminal.reading)
-    facts = described(found, spec, channels, terminal.reading)
+    sizes = image_sizes(found, terminal.reading)
     if chosen is None:
-        chosen = fitting_recipe(facts)
+        chosen = fitting_recipe(float(np.median(sizes.min(1))))
+    facts = described(found, replace(spec, short_side=chosen.data.short_side), channels, sizes)
     out = Path(args.out) if args.out else next_folder("show")
     for name in ("images.png", "views.png"):
         if (out / name).exists():
@@ -76,9 +78,8 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return facts
 
 
-def fitting_recipe(facts: dict[str, Any]) -> Recipe:
-    small = facts["sizes"]["short side"][1] <= 64
-    return with_short_side(recipe("cifar100.supsiam" if small else "imagenet100.supsiam"))
+def fitting_recipe(short_side: float) -> Recipe:
+    return with_short_side(recipe("cifar100.supsiam" if short_side <= 64 else "imagenet100.supsiam"))
 
 
 def draw(found: Source, chosen: Recipe, out: Path, console: Console) -> list[str]:
@@ -116,7 +117,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     for what, (low, middle, high) in facts["sizes"].items():
         console.print(f"{what}: {low} to {high} px, median {middle}" if low < high else f"{what}: {low} px")
     side = f" at short side {facts['short_side']}" if facts["short_side"] else ""
-    console.print(f"decoded{side}: {facts['bytes'] / 1e6:,.1f} MB, {facts['kept']}")
+    console.print(f"decoded{side}: {facts['bytes'] / 1e6:,.1f} MB, kept {facts['kept']} when training")
     for remark in facts["remarks"]:
         console.print(f"remark: {remark}")
     unreadable = facts["unreadable"]

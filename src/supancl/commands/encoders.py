@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +12,7 @@ from rich.console import Console
 from supancl.console import Terminal
 from supancl.errors import BadInput
 from supancl.flags import add_skip_flag
-from supancl.judge import Subject, make_look, open_subject
+from supancl.judge import Shelf, Subject, make_look, open_subject
 
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 
@@ -23,6 +25,8 @@ def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) ->
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
     parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
+    parser.add_argument("--partial", action="store_true",
+                        help="take data sets of the registry that are not whole, and say so")
     add_skip_flag(parser)
 
 
@@ -44,23 +48,45 @@ def numbers(text: str | None, flag: str) -> list[float] | None:
     if text is None:
         return None
     try:
-        return [float(part) for part in text.split(",")]
+        found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5") from None
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5")
+    return found
 
 
 def whole_numbers(text: str, flag: str) -> list[int]:
-    found = numbers(text, flag) or []
-    if any(value != int(value) or value < 1 for value in found):
-        raise BadInput(f"{flag} {text}: wanted whole numbers from 1 on, such as 1,5")
-    return [int(value) for value in found]
+    """At least one, each from 1 on."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(f"{flag} {text}: wanted whole numbers with commas between them, such as 1,5") from None
+    for value in found:
+        at_least(value, 1, flag)
+    return list(dict.fromkeys(found))
+
+
+def names(text: str | None) -> list[str]:
+    """What stands between the commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def at_least(value: float, least: float, flag: str, above: bool = False) -> None:
+    """Refuse what is too small; what is no number is never large enough."""
+    if not (value > least if above else value >= least):
+        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
 
 
 def subjects(args: argparse.Namespace, console: Console) -> list[Subject]:
-    if args.batch_size < 1:
-        raise BadInput(f"--batch-size {args.batch_size}: must be at least 1")
+    at_least(args.batch_size, 1, "--batch-size")
     look = make_look(args.device, layer=args.layer, normalize=args.normalize, batch_size=args.batch_size,
-                     keep=not args.no_cache, skip_bad_images=args.skip_bad_images)
+                     keep=not args.no_cache, skip_bad_images=args.skip_bad_images, partial=args.partial,
+                     shelf=Shelf())
     named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
+    places = [Path(where).resolve() for where in named]
+    for where, place in zip(named, places, strict=True):
+        if places.count(place) > 1:
+            raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
     reporter = Terminal(console)
     return [open_subject(where, look, reporter, **foreign(args)) for where in named]

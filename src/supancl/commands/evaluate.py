@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from supancl.commands.encoders import add_encoder_flags, numbers, subjects, whole_numbers
+from supancl.commands.comparing import add_sets, measured, printed, progress_console, sources
+from supancl.commands.encoders import add_encoder_flags, at_least, names, numbers, subjects, whole_numbers
 from supancl.console import Terminal, table
-from supancl.errors import BadInput
+from supancl.errors import BadInput, CheckFailed
 from supancl.flags import OneLineParser, common
-from supancl.judge import Subject, few_shot_of, knn_of, linear_of, transfer_of, variance_of
-from supancl.judge.finetune import FineTuning, finetune_of
-from supancl.judge.suite import PROTOCOLS, Plan, differences, rankings, suite_of
-from supancl.report.score_table import score_table
+from supancl.judge import (
+    FineTuning,
+    Plan,
+    Subject,
+    few_shot_of,
+    finetune_of,
+    knn_of,
+    linear_of,
+    suite_of,
+    transfer_of,
+    variance_of,
+)
+from supancl.judge.subject import data_names
+from supancl.judge.suite import PROTOCOLS
 from supancl.report.suite_page import write_suite
 
-FORMATS = ("text", "markdown", "latex", "csv", "json")
+
+class Incomplete(CheckFailed):
+    """Some results of a suite could not be had; those that could are there."""
+
+    exit_code = BadInput.exit_code
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,54 +46,58 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         return made
 
     knn = add("knn", "k nearest neighbours among the training images")
-    knn.add_argument("--data", help="a source (default: the run's own)")
+    add_one(knn, view=True)
     knn.add_argument("--k", default="20", help="neighbours; several with commas, the first one counts")
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
-    knn.add_argument("--leave-one-out", action="store_true", help="held-out images judged by one another")
+    knn.add_argument("--leave-one-out", action="store_true", help="the judged images compared with one another")
     linear = add("linear", "a linear classifier on frozen features")
-    linear.add_argument("--data", help="a source (default: the run's own)")
+    add_one(linear, view=True)
     linear.add_argument("--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as the paper")
     linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded anew every epoch")
     linear.add_argument("--epochs", type=int, default=100, help="of sgd; the rate falls at 60%% and 80%%")
     linear.add_argument("--lr", type=float, default=30.0, help="of sgd, at a batch of 256")
     linear.add_argument("--probe-batch", type=int, default=256, help="batch size of sgd")
+    linear.add_argument("--seed", type=int, default=0, help="of the part held out of training, and of sgd")
     variance = add("variance", "intra-class variance, effective rank, neural collapse")
-    variance.add_argument("--data", help="a source (default: the run's own)")
-    variance.add_argument("--split", default="held-out", choices=("held-out", "train"))
+    add_one(variance, view=True, splits=("held-out", "test", "train"))
     add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", several=True))
     add_few_shot(add("fewshot", "N-way K-shot episodes on one or more data sets", several=True))
     add_finetune(add("finetune", "train encoder and a new classifier together"))
     add_suite(add("suite", "every protocol on every data set that is in a folder", several=True))
 
 
-def add_sets(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
-    parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
+def add_one(
+    parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
+) -> None:
+    """What every protocol on one source takes."""
+    parser.add_argument("--data", help="a source (default: the run's own)")
+    parser.add_argument("--split", default="held-out", choices=splits,
+                        help="images judged: val, else test, else a tenth of train; or test")
+    if view:
+        parser.add_argument("--view", default="margin", choices=("margin", "whole"),
+                            help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer")
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     add_sets(parser)
     parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the registry's, or top-1")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="of the table")
 
 
 def add_few_shot(parser: argparse.ArgumentParser) -> None:
     add_sets(parser)
-    parser.add_argument("--ways", type=int, default=5)
-    parser.add_argument("--shots", default="1,5")
-    parser.add_argument("--queries", type=int, default=16)
+    parser.add_argument("--ways", type=int, default=5, help="classes of an episode")
+    parser.add_argument("--shots", default="1,5", help="labelled images of each class; several with commas")
+    parser.add_argument("--queries", type=int, default=16, help="images asked about of each class")
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the episodes, which all encoders share")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="of the table")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", help="a source (default: the run's own)")
+    add_one(parser)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--train-batch", type=int, default=64)
-    parser.add_argument("--lr", default="0.01,0.03,0.1", help="several: compared on held-out training images")
+    parser.add_argument("--lr", default="0.01,0.1,1", help="several: compared on held-out training images")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
@@ -88,10 +107,12 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
     parser.add_argument("--out", required=True, help="folder of results; the same one again goes on")
     parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
-    parser.add_argument("--protocols", default=",".join(PROTOCOLS))
+    parser.add_argument("--protocols", default=",".join(PROTOCOLS), help=f"of {', '.join(PROTOCOLS)}")
+    parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
+    parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--episodes", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -105,18 +126,11 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 # --- one encoder ------------------------------------------------------------------------------------------------------
 
 
-def at_least(value: float, least: float, flag: str, above: bool = False) -> None:
-    if value < least or (above and value == least):
-        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
-
-
 def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    ks = [int(value) for value in numbers(args.k, "--k") or []]
-    for k in ks:
-        at_least(k, 1, "--k")
+    ks = whole_numbers(args.k, "--k")
     at_least(args.temperature, 0, "--temperature", above=True)
     (subject,) = subjects(args, console)
-    result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out)
+    result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view)
     for k, value in result["by_k"].items():
         console.print(f"k-NN (k = {k}): {value:.2f}% of {result['queries']} images, "
                       f"{result['references']} references, {result['classes']} classes")
@@ -127,8 +141,10 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.epochs, 1, "--epochs")
     at_least(args.probe_batch, 1, "--probe-batch")
     at_least(args.lr, 0, "--lr", above=True)
+    at_least(args.seed, 0, "--seed")
     (subject,) = subjects(args, console)
-    result = linear_of(subject, args.data, args.probe, args.epochs, args.lr, args.probe_batch, args.augmented)
+    result = linear_of(subject, args.data, args.probe, args.epochs, args.lr, args.probe_batch, args.augmented,
+                       args.seed, args.split, args.view)
     how = f"ridge weight {result['weight']:g}" if args.probe == "lbfgs" else f"{result['epochs']} epochs of SGD"
     console.print(f"linear ({how}): {result['accuracy']:.2f}% of {result['queries']} images, "
                   f"{result['classes']} classes")
@@ -137,7 +153,7 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
-    result = variance_of(subject, args.data, args.split)
+    result = variance_of(subject, args.data, args.split, args.view)
     rows = [["S_W", result["within"]], ["S_T", result["total"]], ["S_W/S_T", result["ratio"]],
             ["effective rank", result["effective_rank"]], ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
             ["NC2 norms", result["nc2_norms"]], ["NC2 angles", result["nc2_angles"]],
@@ -151,13 +167,15 @@ def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     lrs = numbers(args.lr, "--lr") or []
-    for value, flag in [(args.epochs, "--epochs"), (args.train_batch, "--train-batch")]:
-        at_least(value, 1, flag)
+    at_least(args.epochs, 1, "--epochs")
+    at_least(args.train_batch, 2, "--train-batch")  # batch norm needs two
+    at_least(args.weight_decay, 0, "--weight-decay")
+    at_least(args.seed, 0, "--seed")
     for lr in lrs:
         at_least(lr, 0, "--lr", above=True)
     (subject,) = subjects(args, console)
-    how = FineTuning(args.epochs, args.train_batch, tuple(lrs), args.weight_decay, args.seed)
-    result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None)
+    how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
+    result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None, args.split)
     console.print(f"fine-tuned (lr {result['lr']:g}, {result['epochs']} epochs): {result['accuracy']:.2f}% of "
                   f"{result['queries']} images, mean per class {result['mean_per_class']:.2f}%")
     return result
@@ -166,82 +184,58 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 # --- several encoders -------------------------------------------------------------------------------------------------
 
 
-def sources(args: argparse.Namespace, protocol: str) -> list[str]:
-    """The sources named, and the data sets of the registry that are in --root."""
-    from supancl.data.benchmarks import official_name, present_benchmarks
-
-    found = list(args.data)
-    if args.root:
-        use = "transfer" if protocol == "transfer" else "few-shot"
-        there = present_benchmarks(args.root, use)  # type: ignore[arg-type]
-        named = [official_name(name) for name in args.sets.split(",")] if args.sets else list(there)
-        for name in named:
-            if name not in there:
-                raise BadInput(f"{name} is not in {args.root}; see: supancl data where {name}")
-        found += [f"{name}@{args.root}" for name in named]
-    elif args.sets:
-        raise BadInput("--sets names data sets of --root; give it too")
-    if not found:
-        raise BadInput(f"name data to judge on: --data SOURCE, or --root FOLDER with data sets for {protocol}")
-    return found
-
-
-def judged(
-    chosen: Sequence[Subject], tasks: Sequence[tuple[str, str, Callable[[Subject], dict[str, Any]]]]
-) -> list[dict[str, Any]]:
-    """(protocol, data, how) for every subject."""
-    results = []
-    for subject in chosen:
-        for protocol, data, how in tasks:
-            results.append(how(subject) | {"task": protocol, "data": data, "group": subject.group})
-    return results
-
-
-def printed(results: list[dict[str, Any]], form: str, console: Console) -> dict[str, Any]:
-    tables = rankings(results)
-    for protocol, ranking in tables.items():
-        console.print(protocol)
-        console.print(score_table(ranking, form), end="")  # type: ignore[arg-type]
-    gaps = differences(results)
-    for gap in gaps:
-        console.print(f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
-                      f"± {gap['interval']:.2f} (same episodes)")
-    return {"results": results, "tables": {name: ranking.to_json() for name, ranking in tables.items()},
-            "differences": gaps}
-
-
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    from supancl.judge.subject import data_name
+    found = sources(args, "transfer")
+    judged = subjects(args, progress_console(args.format, console))
+    tasks = [("transfer", name, _transfer(source, args.metric, name))
+             for name, source in zip(data_names(found), found, strict=True)]
+    return printed(measured(judged, tasks), args.format, console)
 
-    named = sources(args, "transfer")
-    tasks = [("transfer", data_name(each), _transfer(each, args.metric)) for each in named]
-    return printed(judged(subjects(args, console), tasks), args.format, console)
 
-
-def _transfer(source: str, metric: str | None) -> Callable[[Subject], dict[str, Any]]:
-    return lambda subject: transfer_of(subject, source, metric)
+def _transfer(source: str, metric: str | None, name: str) -> Callable[[Subject], dict[str, Any]]:
+    return lambda subject: transfer_of(subject, source, metric, name=name)
 
 
 def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    from supancl.judge.subject import data_name
+    shots = check_episodes(args)
+    at_least(args.queries, 1, "--queries")
+    found = sources(args, "few-shot")
+    judged = subjects(args, progress_console(args.format, console))
+    tasks = [(f"fewshot {args.ways}w{each}s", name, _few_shot(source, each, args, name))
+             for name, source in zip(data_names(found), found, strict=True) for each in shots]
+    return printed(measured(judged, tasks), args.format, console)
 
-    named = sources(args, "fewshot")
-    tasks = [(f"fewshot {args.ways}w{shots}s", data_name(each), _few_shot(each, shots, args))
-             for shots in whole_numbers(args.shots, "--shots") for each in named]
-    return printed(judged(subjects(args, console), tasks), args.format, console)
+
+def check_episodes(args: argparse.Namespace) -> list[int]:
+    """The shots; what is wrong with an episode is said before an encoder is opened."""
+    at_least(args.ways, 2, "--ways")
+    at_least(args.episodes, 1, "--episodes")
+    at_least(args.seed, 0, "--seed")
+    return whole_numbers(args.shots, "--shots")
 
 
-def _few_shot(source: str, shots: int, args: argparse.Namespace) -> Callable[[Subject], dict[str, Any]]:
-    return lambda subject: few_shot_of(subject, source, args.ways, shots, args.queries, args.episodes, args.seed)
+def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
+    return lambda subject: few_shot_of(subject, source, args.ways, shots, args.queries, args.episodes, args.seed,
+                                       name=name)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    plan = Plan(Path(args.root), args.protocols.split(","), args.sets.split(",") if args.sets else (),
-                shots=whole_numbers(args.shots, "--shots"), episodes=args.episodes, seed=args.seed)
+    at_least(args.k, 1, "--k")
+    plan = Plan(Path(args.root), names(args.protocols), names(args.sets), args.ways, check_episodes(args),
+                episodes=args.episodes, seed=args.seed, k=args.k)
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
-    results = suite_of(subjects(args, console), plan, out, Terminal(console))
-    told = printed(results, "text", console)
-    page = write_suite(results, told, out)
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a folder")
+    found = suite_of(subjects(args, console), plan, out, Terminal(console))
+    if not found.results:
+        raise BadInput(f"nothing could be measured; the first of {len(found.failures)} reasons: "
+                       f"{found.failures[0]['why']}")
+    told = printed(found.results, "text", console) | {"failures": found.failures}
+    page = write_suite(found.results, told, out)
     console.print(f"page: {page}")
-    return told | {"page": str(page)}
+    told |= {"page": str(page)}
+    if found.failures:
+        raise Incomplete(f"{len(found.failures)} of {len(found.failures) + len(found.results)} results could not be "
+                         f"had (see the warnings); the others are in {out}, and the same command again goes on", told)
+    return told

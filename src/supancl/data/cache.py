@@ -29,6 +29,7 @@ from supancl.errors import BadInput
 from supancl.files import held, reason, write_atomically
 
 VERSION = 1
+GONE = -1  # a stamp of nothing
 FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
 Progress = Callable[[str, int, int], None]
@@ -86,18 +87,19 @@ class Cache:
         """What `build` does once the folder is ours; the images are mapped before anybody else may change it."""
         self._begin(remarks.append)
         shards, names = self._shards(remarks.append), _names(items)
-        known, (stamps, broken) = _by_name(shards), _stamps(items)
-        missing = [i for i, (name, stamp) in enumerate(zip(names, stamps, strict=True))
-                   if stamp is not None and (name not in known or known[name][2] != stamp)]
+        stamps, broken = _stamps(items)
+        rows = _rows(shards, names)
+        known = np.concatenate([np.full((1, 2), GONE), *(shard.stamps for shard in shards)])[rows + 1]
+        missing = np.flatnonzero((stamps != known).any(1) & (stamps != GONE).any(1)).tolist()
         if missing:
             written, unreadable = self._decode(items, names, missing, stamps, progress)
             shards, broken = shards + written, sorted(broken + unreadable)
         shards = self._in_use(shards, names)
         os.utime(self.folder / "about.json")  # last used: what eviction goes by
-        known, without = _by_name(shards), {position for position, _ in broken}
-        kept = [i for i in range(len(items)) if i not in without]
-        rows = [known[names[i]][:2] for i in kept]
-        return CachedImages(self, shards, [items[i] for i in kept], rows), broken
+        kept = np.ones(len(items), bool)
+        kept[[position for position, _ in broken]] = False
+        rows = _rows(shards, names)[kept]
+        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(kept).tolist()], rows), broken
 
     def _begin(self, tell: Notes) -> None:
         """A folder of this version, or an empty one."""
@@ -109,7 +111,7 @@ class Cache:
             _empty(self.folder)
         if version != VERSION:
             content = {"version": VERSION, "source": self.where, "channels": self.channels,
-                       "short_side": self.short_side}
+                       "short_side": self.short_side, "resample": self.resample}
             write_atomically(about, lambda path: _dump(content, path), ELSEWHERE)
         os.utime(about)  # one that is being built is not the longest unused
         for left_over in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
@@ -134,7 +136,7 @@ class Cache:
 
     def _decode(
         self, items: Sequence[Item | Path], names: Sequence[str], missing: Sequence[int],
-        stamps: Sequence[tuple[int, int] | None], progress: Progress | None,
+        stamps: np.ndarray, progress: Progress | None,
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
         """New shards with these images; an interruption keeps what is finished."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
@@ -152,9 +154,7 @@ class Cache:
                 if isinstance(image, str):
                     broken.append((position, image))
                 else:
-                    stamp = stamps[position]
-                    assert stamp is not None
-                    writer.add(names[position], stamp, image)
+                    writer.add(names[position], stamps[position], image)
                 if done == 256:
                     _check_room(self.folder, writer.bytes / done * (len(missing) - done))
                 if progress is not None:
@@ -165,8 +165,7 @@ class Cache:
 
     def _in_use(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
         """The shards that still hold an image of the source; others (all changed, or removed) are deleted."""
-        known = _by_name(shards)
-        wanted = {known[name][0] for name in set(names) & known.keys()}
+        wanted = set(_places(shards, _rows(shards, names))[0].tolist())
         for number, shard in enumerate(shards):
             if number not in wanted:
                 shard.path.with_suffix(".npz").unlink(missing_ok=True)
@@ -179,10 +178,10 @@ class CachedImages(PackedImages):
     from its source file; the memory they take is the system's file cache, not the process's own."""
 
     def __init__(
-        self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: Sequence[tuple[int, int]]
+        self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray
     ) -> None:
         flats = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
-        shard_of, row_of = np.array(rows, np.int64).reshape(-1, 2).T
+        shard_of, row_of = _places(shards, rows)
         offsets, sizes = np.zeros(len(rows), np.int64), np.zeros((len(rows), 2), np.int64)
         self.checksums = np.zeros(len(rows), np.uint32)
         for number, shard in enumerate(shards):
@@ -287,13 +286,18 @@ def evict(
     return removed
 
 
-def _by_name(shards: Sequence[Shard]) -> dict[str, tuple[int, int, tuple[int, int]]]:
-    """name -> (shard, row, stamp); of two entries the later one counts."""
-    known: dict[str, tuple[int, int, tuple[int, int]]] = {}
-    for number, shard in enumerate(shards):
-        for row, (name, stamp) in enumerate(zip(shard.names, shard.stamps.tolist(), strict=True)):
-            known[name] = (number, row, (stamp[0], stamp[1]))
-    return known
+def _rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:
+    """Where each name is, counted through all shards, -1 for nowhere; of two entries the later one counts."""
+    known = {name: row for row, name in enumerate(name for shard in shards for name in shard.names)}
+    return np.array([known.get(name, -1) for name in names], np.int64)
+
+
+def _places(shards: Sequence[Shard], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(shard, row in it) of the rows that are somewhere."""
+    ends = np.cumsum([len(shard.names) for shard in shards], dtype=np.int64)
+    rows = rows[rows >= 0]
+    shard_of = np.searchsorted(ends, rows, side="right")
+    return shard_of, rows - np.concatenate([[0], ends])[shard_of]
 
 
 def _names(items: Sequence[Item | Path]) -> list[str]:
@@ -310,14 +314,14 @@ def _names(items: Sequence[Item | Path]) -> list[str]:
     return [name(item) for item in items]
 
 
-def _stamps(items: Sequence[Item | Path]) -> tuple[list[tuple[int, int] | None], list[tuple[int, str]]]:
-    stamps: list[tuple[int, int] | None] = []
+def _stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, str]]]:
+    """(n, 2), and which items have gone."""
+    stamps = np.full((len(items), 2), GONE, np.int64)
     gone: list[tuple[int, str]] = []
     for position, item in enumerate(items):
         try:
-            stamps.append(stamp_of(item))
+            stamps[position] = stamp_of(item)
         except OSError as error:
-            stamps.append(None)
             gone.append((position, why(error)))
     return stamps, gone
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -21,6 +23,9 @@ Resample = Literal["bilinear", "bicubic"]
 R = TypeVar("R")
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif"}
+
+
+MOST_PADDING = 16  # a canvas for all images may be so many times as large as their mean
 
 
 class Batch(NamedTuple):
@@ -74,7 +79,9 @@ class PackedImages:
     def __init__(self, flats: Sequence[Tensor], places: Tensor, sizes: Tensor, channels: int) -> None:
         self.flats, self.places, self.sizes, self.channels = flats, places, sizes, channels
         self.device = flats[0].device if flats else torch.device("cpu")
-        self.known_sizes = sizes.cpu()  # so that the shape of a batch is known without asking the GPU
+        self.known_sizes = sizes.cpu()  # to be looked at without asking the GPU
+        self.canvas = tuple(int(side) for side in self.known_sizes.amax(0)) if len(sizes) else (0, 0)
+        self.uniform = len(sizes) > 0 and bool((self.known_sizes == self.known_sizes[:1]).all())
         if self.device.type != "cpu":
             self.places, self.sizes = places.to(self.device), sizes.to(self.device)
 
@@ -90,9 +97,14 @@ class PackedImages:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.channels * int(self.known_sizes.prod(1).sum())
+
+    @cached_property
+    def one_canvas(self) -> bool:
+        """Whether a canvas that every image fits on is not out of all proportion to them."""
+        return math.prod(self.canvas) * self.channels * len(self) <= MOST_PADDING * self.nbytes
 
     def image(self, index: int) -> Tensor:
         """One image (C, H, W), not copied."""
@@ -106,27 +118,29 @@ class PackedImages:
         return self._gathered(indices)
 
     def _gathered(self, indices: Tensor) -> Batch:
-        """On a GPU: the rows of all images are cut out of the bytes in one indexing.
+        """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking.
 
-        The canvas is that of the batch: one panorama among a million images would make every batch huge.
+        So the step can be captured and replayed. Where one panorama would make every batch huge, the canvas is that of
+        the batch instead: then the GPU has to be asked, which cannot be captured.
         """
-        known, indices = self.known_sizes[indices.cpu()], indices.to(self.device)
-        height, width = known.amax(0).tolist()
-        sizes = self.sizes[indices]
+        (height, width), sizes = self.canvas, self.sizes[indices.to(self.device)]
+        if not self.one_canvas:
+            height, width = self.known_sizes[indices.cpu()].amax(0).tolist()
+        indices = indices.to(self.device)
         channel = torch.arange(self.channels, device=self.device)[:, None]
         row = torch.arange(height, device=self.device)
         area = sizes.prod(1)[:, None, None]
         start = self.places[indices, 1][:, None, None] + channel * area + row * sizes[:, 1][:, None, None]
         windows = self.flats[0].unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
         pixels = windows[start.clamp(max=len(windows) - 1)]
-        return Batch(pixels, None if bool((known == known[:1]).all()) else sizes)
+        return Batch(pixels, None if self.uniform else sizes)
 
     def to(self, device: torch.device, progress: Callable[[int, int], None] | None = None) -> PackedImages:
         """The same images as one flat tensor on the device, image by image: host memory stays as it is."""
         lengths = self.channels * self.known_sizes.prod(1)
         starts = lengths.cumsum(0) - lengths
-        reach = int(self.known_sizes[:, 1].max()) if len(self) else 0  # behind the last image: a window may be wider
-        flat = torch.zeros(int(lengths.sum()) + reach, dtype=torch.uint8, device=device)
+        # behind the last image: a window may be wider than it
+        flat = torch.zeros(int(lengths.sum()) + self.canvas[1], dtype=torch.uint8, device=device)
         for at in range(0, len(self), 512):
             rows = range(at, min(at + 512, len(self)))
             part = torch.cat([self.image(i).reshape(-1) for i in rows])

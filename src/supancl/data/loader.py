@@ -7,9 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.images import ArrayImages, Batch, PackedImages
+from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages
 from supancl.data.sources import Split
 
 
@@ -35,6 +36,14 @@ class Feed:
             return store.pixels.device.type == self.device.type
         return isinstance(store, PackedImages) and self.device.type != "cpu" and store.device.type == self.device.type
 
+    @property
+    def one_shape(self) -> bool:
+        """Whether every batch has the same shape, so that a step that takes it can be captured and replayed."""
+        store = self.split.store
+        if isinstance(store, PackedImages):
+            return store.uniform or (self.resident and store.one_canvas)
+        return isinstance(store, ArrayImages)
+
     def batch(self, step: int) -> Batch:
         if self.resident:
             return self.split.batch(self.positions(step))
@@ -58,12 +67,29 @@ class Feed:
         host = self.split.batch(self.positions(step))
         if self.stream is None:
             return host, None, None
+        host = self._of_one_shape(host)
         with torch.cuda.stream(self.stream):
             pinned = Batch(*(None if tensor is None else tensor.pin_memory() for tensor in host))  # type: ignore[arg-type]
             moved = pinned.to(self.device)
             event = torch.cuda.Event()
             event.record(self.stream)
         return moved, event, pinned
+
+    def _of_one_shape(self, batch: Batch) -> Batch:
+        """Ragged images on the canvas of the largest one, so that a captured step can read every batch."""
+        store = self.split.store
+        if not isinstance(store, PackedImages) or store.uniform:
+            return batch
+        (height, width), shape = store.canvas, batch.pixels.shape
+        sizes = batch.sizes
+        if sizes is None:
+            sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
+        return Batch(F.pad(batch.pixels, (0, width - shape[-1], 0, height - shape[-2])), sizes)
+
+    @property
+    def same_shapes(self) -> bool:
+        """Whether every batch has the shape of the first: files decoded on demand may have any."""
+        return not isinstance(self.split.store, FileImages)
 
     def close(self) -> None:
         if self.thread is not None:

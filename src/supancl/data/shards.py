@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,10 +42,10 @@ class ShardWriter:
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number, self.bytes = folder, number, 0
         self.shards: list[Shard] = []
-        self.rows: list[tuple[str, tuple[int, int], tuple[int, int], int, int, int]] = []
+        self.rows: list[tuple[str, Sequence[int] | np.ndarray, tuple[int, int], int, int, int]] = []
         self.file: IO[bytes] | None = None
 
-    def add(self, name: str, stamp: tuple[int, int], image: Tensor) -> None:
+    def add(self, name: str, stamp: Sequence[int] | np.ndarray, image: Tensor) -> None:
         if self.file is None:
             self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()

@@ -14,15 +14,16 @@ from supancl.data.sources import DataSpec, Progress, Source, Split
 from supancl.errors import BadInput
 
 
-def described(source: Source, spec: DataSpec, channels: int, progress: Progress | None = None) -> dict[str, Any]:
-    """Counts by split and class, sizes as stored, bytes of pixels once decoded."""
+def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) -> dict[str, Any]:
+    """Counts by split and class, sizes as stored (image_sizes gives them), bytes of pixels once decoded."""
     splits = {}
     for name, split in source.splits.items():
         known = split.labels[split.labels >= 0]
         splits[name] = {"images": len(split), "labelled": len(known), "classes": len(torch.unique(known))}
-    sizes = image_sizes(source, progress)
     side = spec.short_side if source.items else None  # arrays stay as they are
     decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
+    # what is unreadable is listed by itself
+    remarks = [remark for remark in source.remarks if "unreadable images were skipped" not in remark]
     stores = [split.store for split in source.splits.values()]
     arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
     nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())
@@ -30,7 +31,7 @@ def described(source: Source, spec: DataSpec, channels: int, progress: Progress 
         "source": spec.source, "splits": splits, "classes": len(source.classes),
         "histogram": histogram(source), "sizes": size_facts(sizes), "short_side": side,
         "bytes": nbytes, "kept": "in the packed cache" if source.items and nbytes > CACHE_FROM else "in memory",
-        "unreadable": list(source.skipped), "remarks": list(source.remarks),
+        "unreadable": list(source.skipped), "remarks": remarks,
     }
 
 

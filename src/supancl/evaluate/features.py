@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 import torch
@@ -48,11 +50,22 @@ def _squares(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[-2:]
     images = pixels.float()
     if min(height, width) != size:
-        scale = size / min(height, width)
-        sides = (max(size, int(height * scale)), max(size, int(width * scale)))
-        images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
+        tall, wide = (size * side // min(height, width) for side in (height, width))  # cut off, as torchvision does
+        for sides in ((height, wide), (tall, wide)):  # first across, then down, bytes after each: as Pillow does
+            images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
     top, left = round((images.shape[-2] - size) / 2), round((images.shape[-1] - size) / 2)
     return images[..., top : top + size, left : left + size]
+
+
+def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
+    """(images so far, batch): the next two are made ready by a thread while the encoder has this one."""
+    parts = torch.arange(len(split)).split(batch_size) if len(split) else ()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="features") as thread:
+        coming = deque(thread.submit(split.batch, part) for part in parts[:2])
+        for i, part in enumerate(parts):
+            batch = coming.popleft().result()
+            coming.extend(thread.submit(split.batch, later) for later in parts[i + 2 : i + 3])
+            yield int(part[-1]) + 1, batch
 
 
 @torch.inference_mode()
@@ -76,8 +89,8 @@ def embed(
     encoder.eval()
     values: list[Tensor] = []
     try:
-        for positions in torch.arange(len(split)).split(batch_size):
-            batch = split.batch(positions).to(device)
+        for done, batch in _batches(split, batch_size):
+            batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
                 raise BadInput(f"the encoder takes {encoder.spec.channels} channels, "
                                f"the images have {batch.pixels.shape[1]}")
@@ -86,7 +99,7 @@ def embed(
             found = encoder.features(seen, layer).float()
             values.append((F.normalize(found, dim=1) if normalize else found).cpu())
             if progress is not None:
-                progress("taking features", int(positions[-1]) + 1, len(split))
+                progress("taking features", done, len(split))
     finally:
         encoder.train(training)
     stacked = torch.cat(values) if values else torch.empty(0, encoder.width)

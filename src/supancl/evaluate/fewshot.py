@@ -90,18 +90,17 @@ def sample_episodes(
     random = np.random.default_rng(seed)  # its streams are the same for every version and machine
     taken = min(shots + queries, int(sizes.max()))
     drawn, chosen = [], []
-    for start in range(0, episodes, DRAWN_AT_ONCE):
-        count = min(DRAWN_AT_ONCE, episodes - start)
-        key = torch.from_numpy(random.random((count, len(names))))
+    for _ in range(0, episodes, DRAWN_AT_ONCE):  # whole blocks: fewer episodes are the first of more
+        key = torch.from_numpy(random.random((DRAWN_AT_ONCE, len(names))))
         which = key.topk(ways, dim=1).indices
-        key = torch.from_numpy(random.random((count, ways, int(sizes.max())), dtype=np.float32))
+        key = torch.from_numpy(random.random((DRAWN_AT_ONCE, ways, int(sizes.max())), dtype=np.float32))
         key.masked_fill_(torch.arange(key.shape[2]) >= sizes[which][..., None], -1.0)
         keys, place = key.topk(taken, dim=2)
         images = order[(first[which][..., None] + place).clamp(max=len(order) - 1)]
         drawn.append(images.masked_fill(keys < 0, -1))
         chosen.append(names[which])
-    rows = torch.cat(drawn)
-    return Episodes(rows[..., :shots].contiguous(), rows[..., shots:].contiguous(), torch.cat(chosen), dropped)
+    rows, classes = torch.cat(drawn)[:episodes], torch.cat(chosen)[:episodes]
+    return Episodes(rows[..., :shots].contiguous(), rows[..., shots:].contiguous(), classes, dropped)
 
 
 def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance: float = 1e-7) -> Tensor:
@@ -181,7 +180,7 @@ def few_shot(
     Memory follows `chunk`, the episodes solved at a time.
     """
     kept = check_features("few-shot", features)
-    drawn = sample_episodes(kept.labels, ways, shots, queries, episodes, seed)
+    drawn = sample_episodes(kept.labels.cpu(), ways, shots, queries, episodes, seed)
     values = kept.values.to(device) if device is not None else kept.values
     values = F.normalize(values, dim=1) if normalize else values
     shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]

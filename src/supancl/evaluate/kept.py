@@ -20,6 +20,7 @@ from supancl.data.cache import CachedImages, cache_root
 from supancl.data.images import ArrayImages, FileImages, PackedImages, stamp_of
 from supancl.data.sources import Split
 from supancl.encoders import Encoder
+from supancl.errors import BadInput
 from supancl.files import write_atomically
 
 VERSION = 1  # of the view and of how features are taken; a change of either is another number
@@ -52,8 +53,9 @@ def pixels_key(split: Split) -> str | None:
             content.update(store.image(i).cpu().contiguous().numpy().data)
     elif isinstance(store, FileImages):
         try:
+            content.update(str((store.channels, store.short_side, store.resample)).encode())
             for i in index.tolist():
-                content.update(f"{store.items[i]}{stamp_of(store.items[i])}{store.short_side}".encode())
+                content.update(f"{store.items[i]}{stamp_of(store.items[i])}".encode())
         except OSError:
             return None  # it has gone; whoever decodes it will say so
     else:
@@ -62,16 +64,17 @@ def pixels_key(split: Split) -> str | None:
 
 
 class KeptFeatures:
-    """A folder of features below the cache."""
+    """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.folder = (root or cache_root()) / "features"
+    def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
+        self.folder, self.most = (root or cache_root()) / "features", most
 
-    def path(self, encoder: Encoder, split: Split, how: str) -> Path | None:
+    def path(self, weights: str, split: Split, how: str) -> Path | None:
+        """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""
         pixels = pixels_key(split)
         if pixels is None:
             return None
-        key = hashlib.sha256(json.dumps([VERSION, encoder_key(encoder), pixels, how]).encode()).hexdigest()[:24]
+        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, how]).encode()).hexdigest()[:24]
         return self.folder / f"{key}.safetensors"
 
     def read(self, path: Path, rows: int) -> Tensor | None:
@@ -82,18 +85,27 @@ class KeptFeatures:
                 checksum = (opened.metadata() or {}).get("crc32")
         except (OSError, SafetensorError):
             return None
-        if len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
+        if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
             return None
         with contextlib.suppress(OSError):
-            os.utime(self.folder / "about.json")
+            os.utime(path)  # last used
         return values
 
     def write(self, path: Path, values: Tensor) -> None:
         """Keep them; a cache that cannot be written is no reason to fail."""
         values = values.contiguous()
-        about = {"version": 1, "source": "features", "channels": 1}
-        with contextlib.suppress(Exception):
+        metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
+        with contextlib.suppress(OSError, BadInput):
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "about.json").write_text(json.dumps(about) + "\n")
-            metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
+            self._make_room(path)
+
+    def _make_room(self, newest: Path) -> None:
+        files = [(status.st_mtime, status.st_size, path) for path in self.folder.iterdir()
+                 if (status := path.stat()) and path != newest]
+        total = newest.stat().st_size + sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self.most:
+                return
+            path.unlink(missing_ok=True)
+            total -= size

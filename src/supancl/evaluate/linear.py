@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from supancl.errors import BadInput
 from supancl.evaluate.checks import check_finite, check_splits
 from supancl.evaluate.features import Features
-from supancl.evaluate.logistic import Problem, onto_axes, path, predicted, principal_axes, solve
+from supancl.evaluate.logistic import Problem, answers, onto_axes, path, predicted, principal_axes, solve
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))
 EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
@@ -84,8 +84,8 @@ def linear_probe(
     scale = values.std(0, correction=0)
     scale = torch.where(scale > 1e-6 * scale.max(), scale, torch.ones_like(scale))  # a dead unit stays dead
     values = (values - mean) / scale
-    held = hold_out(splits["train"].labels, share, seed).to(device)
-    axes = principal_axes(values)
+    held = hold_out(splits["train"].labels.cpu(), share, seed).to(device)
+    axes = principal_axes(values, torch.float32)
     rows = onto_axes(values, axes)
     del values
     scores, best = {}, None
@@ -97,8 +97,8 @@ def linear_probe(
     if best is None:
         raise BadInput("weights: at least one is needed")
     final = solve(Problem(rows, labels, len(classes)), best[1].weight, best[1].parameters, tolerance=tolerance)
-    asked = onto_axes((splits["test"].values.to(device, torch.float32) - mean) / scale, axes)
-    right = (predicted(final.parameters, asked) == splits["test"].labels.to(device)).double().mean()
+    asked = (splits["test"].values.to(device, torch.float32) - mean) / scale
+    right = (answers(final.parameters, axes, asked) == splits["test"].labels.to(device)).double().mean()
     return LinearProbe(100 * float(right), best[1].weight, tuple(sorted(scores)),
                        tuple(scores[weight] for weight in sorted(scores)), len(classes),
                        (int((~held).sum()), int(held.sum()), len(asked)))

@@ -27,8 +27,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.evaluate.checks import chunk_of
-
 # binomial weights of polynomial extrapolation from equally spaced points, the latest first
 EXTRAPOLATE = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0, -1.0))
 
@@ -39,37 +37,46 @@ def with_ones(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_ones(len(values), 1)], 1)
 
 
-def principal_axes(values: Tensor, chunk: int = 8192) -> Tensor:
-    """(width + 1, r) orthonormal axes, float64, that hold every row of the features with their column of ones.
+def principal_axes(values: Tensor, dtype: torch.dtype = torch.float64, chunk: int = 8192) -> Tensor:
+    """(width + 1, r) orthonormal axes that hold every row of the features with their column of ones.
+
+    Any rotation leaves the problem as it is, so the axes need to be no more exact than the arithmetic that follows.
 
     >>> axes = principal_axes(torch.randn(5, 9))
     >>> axes.shape, bool(torch.allclose(axes.T @ axes, torch.eye(5).double()))
     (torch.Size([10, 5]), True)
     """
     if len(values) <= values.shape[1]:
-        rows = with_ones(values.double())
+        rows = with_ones(values.to(dtype))
         directions = rows.T @ torch.linalg.eigh(rows @ rows.T)[1].flip(1)
         vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal also where a singular value vanishes
         return vectors
-    gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=torch.float64, device=values.device)
+    gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=dtype, device=values.device)
     for start in range(0, len(values), chunk):
-        rows = with_ones(chunk_of(values, start, start + chunk).double())
+        rows = with_ones(values[start : start + chunk].to(dtype))
         gram.addmm_(rows.T, rows)
     vectors = torch.linalg.eigh(gram)[1]
     return vectors.flip(1)
 
 
-def onto_axes(values: Tensor, axes: Tensor, dtype: torch.dtype = torch.float32, chunk: int = 8192) -> Tensor:
+def onto_axes(values: Tensor, axes: Tensor, chunk: int = 8192) -> Tensor:
     """The rows (with a one appended) in the coordinates of the axes."""
-    found = torch.empty(len(values), axes.shape[1], dtype=dtype, device=values.device)
+    found = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
     for start in range(0, len(values), chunk):
-        found[start : start + chunk] = (with_ones(values[start : start + chunk].double()) @ axes).to(dtype)
+        torch.mm(with_ones(values[start : start + chunk].to(axes.dtype)), axes, out=found[start : start + chunk])
     return found
 
 
 def predicted(parameters: Tensor, rows: Tensor) -> Tensor:
     """The class of each rotated row."""
     return (parameters @ rows.T).argmax(0)
+
+
+def answers(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Tensor:
+    """The class of each row as it came: turning the parameters back is cheaper than turning the rows."""
+    turned = parameters @ axes.T
+    parts = [values[start : start + chunk].to(axes.dtype) for start in range(0, len(values), chunk)]
+    return torch.cat([torch.addmm(turned[:, -1], part, turned[:, :-1].T).argmax(1) for part in parts])
 
 
 class Slope(NamedTuple):
@@ -120,47 +127,50 @@ class Memory:
     """L-BFGS pairs (step, change of the cross-entropy's gradient); the ridge's part of the change is 2 weight step."""
 
     size: int = 10
+    weight: float = 0.0
     steps: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)
+    changes: list[Tensor] = field(default_factory=list)  # with the ridge's part at `weight`
+    products: list[Tensor] = field(default_factory=list)
 
     def add(self, step: Tensor, change: Tensor) -> None:
+        """A step, and the change of the cross-entropy's gradient over it."""
         self.steps.append(step.flatten())
-        self.changes.append(change.flatten())
-        del self.steps[: -self.size], self.changes[: -self.size]
+        self.changes.append(torch.add(change, step, alpha=2 * self.weight).flatten())
+        self.products.append(torch.dot(self.steps[-1], self.changes[-1]))
+        for kept in (self.steps, self.changes, self.products):
+            del kept[: -self.size]
 
-    def rescale(self, factor: float) -> None:
-        """The cross-entropy's curvature shrinks along the path; the pairs follow its mean."""
-        for change in self.changes:
-            change.mul_(factor)
+    def move(self, weight: float, factor: float = 1.0) -> None:
+        """To another weight, where the cross-entropy's curvature is `factor` times as large."""
+        for step, change in zip(self.steps, self.changes, strict=True):
+            change.mul_(factor).add_(step, alpha=2 * (weight - factor * self.weight))
+        self.products = [torch.dot(step, change) for step, change in zip(self.steps, self.changes, strict=True)]
+        self.weight = weight
 
     def clear(self) -> None:
-        self.steps.clear()
-        self.changes.clear()
+        for kept in (self.steps, self.changes, self.products):
+            kept.clear()
 
-    def direction(self, gradient: Tensor, diagonal: Tensor, weight: float) -> Tensor:
+    def direction(self, gradient: Tensor, diagonal: Tensor) -> Tensor:
         """- H gradient by the two-loop recursion around the inverse diagonal."""
-        found = gradient.flatten().clone()
-        inverse = diagonal.flatten().reciprocal()
-        whole = [torch.add(change, step, alpha=2 * weight)
-                 for step, change in zip(self.steps, self.changes, strict=True)]
-        products = [torch.dot(step, change) for step, change in zip(self.steps, whole, strict=True)]
+        found, diagonal = gradient.flatten().clone(), diagonal.flatten()
         shares = []
-        for step, change, product in zip(*map(reversed, (self.steps, whole, products)), strict=True):
+        for step, change, product in zip(*map(reversed, (self.steps, self.changes, self.products)), strict=True):
             share = torch.dot(step, found) / product
             shares.append(share)
-            found -= share * change
-        found *= inverse
-        if whole:
-            found *= products[-1] / torch.dot(whole[-1] * inverse, whole[-1])
-        for step, change, product, share in zip(self.steps, whole, products, reversed(shares), strict=True):
-            found += (share - torch.dot(change, found) / product) * step
+            found.addcmul_(change, share, value=-1)
+        found /= diagonal
+        if shares:
+            found *= self.products[-1] / torch.dot(self.changes[-1] / diagonal, self.changes[-1])
+        for step, change, product, share in zip(self.steps, self.changes, self.products, reversed(shares), strict=True):
+            found.addcmul_(step, share - torch.dot(change, found) / product)
         return found.neg_().view_as(gradient)
 
 
 class Solution(NamedTuple):
-    """An optimum, with its distance from being one: ||gradient|| / ||gradient of the ridge||.
+    """An optimum, with its distance from being one: `residual` is ||gradient|| / ||gradient of the ridge||.
 
-    The objective is 2 weight-strongly convex, so that `residual` bounds ||parameters - optimum|| / ||parameters||, and
+    The objective is 2 weight-strongly convex, so that it bounds ||parameters - optimum|| / ||parameters||, and
     (objective - minimum) / (weight ||parameters||^2) by its square.
     """
 
@@ -197,8 +207,13 @@ def _step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[
 
 def solve(problem: Problem, weight: float, start: Tensor | None = None, margins: Tensor | None = None,
           memory: Memory | None = None, tolerance: float = 1e-2, max_iterations: int = 1000) -> Solution:
-    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient."""
-    memory = Memory() if memory is None else memory
+    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
+
+    Where the ridge is too weak for the precision to tell (tiny weights on classes that overlap), until the next step
+    promises to lower the objective by less than tolerance^2 / 10,000 of it, or by less than its last digit.
+    """
+    digit = torch.finfo(problem.rows.dtype).eps
+    memory = Memory(weight=weight) if memory is None else memory
     parameters = problem.zero() if start is None else start.clone()
     margins = problem.margins(parameters) if margins is None else margins
     loss, residual = problem.slope(margins)
@@ -210,12 +225,14 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
         relative = float(gradient.norm()) / max(2 * weight * size, 1e-300)
         if relative <= tolerance or iteration == max_iterations:
             break
-        direction = memory.direction(gradient, diagonal, weight)
+        direction = memory.direction(gradient, diagonal)
         slope = float((direction * gradient).sum(dtype=torch.float64))
         if not slope < 0:  # rounding has spoilt the pairs
             memory.clear()
             direction = -gradient / diagonal
             slope = float((direction * gradient).sum(dtype=torch.float64))
+        if -slope / 2 <= max(tolerance**2 / 1e4, digit) * (loss + weight * size**2):
+            break
         squared = float(direction.square().sum(dtype=torch.float64))
         ridge = 2 * weight * float((parameters * direction).sum(dtype=torch.float64)), 2 * weight * squared
         along = problem.margins(direction)
@@ -223,7 +240,7 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
         before, own = own, problem.gradient(residual)
         memory.add(direction.mul_(length), own - before)
         parameters += direction
-        if length * squared**0.5 <= torch.finfo(parameters.dtype).eps * size:  # no longer moves: the precision's end
+        if length * squared**0.5 <= digit * size:  # no longer moves: the precision's end
             break
     objective = loss + weight * float(parameters.square().sum(dtype=torch.float64))
     return Solution(weight, parameters, margins, objective, relative, iteration)
@@ -242,9 +259,8 @@ def path(problem: Problem, weights: Sequence[float], tolerance: float = 1e-2,
     mean = 0.0
     for weight in sorted(weights, reverse=True):
         start, margins = _extrapolated(problem, weight, past)
-        scale = float(problem.slope(margins).residual.abs().mean()) if past else 0.0
-        if mean > 0:
-            memory.rescale(scale / mean)
+        here = float(problem.slope(margins).residual.abs().mean())
+        memory.move(weight, here / mean if mean > 0 else 1.0)
         found = solve(problem, weight, start, margins, memory, tolerance, max_iterations)
         mean = float(problem.slope(found.margins).residual.abs().mean())
         past = [found, *past[: len(EXTRAPOLATE) - 1]]

@@ -11,19 +11,32 @@ from torch import Tensor
 from supancl.errors import BadInput
 from supancl.evaluate.checks import check_splits
 from supancl.evaluate.features import Features
-from supancl.evaluate.logistic import Problem, onto_axes, path, predicted, principal_axes, solve
+from supancl.evaluate.logistic import (
+    Memory,
+    Problem,
+    Solution,
+    answers,
+    onto_axes,
+    path,
+    predicted,
+    principal_axes,
+    solve,
+)
 
 TransferMetric = Literal["top-1", "mean-per-class"]
 WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
 TOLERANCE = 0.05
+COARSE = 4  # times as rough is enough for weights whose accuracy is
+FAR = 0.5  # points below the best
 
 
 @dataclass(frozen=True)
 class Transfer:
     """Accuracy in percent on the test features, and how the ridge's weight was chosen.
 
-    `validation` holds one accuracy for each of `weights` (ascending); `residual` is the largest of the 46 solutions
-    (see `logistic.Solution`), `iterations` their sum.
+    `validation` holds one accuracy for each of `weights` (ascending), of a rougher solution where it is far below the
+    best; `residual` says how near its optimum the tested classifier is (see `logistic.Solution`), `iterations` is the
+    sum over all solutions.
     """
 
     accuracy: float
@@ -40,14 +53,14 @@ class Transfer:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
 
-def accuracy(answers: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
+def accuracy(given: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
     """In percent: over all images, or the mean over the classes of the accuracy in each.
 
-    >>> answers, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
-    >>> accuracy(answers, labels), accuracy(answers, labels, "mean-per-class")
+    >>> given, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
+    >>> accuracy(given, labels), accuracy(given, labels, "mean-per-class")
     (75.0, 50.0)
     """
-    right = (answers == labels).double()
+    right = (given == labels).double()
     if metric == "top-1":
         return 100 * float(right.mean())
     if metric != "mean-per-class":
@@ -63,9 +76,10 @@ def transfer(
 ) -> Transfer:
     """Summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
 
-    Each weight's optimum is found to `tolerance` (the gradient relative to the ridge's gradient), the one of highest
-    validation accuracy is taken, ties going to the smallest weight as in a loop upwards that replaces its best only
-    by a better one. The problem is convex: a path warm-started downwards ends at the same optima as one upwards.
+    Each weight's optimum is found to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within
+    half a point of the best validation accuracy to `tolerance`, and the best of them is taken, ties going to the
+    smallest weight as in a loop upwards that replaces its best only by a better one. The problem is convex: a path
+    warm-started downwards ends at the same optima as one upwards.
     Memory: the features once more in `dtype`, on their principal axes, and some arrays of images x classes.
     """
     if not weights or min(weights) <= 0:
@@ -73,25 +87,31 @@ def transfer(
     splits, classes = check_splits(train=train, validation=validation, test=test)
     both = torch.cat([splits["train"].values, splits["validation"].values]).to(device)
     labels = torch.cat([splits["train"].labels, splits["validation"].labels]).to(device)
-    axes = principal_axes(both)
-    rows, fitted = onto_axes(both, axes, dtype), len(splits["train"].labels)
+    axes = principal_axes(both, dtype)
+    rows, fitted = onto_axes(both, axes), len(splits["train"].labels)
     del both
     problem = Problem(rows[:fitted], labels[:fitted], len(classes))
-    found, best, worst, iterations = {}, None, 0.0, 0
-    for solution in path(problem, weights, tolerance):
-        score = accuracy(predicted(solution.parameters, rows[fitted:]), labels[fitted:], metric)
-        found[solution.weight] = score
-        worst, iterations = max(worst, solution.residual), iterations + solution.iterations
-        if best is None or score >= best[0]:  # downwards, so that equal goes to the smaller weight
-            best = score, solution
-    assert best is not None
-    chosen = best[1]
-    whole = Problem(rows, labels, len(classes))
-    final = solve(whole, chosen.weight, chosen.parameters, tolerance=tolerance)
-    held = onto_axes(splits["test"].values.to(device), axes, dtype)
-    answers = predicted(final.parameters, held).cpu()
+    scores, starts, iterations = {}, {}, 0
+
+    def noted(solution: Solution) -> int:
+        scores[solution.weight] = accuracy(predicted(solution.parameters, rows[fitted:]), labels[fitted:], metric)
+        starts[solution.weight] = solution.parameters
+        return solution.iterations
+
+    for solution in path(problem, weights, COARSE * tolerance):
+        iterations += noted(solution)
+    near = [weight for weight, score in scores.items() if score >= max(scores.values()) - FAR]
+    memory = Memory(20)
+    for weight in near:
+        memory.move(weight)
+        iterations += noted(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
+    chosen = min(near, key=lambda weight: (-scores[weight], weight))
+    memory.move(chosen)  # the pairs of the train split tell of train and validation too
+    final = solve(Problem(rows, labels, len(classes)), chosen, starts[chosen], memory=memory, tolerance=tolerance)
+    given = answers(final.parameters, axes, splits["test"].values.to(device)).cpu()
+    ascending = sorted(scores)
     return Transfer(
-        accuracy(answers, splits["test"].labels, metric), metric, chosen.weight, tuple(sorted(found)),
-        tuple(found[weight] for weight in sorted(found)), len(classes),
-        (fitted, len(labels) - fitted, len(answers)), max(worst, final.residual), iterations + final.iterations,
+        accuracy(given, splits["test"].labels.cpu(), metric), metric, chosen, tuple(ascending),
+        tuple(scores[weight] for weight in ascending), len(classes), (fitted, len(labels) - fitted, len(given)),
+        final.residual, iterations + final.iterations,
     )

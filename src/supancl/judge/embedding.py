@@ -11,7 +11,7 @@ import torch
 from supancl.errors import BadInput
 from supancl.evaluate.features import View
 from supancl.files import write_atomically
-from supancl.judge.subject import Subject, source_for
+from supancl.judge.subject import Subject, opened, spec_for
 
 
 def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
@@ -20,7 +20,7 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
         raise BadInput(f"--out {out}: must end in .npz")
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
-    found = source_for(subject, source, view)
+    found = opened(subject, spec_for(subject, source), view)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
     width = 0
     for name, split in found.splits.items():

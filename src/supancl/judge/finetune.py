@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from supancl.checkpoint import save_encoder
 from supancl.data.order import epoch_order, seeded
 from supancl.data.sources import Split, resident
-from supancl.data.views import Crops, evaluation_view
+from supancl.data.views import evaluation_view
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.linear import hold_out
 from supancl.evaluate.transfer import accuracy
 from supancl.files import write_atomically
+from supancl.judge.classes import check_each, warn_unknown
 from supancl.judge.protocols import file_name, finished
-from supancl.judge.subject import Subject, data_for, own_source
+from supancl.judge.subject import Subject, data_for, judged, own_source, plain_crops
 
 
 @dataclass(frozen=True)
@@ -35,45 +36,72 @@ class FineTuning:
 
     epochs: int = 20
     batch_size: int = 64
-    lrs: tuple[float, ...] = (0.01, 0.03, 0.1)  # of a batch of 256; the best on held-out training images is taken
+    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # of a batch of 256; the best on held-out training images is taken
     weight_decay: float = 1e-4
     seed: int = 0
 
 
 def finetune_of(
-    subject: Subject, source: str | None = None, how: FineTuning | None = None, out: Path | None = None
+    subject: Subject, source: str | None = None, how: FineTuning | None = None, out: Path | None = None,
+    split: str = "held-out",
 ) -> dict[str, Any]:
     """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
     since, how = time.perf_counter(), how or FineTuning()
-    data = data_for(subject, source)
-    train = data.train.take((data.train.labels >= 0).nonzero()[:, 0])
-    test = data.held_out.take((data.held_out.labels >= 0).nonzero()[:, 0])
-    if len(data.classes) < 2 or len(train) < 2 or not len(test):
-        raise BadInput(f"{own_source(subject, source)}: fine-tuning needs labelled images of two classes, both to "
-                       f"train on and to judge; there are {len(train)} and {len(test)}")
-    if out is not None and out.exists():
-        raise BadInput(f"{out} exists; remove it or choose another --out")
-    classes, chosen, tried = len(data.classes), how.lrs[0], {}
+    data, where = data_for(subject, source), own_source(subject, source)
+    judged_from, images = judged(data, split, where)
+    train, test = labelled(data.train), labelled(images)
+    if len(torch.unique(train.labels)) < 2 or not len(test):
+        raise BadInput(f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
+                       f"there are {len(train)} and {len(test)}")
+    if subject.encoder.spec.name == "linear":
+        raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
+    warn_unknown(subject, data.classes, where, train.labels, test.labels)
     if len(how.lrs) > 1:
-        held = hold_out(train.labels)
-        fit, judge = train.take((~held).nonzero()[:, 0]), train.take(held.nonzero()[:, 0])
-        for lr in how.lrs:
-            model = trained(subject, fit, classes, lr, how)
-            tried[lr] = accuracy(predictions(model, judge, subject), judge.labels)
-            subject.reporter.note(f"learning rate {lr:g}: {tried[lr]:.2f}% on {len(judge)} held-out training images")
-        chosen = max(how.lrs, key=lambda lr: tried[lr])
-    model = trained(subject, train, classes, chosen, how)
+        check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
+    if out is not None:
+        make_folder(out)
+    try:
+        chosen, tried = choose_lr(subject, train, len(data.classes), how)
+        model = trained(subject, train, len(data.classes), chosen, how)
+    except BaseException:
+        if out is not None:
+            out.rmdir()  # nothing is in it yet
+        raise
+    if out is not None:
+        save(model, data.classes, out)
     answers = predictions(model, test, subject)
-    result = finished(
-        subject, file_name("finetune", subject, source), since, protocol="finetune", data=own_source(subject, source),
+    return finished(
+        subject, file_name("finetune", subject, source), since, protocol="finetune", data=where,
         accuracy=accuracy(answers, test.labels), mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=chosen, tried={f"{lr:g}": value for lr, value in tried.items()}, epochs=how.epochs,
         batch_size=how.batch_size, weight_decay=how.weight_decay, seed=how.seed, images=len(train), queries=len(test),
-        classes=classes, held_out_from=data.described["held_out_from"],
+        classes=len(data.classes), judged=judged_from, held_out_from=data.described["held_out_from"],
+        out=None if out is None else str(out),
     )
-    if out is not None:
-        save(model, data.classes, out)
-    return result
+
+
+def labelled(split: Split) -> Split:
+    return split.take((split.labels >= 0).nonzero()[:, 0])
+
+
+def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> tuple[float, dict[float, float]]:
+    """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
+    if len(how.lrs) == 1:
+        return how.lrs[0], {}
+    held = hold_out(train.labels)
+    fit, judge = train.take((~held).nonzero()[:, 0]), train.take(held.nonzero()[:, 0])
+    tried: dict[float, float] = {}
+    for lr in how.lrs:
+        try:
+            tried[lr] = accuracy(predictions(trained(subject, fit, classes, lr, how), judge, subject), judge.labels)
+            told = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
+        except NonFinite:
+            tried[lr], told = math.nan, "the loss was no number"
+        subject.reporter.note(f"learning rate {lr:g}: {told}")
+    if all(math.isnan(value) for value in tried.values()):
+        raise NonFinite(f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; "
+                        "try lower ones")
+    return max((lr for lr in how.lrs if not math.isnan(tried[lr])), key=lambda lr: tried[lr]), tried
 
 
 class Classifier(nn.Module):
@@ -93,25 +121,32 @@ class Classifier(nn.Module):
 
 
 def trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    """The encoder's copy and a new linear layer, trained; the caller's random state is left as it was."""
+    device = subject.look.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(how.seed)  # for dropout, where an encoder has it
+        return _trained(subject, train, classes, lr, how)
+
+
+def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
     device = subject.look.device
     model = Classifier(copy.deepcopy(subject.encoder), classes, how.seed).to(device)
     encoder, batch_size = model.encoder, min(how.batch_size, len(train))
     model.requires_grad_(True)
     model.train()
-    views = Crops(size=encoder.size, scale=(0.2, 1.0), jitter=0.0, grey=0.0, blur=0.0)
-    steps = how.epochs * (len(train) // batch_size)
-    peak = lr * batch_size / 256
-    optimizer = torch.optim.SGD(model.parameters(), lr=peak, momentum=0.9, nesterov=True,
+    views = plain_crops(subject, (0.2, 1.0))
+    each = len(train) // batch_size
+    steps = how.epochs * each
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True,
                                 weight_decay=how.weight_decay)
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
     generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
     here, labels = resident(train, device), train.labels.to(device)
     total = torch.zeros((), device=device)
     for step in range(steps):
-        epoch, at = divmod(step, len(train) // batch_size)
-        order = epoch_order(len(train), how.seed, epoch)
-        positions = order[at * batch_size : (at + 1) * batch_size].to(here.index.device)
-        batch = here.batch(positions).to(device)
+        epoch, at = divmod(step, each)
+        positions = epoch_order(len(train), how.seed, epoch)[at * batch_size : (at + 1) * batch_size]
+        batch = here.batch(positions.to(here.index.device)).to(device)
         view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
         with _precision(device):
             loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
@@ -142,12 +177,18 @@ def _precision(device: torch.device) -> Any:
     return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
-def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
-    """encoder.safetensors as any other, and the linear layer beside it."""
+def make_folder(out: Path) -> None:
+    """Asked before the work, not after it: whether the result can be kept."""
+    if out.exists():
+        raise BadInput(f"{out} exists; remove it or choose another --out")
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+
+
+def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
+    """encoder.safetensors as any other, and the linear layer beside it."""
     save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
     head = {name: value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
     write_atomically(out / "classifier.safetensors", lambda path: save_file(head, path))

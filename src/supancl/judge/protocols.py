@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from supancl.data.benchmarks import BENCHMARKS, official_name
-from supancl.data.sources import same_source
-from supancl.data.views import Crops
+from supancl.data.benchmarks import BENCHMARKS
+from supancl.data.order import epoch_order, seeded
+from supancl.data.sources import Data, Split
 from supancl.errors import BadInput
 from supancl.evaluate import (
     collapse,
@@ -21,18 +23,27 @@ from supancl.evaluate import (
     sgd_probe,
     transfer,
 )
-from supancl.evaluate.features import View
+from supancl.evaluate.features import Features, View
+from supancl.evaluate.linear import EpochOfBatches
 from supancl.evaluate.transfer import TransferMetric
+from supancl.judge.classes import check_each, check_episodes, check_same, warn_unknown
 from supancl.judge.subject import (
     Subject,
     data_for,
     data_name,
     few_shot_split,
+    is_own,
+    judged,
+    opened,
     own_source,
-    source_for,
+    plain_crops,
+    registered,
+    spec_for,
     three_splits,
 )
 from supancl.run import commit, versions
+
+SPLITS = ("train", "val", "test")
 
 
 def finished(subject: Subject, name: str, since: float, **result: Any) -> dict[str, Any]:
@@ -40,28 +51,31 @@ def finished(subject: Subject, name: str, since: float, **result: Any) -> dict[s
     device = subject.look.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    whole = {**result, "encoder": subject.where, "label": subject.label, "layer": subject.look.layer,
-             "normalize": subject.look.normalize, "seconds": round(time.perf_counter() - since, 2),
+    whole = {"encoder": subject.where, "label": subject.label, "weights": subject.weights, "layer": subject.look.layer,
+             "normalize": subject.look.normalize, **result, "seconds": round(time.perf_counter() - since, 2),
              "hardware": hardware, "versions": versions(), "commit": commit()}
     subject.keep_result(name, whole)
     return whole
 
 
 def file_name(protocol: str, subject: Subject, source: str | None) -> str:
-    """`knn` on the run's own data, `knn-pets` on other data."""
-    own = source is None or (subject.run is not None and same_source(source, own_source(subject, None)))
-    return protocol if own else f"{protocol}-{data_name(str(source))}"
+    """`knn` on the run's own data as the run took them, `knn-pets` on other data, or on more of the run's own."""
+    own = subject.recipe.data if subject.recipe is not None and is_own(subject, source) else None
+    whole = own is not None and own.limit is None and not own.leave_out and own.labelled == 1.0
+    return protocol if source is None or whole else f"{protocol}-{data_name(source)}"
 
 
 def knn_of(
     subject: Subject, source: str | None = None, ks: Sequence[int] = (20,), temperature: float = 0.1,
-    metric: str = "cosine", leave_one_out: bool = False,
+    metric: str = "cosine", leave_one_out: bool = False, split: str = "held-out", view: View = "margin",
 ) -> dict[str, Any]:
+    """k-NN accuracy of held-out or test images among training images; of several `ks` the first one counts."""
     since = time.perf_counter()
-    data = data_for(subject, source)
+    data = data_for(subject, source, view)
     where = source or subject.where
-    queries = subject.features(data.held_out).labelled()
-    reference = queries if leave_one_out else subject.features(data.train).labelled()
+    judged_from, images = judged(data, split, where)
+    queries = subject.features(images, view).labelled()
+    reference = queries if leave_one_out else subject.features(data.train, view).labelled()
     if not len(reference.labels) or not len(queries.labels):
         raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
                        f"there are {len(reference.labels)} and {len(queries.labels)}")
@@ -69,29 +83,35 @@ def knn_of(
     if leave_one_out:
         found = knn_leave_one_out(reference, tuple(ks), **options)
     else:
+        warn_unknown(subject, data.classes, where, reference.labels, queries.labels)
         found = knn_accuracies(reference, queries, tuple(ks), **options)
     return finished(
         subject, file_name("knn", subject, source), since, protocol="knn", data=own_source(subject, source), k=ks[0],
         accuracy=found[ks[0]], by_k={str(k): value for k, value in found.items()}, temperature=temperature,
-        metric=metric, leave_one_out=leave_one_out, references=len(reference.labels), queries=len(queries.labels),
-        classes=len(torch.unique(reference.labels)), held_out_from=data.described["held_out_from"],
-        skipped=len(data.skipped),
+        metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
+        queries=len(queries.labels), classes=len(torch.unique(reference.labels)), judged=judged_from,
+        held_out_from=data.described["held_out_from"], skipped=len(data.skipped),
+        remarks=list(data.remarks),
     )
 
 
 def linear_of(
     subject: Subject, source: str | None = None, probe: str = "lbfgs", epochs: int = 100, lr: float = 30.0,
-    batch_size: int = 256, augmented: bool = False, seed: int = 0,
+    batch_size: int = 256, augmented: bool = False, seed: int = 0, split: str = "held-out", view: View = "margin",
 ) -> dict[str, Any]:
     """The classifier is fitted on training images; what is tested on is looked at once, at the end."""
+    if augmented and probe == "lbfgs":
+        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
     since = time.perf_counter()
-    data = data_for(subject, source)
-    test = subject.features(data.held_out)
+    data = data_for(subject, source, view)
+    where = source or subject.where
+    judged_from, images = judged(data, split, where)
+    check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels})
+    test = subject.features(images, view)
     options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
     if probe == "lbfgs":
-        if augmented:
-            raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
-        outcome = linear_probe(subject.features(data.train), test, **options).to_json()
+        check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
+        outcome = linear_probe(subject.features(data.train, view), test, **options).to_json()
     else:
         options |= {"epochs": epochs, "lr": lr, "batch_size": batch_size,
                     "milestones": (round(0.6 * epochs), round(0.8 * epochs))}
@@ -99,85 +119,104 @@ def linear_of(
             train = augmented_epochs(subject, data.train, batch_size, seed)
             outcome = sgd_probe(train, test.labelled(), len(data.classes), **options).to_json()
         else:
-            outcome = sgd_probe(subject.features(data.train), test, **options).to_json()
+            outcome = sgd_probe(subject.features(data.train, view), test, **options).to_json()
     return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
-                    augmented=augmented, data=own_source(subject, source), **outcome,
-                    queries=len(test.labelled().labels), held_out_from=data.described["held_out_from"],
-                    skipped=len(data.skipped))
+                    augmented=augmented, data=own_source(subject, source), seed=seed, view=view, **outcome,
+                    queries=len(test.labelled().labels), judged=judged_from,
+                    held_out_from=data.described["held_out_from"], skipped=len(data.skipped))
 
 
-def augmented_epochs(subject: Subject, train: Any, batch_size: int, seed: int) -> Any:
+def judged_name(judged_from: str) -> str:
+    """What a message calls the images judged."""
+    return "the held-out part" if judged_from == "train" else judged_from
+
+
+def augmented_epochs(subject: Subject, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
     """Random crops and flips (no colours, as in MoCo's linear evaluation), encoded anew in every epoch."""
-    from supancl.data.order import epoch_order, seeded
-
-    encoder, device = subject.encoder.eval(), subject.look.device
+    encoder, look = subject.encoder.eval(), subject.look
     known = train.take((train.labels >= 0).nonzero()[:, 0])
-    views = Crops(size=encoder.size, scale=(0.08, 1.0), jitter=0.0, grey=0.0, blur=0.0)
+    views = plain_crops(subject, (0.08, 1.0))
 
-    def epoch_of(epoch: int) -> Any:
-        generator = torch.Generator(device).manual_seed(seeded(seed, epoch, 3))
+    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(look.device).manual_seed(seeded(seed, epoch, 3))
         for positions in epoch_order(len(known), seed, epoch).split(batch_size):
-            batch = known.batch(positions).to(device)
+            batch = known.batch(positions).to(look.device)
             with torch.inference_mode():
-                values = encoder.features(views(batch, encoder.mean, encoder.std, generator, views=1)[0],
-                                          subject.look.layer).float()
-            yield values.clone(), known.labels[positions].to(device)
+                seen = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
+                values = encoder.features(seen, look.layer).float()
+                values = F.normalize(values, dim=1) if look.normalize else values
+            yield values.clone(), known.labels[positions].to(look.device)
 
     return epoch_of
 
 
-def variance_of(subject: Subject, source: str | None = None, split: str = "held-out") -> dict[str, Any]:
+def variance_of(
+    subject: Subject, source: str | None = None, split: str = "held-out", view: View = "margin"
+) -> dict[str, Any]:
+    """S_W, S_T, effective rank and neural collapse of unit features; `split` is held-out, test or train."""
     since = time.perf_counter()
-    data = data_for(subject, source)
-    features = subject.features(data.held_out if split == "held-out" else data.train)
+    data = data_for(subject, source, view)
+    where = source or subject.where
+    judged_from, images = ("train", data.train) if split == "train" else judged(data, split, where)
+    _two_classes(data, where, images)
+    features = subject.features(images, view)
     outcome = collapse(features).to_json()
     names = [data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
-    return finished(subject, file_name("variance", subject, source), since, protocol="variance",
-                    data=own_source(subject, source), split=split, images=len(features.labelled().labels), **outcome)
+    return finished(subject, file_name("variance", subject, source), since, protocol="variance", normalize=True,
+                    data=own_source(subject, source), split=split, judged=judged_from, view=view,
+                    images=len(features.labelled().labels), **outcome)
+
+
+def _two_classes(data: Data, where: str, images: Split) -> None:
+    there = torch.unique(images.labels[images.labels >= 0])
+    if len(there) < 2:
+        told = f"only class {data.classes[int(there[0])]!r}" if len(there) else "no labelled image"
+        raise BadInput(f"{where}: {told} among the images to measure; measures between classes need two")
 
 
 def transfer_metric(source: str, metric: str | None) -> TransferMetric:
     """As the registry has it for its data sets; top-1 for others unless asked for."""
     if metric is not None:
         return metric  # type: ignore[return-value]
-    name, at, _ = source.partition("@")
-    if at:
-        try:
-            return "mean-per-class" if BENCHMARKS[official_name(name)].metric == "per_class" else "top-1"
-        except BadInput:
-            pass  # torchvision:NAME@ROOT
-    return "top-1"
+    name = registered(source)
+    return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
 
 
 def transfer_of(
-    subject: Subject, source: str, metric: str | None = None, view: View = "whole"
+    subject: Subject, source: str, metric: str | None = None, view: View = "whole", name: str | None = None
 ) -> dict[str, Any]:
-    since = time.perf_counter()
-    found = source_for(subject, source, view, "transfer")
-    train, validation, test = (subject.features(split, view) for split in three_splits(found, source))
+    """App. E on a source; `name` is what the result is called where another source has the same one."""
+    since, name = time.perf_counter(), name or data_name(source)
+    spec = spec_for(subject, source)
+    found = opened(subject, spec, view, "transfer")
+    splits = three_splits(found, spec)
+    check_same(found.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
+    train, validation, test = (subject.features(split, view) for split in splits)
     kind = transfer_metric(source, metric)
     outcome = transfer(train, validation, test, metric=kind, device=subject.look.device).to_json()
-    return finished(subject, f"transfer-{data_name(source)}", since, protocol="transfer", data=data_name(source),
-                    source=source, view=view, **outcome)
+    return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
+                    remarks=list(found.remarks), **outcome)
 
 
 def few_shot_of(
     subject: Subject, source: str, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000,
-    seed: int = 0, view: View = "whole",
+    seed: int = 0, view: View = "whole", name: str | None = None,
 ) -> dict[str, Any]:
-    since = time.perf_counter()
-    found = source_for(subject, source, view, "few-shot")
-    name, split = few_shot_split(found)
-    features = subject.features(split, view)
+    """N-way K-shot episodes on a source; they depend on its labels and the seed alone."""
+    since, name = time.perf_counter(), name or data_name(source)
+    spec = spec_for(subject, source)
+    found = opened(subject, spec, view, "few-shot")
+    which, split = few_shot_split(subject, found, spec)
+    check_episodes(found.classes, source, split.labels, ways, shots)
+    features: Features = subject.features(split, view)
     outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device)
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
-        subject.reporter.warn(f"{data_name(source)}: {len(dropped)} classes have no more than {shots} images and are "
+        subject.reporter.warn(f"{name}: {len(dropped)} classes have no more than {shots} images and are "
                               f"left out: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}")
     told = outcome.to_json() | {"dropped": dropped}
-    return finished(subject, f"fewshot-{data_name(source)}-{ways}w{shots}s", since, protocol="fewshot",
-                    data=data_name(source), source=source, split=name, view=view, accuracy=outcome.mean,
-                    images=len(features.labelled().labels), **told)
-
-
+    return finished(subject, f"fewshot-{name}-{ways}w{shots}s", since, protocol="fewshot", data=name, source=source,
+                    split=which, view=view, remarks=list(found.remarks), accuracy=outcome.mean,
+                    images=len(features.labelled().labels),
+                    classes=len(torch.unique(features.labelled().labels)) - len(dropped), **told)

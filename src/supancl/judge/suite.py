@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supancl.data.benchmarks import present_benchmarks
+from supancl.data.benchmarks import find_benchmark, official_name, present_benchmarks
+from supancl.data.images import file_stamp
 from supancl.errors import BadInput, nearest
-from supancl.evaluate import FewShot, Ranking, paired_difference, rank_encoders
-from supancl.evaluate.kept import encoder_key
 from supancl.files import write_atomically
 from supancl.judge.protocols import few_shot_of, knn_of, transfer_of
 from supancl.judge.subject import Subject
@@ -21,17 +20,19 @@ from supancl.run import jsonable
 from supancl.train import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
+VERSION = 1  # of what is measured; results of another number are measured again
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured on each encoder: (protocol, data set, name of the result, how to get it)."""
+    """What is to be measured on each encoder, and with which settings."""
 
     root: Path
     protocols: Sequence[str] = PROTOCOLS
     sets: Sequence[str] = ()  # empty: whatever is in the root
     ways: int = 5
     shots: Sequence[int] = (1, 5)
+    queries: int = 16
     episodes: int = 2000
     seed: int = 0
     k: int = 20
@@ -40,39 +41,44 @@ class Plan:
         for protocol in self.protocols:
             if protocol not in PROTOCOLS:
                 raise BadInput(f"no protocol {protocol!r} in the suite{nearest(protocol, PROTOCOLS)}")
-
-    def wanted(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if not self.sets or name in self.sets]
+        object.__setattr__(self, "sets", tuple(official_name(name) for name in self.sets))
 
     def tasks(self) -> list[Task]:
-        transfer = self.wanted(present_benchmarks(self.root, "transfer"))
-        episodes = self.wanted(present_benchmarks(self.root, "few-shot"))
+        """Data set by data set, so that what is decoded for one protocol serves the next."""
+        transfer = present_benchmarks(self.root, "transfer")
+        episodes = present_benchmarks(self.root, "few-shot")
+        there = tuple(dict.fromkeys((*transfer, *episodes)))
+        for name in self.sets:
+            if name not in there:
+                raise BadInput(f"{name} is not in {self.root}; see: supancl data where {name}")
         found: list[Task] = []
-        if "knn" in self.protocols:
-            found += [Task("knn", name, f"knn-{name}", self._knn(name), {"k": self.k}) for name in transfer]
-        if "transfer" in self.protocols:
-            found += [Task("transfer", name, f"transfer-{name}", self._transfer(name)) for name in transfer]
-        if "fewshot" in self.protocols:
-            for shots in self.shots:
-                told = {"ways": self.ways, "shots": shots, "episodes": self.episodes, "seed": self.seed}
-                found += [Task(f"fewshot {self.ways}w{shots}s", name, f"fewshot-{name}-{self.ways}w{shots}s",
-                               self._fewshot(name, shots), told) for name in episodes]
-        missing = [name for name in self.sets if name not in (*transfer, *episodes)]
-        if missing:
-            raise BadInput(f"{missing[0]} is not in {self.root}; see: supancl data where {missing[0]}")
+        for name in (name for name in there if not self.sets or name in self.sets):
+            if name in transfer:
+                found += [self._knn(name)] * ("knn" in self.protocols)
+                found += [self._transfer(name)] * ("transfer" in self.protocols)
+            if name in episodes and "fewshot" in self.protocols:
+                found += [self._few_shot(name, shots) for shots in self.shots]
         if not found:
-            raise BadInput(f"none of the data sets is in {self.root}; supancl data where NAME says how to lay one out")
+            wanted = ", ".join(self.protocols)
+            raise BadInput(f"no data set for {wanted} is in {self.root}; supancl data where NAME says how to lay "
+                           "one out")
         return found
 
-    def _knn(self, name: str) -> Callable[[Subject], dict[str, Any]]:
-        return lambda subject: knn_of(subject, f"{name}@{self.root}", ks=(self.k,))
+    def _knn(self, name: str) -> Task:
+        # of the same view as transfer, so that its features serve for both
+        return Task("knn", name, f"knn-{name}", {"k": self.k, "view": "whole"}, lambda subject: knn_of(
+            subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"))
 
-    def _transfer(self, name: str) -> Callable[[Subject], dict[str, Any]]:
-        return lambda subject: transfer_of(subject, f"{name}@{self.root}")
+    def _transfer(self, name: str) -> Task:
+        return Task("transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(
+            subject, f"{name}@{self.root}"))
 
-    def _fewshot(self, name: str, shots: int) -> Callable[[Subject], dict[str, Any]]:
-        return lambda subject: few_shot_of(subject, f"{name}@{self.root}", self.ways, shots, episodes=self.episodes,
-                                           seed=self.seed)
+    def _few_shot(self, name: str, shots: int) -> Task:
+        kind = f"{self.ways}w{shots}s"
+        settings = {"ways": self.ways, "shots": shots, "queries": self.queries, "episodes": self.episodes,
+                    "seed": self.seed}
+        return Task(f"fewshot {kind}", name, f"fewshot-{name}-{kind}", settings, lambda subject: few_shot_of(
+            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed))
 
 
 @dataclass(frozen=True)
@@ -80,30 +86,58 @@ class Task:
     protocol: str
     data: str
     name: str
+    settings: dict[str, Any]
     run: Callable[[Subject], dict[str, Any]]
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
-def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> list[dict[str, Any]]:
-    """Every result, measured now or in an earlier call with the same encoder and settings."""
-    tasks = plan.tasks()
-    results, total = [], len(tasks) * len(subjects)
-    for subject in subjects:
-        weights = encoder_key(subject.encoder)
-        for task in tasks:
+@dataclass
+class Suite:
+    """Results in the order of the tasks, and what could not be measured: (encoder, task, data, why)."""
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> Suite:
+    """Every result, measured now or in an earlier call with the same encoder, data and settings.
+
+    A data set that cannot be used is told and left out; the others go on.
+    """
+    tasks, suite = plan.tasks(), Suite()
+    data_keys = {name: data_key(name, plan.root) for name in dict.fromkeys(task.data for task in tasks)}
+    done, total = 0, len(tasks) * len(subjects)
+    for task in tasks:
+        for subject in subjects:
+            done += 1
+            key = {"version": VERSION, "weights": subject.weights, "layer": subject.look.layer,
+                   "normalize": subject.look.normalize, "data": data_keys[task.data],
+                   "partial": subject.look.partial, "skip_bad_images": subject.look.skip_bad_images, **task.settings}
             path = out / folder_name(subject) / "evaluate" / f"{task.name}.json"
-            key = {"weights": weights, "layer": subject.look.layer, "normalize": subject.look.normalize,
-                   **task.settings}
-            result = earlier(path, key)
-            if result is None:
-                result = task.run(subject) | {"suite": key}
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, lambda temporary, content=result: dump(content, temporary))  # type: ignore[misc]
-            results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
+            where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
+            try:
+                result, before = kept_or_measured(subject, task, path, key)
+            except BadInput as error:
+                reporter.warn(f"{where}: {error}")
+                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data,
+                                       "why": str(error)})
+                continue
+            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
             spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
-            reporter.note(f"[{len(results)}/{total}] {subject.label}: {task.protocol} on {task.data}: "
-                          f"{result['accuracy']:.2f}{spread}")
-    return results
+            reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
+    return suite
+
+
+def kept_or_measured(
+    subject: Subject, task: Task, path: Path, key: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """The result, and whether it is of an earlier call."""
+    result = earlier(path, key)
+    if result is not None:
+        return result, True
+    result = task.run(subject) | {"suite": key}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda temporary: dump(result, temporary))
+    return result, False
 
 
 def folder_name(subject: Subject) -> str:
@@ -112,58 +146,28 @@ def folder_name(subject: Subject) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(subject.where).name)}-{short}"
 
 
+def data_key(name: str, root: Path) -> str:
+    """Of the data set's files: other ones, or changed ones, give other results."""
+    place = find_benchmark(name, root)
+    if place.files is not None:
+        paths = sorted(path for _, path, _ in place.files(place.folder).entries)
+    else:  # a few large files
+        paths = sorted(path for path in place.folder.iterdir() if path.is_file())
+    content = hashlib.sha256()
+    for path in paths:
+        told = file_stamp(path) if path.is_file() else None
+        content.update(f"{path.relative_to(place.folder)}{told}".encode())
+    return content.hexdigest()[:16]
+
+
 def earlier(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if content.get("suite") == key and isinstance(content.get("accuracy"), float) else None
-
-
-def rankings(results: Sequence[dict[str, Any]]) -> dict[str, Ranking]:
-    """One table a protocol: a row an encoder, seeds of the same settings averaged."""
-    tables: dict[str, dict[str, dict[str, list[float]]]] = {}
-    names = labels(results)
-    for result in results:
-        row = tables.setdefault(result["task"], {}).setdefault(names[result["group"]], {})
-        row.setdefault(result["data"], []).append(result["accuracy"])
-    return {
-        protocol: rank_encoders({
-            encoder: {data: values[0] if len(values) == 1 else values for data, values in row.items()}
-            for encoder, row in rows.items()
-        })
-        for protocol, rows in tables.items()
-    }
-
-
-def labels(results: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """group -> what its row is called; two groups of one recipe are told apart by their folders."""
-    first = {result["group"]: result for result in reversed(results)}
-    spoken = [result["label"] for result in first.values()]
-    return {group: result["label"] if spoken.count(result["label"]) == 1
-            else f"{result['label']} ({Path(result['encoder']).name})" for group, result in first.items()}
-
-
-def differences(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Few-shot results of two encoders on the same episodes: the difference with an interval of its own."""
-    found = []
-    few = [result for result in results if result.get("protocol") == "fewshot"]
-    names = labels(results)
-    for i, one in enumerate(few):
-        for other in few[i + 1 :]:
-            same = one["task"] == other["task"] and one["data"] == other["data"] and one["drawn"] == other["drawn"]
-            if same and one["encoder"] != other["encoder"]:
-                gap = paired_difference(as_few_shot(one), as_few_shot(other))
-                found.append({"protocol": one["task"], "data": one["data"], "a": names[one["group"]],
-                              "b": names[other["group"]], "encoders": [one["encoder"], other["encoder"]],
-                              "difference": gap.mean, "interval": gap.interval})
-    return found
-
-
-def as_few_shot(result: dict[str, Any]) -> FewShot:
-    return FewShot(result["mean"], result["interval"], tuple(result["accuracies"]), result["ways"], result["shots"],
-                   result["queries"], result["seed"], (), result["drawn"])
+    sound = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    return content if sound else None
 
 
 def dump(content: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(jsonable(content), indent=2) + "\n")
+    path.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")

@@ -4,80 +4,172 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.judge.suite import rankings
+from supancl.evaluate.ranks import Mark, Ranking, Score
+from supancl.files import write_atomically
+from supancl.judge import rankings
 from supancl.report.alpha_page import STYLE
-from supancl.report.score_table import score_table
+from supancl.report.score_table import TableFormat, score_table
 from supancl.run import jsonable
 
-FILES = {"markdown": "md", "latex": "tex", "csv": "csv"}
+FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
+MORE_STYLE = """
+td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
+table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
+h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: #555; font-size: .95rem; }
+.spread { color: #888; font-size: .85em; } li { margin: .1rem 0; }
+"""
+TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
 def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Path) -> Path:
     """index.html, suite.json and every table as Markdown, LaTeX and CSV."""
     slim = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
-    content = {**told, "results": slim}
-    (out / "suite.json").write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")
+    _write(out / "suite.json", json.dumps(jsonable({**told, "results": slim}), indent=2) + "\n")
     tables = rankings(results)
     for protocol, ranking in tables.items():
         for form, suffix in FILES.items():
-            path = out / f"{protocol.replace(' ', '-')}.{suffix}"
-            path.write_text(score_table(ranking, form), encoding="utf-8")  # type: ignore[arg-type]
-    sections = "".join(f"<h2>{html.escape(protocol)}</h2>{_table(score_table(ranking, 'markdown'))}"
-                       for protocol, ranking in tables.items())
+            _write(out / f"{protocol.replace(' ', '-')}.{suffix}", score_table(ranking, form))
+    sections = "".join(f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
+                       f"{_ranked(ranking)}" for protocol, ranking in tables.items())
     page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Evaluation suite</title><style>{STYLE}
-td:first-child, th:first-child {{ text-align: left; }}</style></head><body>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Evaluation suite</title><style>{STYLE}{MORE_STYLE}</style></head><body>
 <h1>Evaluation suite</h1>
-<p>Accuracy in percent; best in bold, second best underlined; seeds of one recipe are averaged, &plusmn; is their
-standard deviation. Average ranks run over the data sets that every encoder has.</p>
+<p>Accuracy in percent; best in bold, second best underlined. &plusmn; is the standard deviation over seeds of one
+recipe, or, of a single few-shot result, the 95% interval over episodes. Average ranks run over the data sets that every
+encoder has.</p>
 {sections}
 {_differences(told["differences"])}
+{_data_sets(results)}
+{_failures(told.get("failures", ()))}
 {_conditions(results)}
 </body></html>
 """
-    path = out / "index.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    _write(out / "index.html", page)
+    return out / "index.html"
 
 
-def _table(markdown: str) -> str:
-    """Our own Markdown tables as HTML: cells hold numbers, ** and <u>."""
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in markdown.splitlines() if line]
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda temporary: _put(temporary, text))
 
-    def cell(text: str, kind: str) -> str:
-        bold = text.startswith("**")
-        lined = text.startswith("<u>")
-        plain = html.escape(text.strip("*").removeprefix("<u>").removesuffix("</u>"))
-        inner = f"<b>{plain}</b>" if bold else f"<u>{plain}</u>" if lined else plain
-        return f"<{kind}>{inner}</{kind}>"
 
-    body = "".join("<tr>" + "".join(cell(text, "td") for text in row) + "</tr>" for row in rows)
-    top = "".join(cell(text, "th") for text in head)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _title(protocol: str) -> str:
+    """`fewshot 5w1s` -> `Few-shot, 5-way 1-shot`."""
+    kind, _, episode = protocol.partition(" ")
+    if kind != "fewshot":
+        return TITLES.get(protocol, protocol)
+    ways, _, shots = episode.removesuffix("s").partition("w")
+    return f"Few-shot, {ways}-way {shots}-shot"
+
+
+def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
+    one = next(result for result in results if result["task"] == protocol)
+    if one["protocol"] == "knn":
+        return (f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
+                "images, top-1.")
+    if one["protocol"] == "transfer":
+        return (f"Logistic regression on frozen features; of {len(one['weights'])} regularisers the best on "
+                "validation, refitted on train and validation, tested once.")
+    return (f"{one['episodes']:,} episodes of {one['queries']} queries a class, seed {one['seed']}, the same for every "
+            "encoder.")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _html(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = (), long: str = "") -> str:
+    """Cells are HTML already. The first column and those named hold words, the others numbers; `long` may wrap."""
+    kinds = [' class="word long"' if name == long else ' class="word"' if i == 0 or name in words else ""
+             for i, name in enumerate(head)]
+    top = "".join(f"<th{kind}>{cell}</th>" for kind, cell in zip(kinds, head, strict=True))
+    body = "".join("<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+                   for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _ranked(ranking: Ranking) -> str:
+    def cell(score: Score | None, mark: Mark) -> str:
+        if score is None:
+            return ""
+        number = f"{score.mean:.{ranking.digits}f}"
+        number = {"best": f"<b>{number}</b>", "second": f"<u>{number}</u>", "": number}[mark]
+        if score.spread is None:
+            return number
+        return f'{number} <span class="spread">&plusmn; {score.spread:.{ranking.digits}f}</span>'
+
+    runs = [max((score.runs for score in row if score), default=1) for row in ranking.cells]
+    rows = []
+    for i, name in enumerate(ranking.encoders):
+        seeds = f' <span class="spread">(n = {runs[i]})</span>' if runs[i] > 1 else ""
+        cells = [cell(score, mark) for score, mark in zip(ranking.cells[i], ranking.marks[i], strict=True)]
+        rank = ranking.average_ranks[i]
+        rows.append([html.escape(name) + seeds, *cells, f"{rank:.2f}" if math.isfinite(rank) else ""])
+    return _html(["encoder", *map(html.escape, ranking.datasets), "avg. rank"], rows)
 
 
 def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     if not gaps:
         return ""
-    rows = "".join(
-        f"<tr><td>{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}</td><td>{html.escape(gap['protocol'])}</td>"
-        f"<td>{html.escape(gap['data'])}</td><td>{gap['difference']:+.2f} &plusmn; {gap['interval']:.2f}</td></tr>"
-        for gap in gaps
-    )
-    return ("<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points.</p>"
-            f"<table><thead><tr><th>encoders</th><th>protocol</th><th>data</th><th>difference</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>")
+    rows = [[f"{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}", html.escape(_title(gap["protocol"])),
+             html.escape(gap["data"]), _signed(gap["difference"], gap["interval"])] for gap in gaps]
+    return ("<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
+            "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
+            f"episodes.</p>{_html(['encoders', 'protocol', 'data', 'difference'], rows, ['protocol', 'data'])}")
+
+
+def _signed(difference: float, interval: float) -> str:
+    number = f"{difference:+.2f}".replace("-", "&minus;")
+    number = f"<b>{number}</b>" if abs(difference) > interval else number
+    return f'{number} <span class="spread">&plusmn; {interval:.2f}</span>'
+
+
+def _data_sets(results: Sequence[dict[str, Any]]) -> str:
+    """What each figure was measured on: images, classes, metric, and what is odd about it."""
+    rows = {}
+    for result in results:
+        images = result.get("images", "")
+        if result["protocol"] == "knn":
+            images = [result["references"], result["queries"]]
+        sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
+        dropped = result.get("dropped") or []
+        odd = [f"{len(dropped)} classes too small: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"]
+        odd = (odd if dropped else []) + list(result.get("remarks", ()))
+        metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
+        rows[result["task"], result["data"]] = [
+            html.escape(result["data"]), html.escape(_title(result["task"])), sizes, f"{result['classes']:,}",
+            html.escape(str(metric)), html.escape("; ".join(odd)),
+        ]
+    head = ["data", "protocol", "images", "classes", "metric", "remarks"]
+    return ("<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
+            f"episodes are drawn.</p>{_html(head, list(rows.values()), ['protocol', 'metric'], 'remarks')}")
+
+
+def _failures(failures: Sequence[dict[str, str]]) -> str:
+    if not failures:
+        return ""
+    rows = [[html.escape(fault["encoder"]), html.escape(_title(fault["task"])), html.escape(fault["data"]),
+             html.escape(fault["why"])] for fault in failures]
+    return f"<h2>Not measured</h2>{_html(['encoder', 'protocol', 'data', 'why'], rows, ['protocol', 'data'], 'why')}"
 
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
     made = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    encoders = "".join(f"<li>{html.escape(where)}</li>" for where in dict.fromkeys(r["encoder"] for r in results))
+    encoders = "".join(f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
+                       for where, label in {result["encoder"]: result["label"] for result in results}.items())
     seconds = sum(result["seconds"] for result in results)
-    return (f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{len(results)} results, {seconds:.0f} s; "
-            f"{html.escape(str(first['hardware']))}; {html.escape(made)}; commit {html.escape(str(first['commit']))}; "
-            f"features of layer {html.escape(first['layer'])}.</p>")
+    hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))
+    commits = ", ".join(dict.fromkeys(str(result["commit"]) for result in results))
+    unit = ", of unit length" if first["normalize"] else ""
+    return (f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{len(results)} results, {seconds:.0f} s together; "
+            f"{html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
+            f"features of layer {html.escape(first['layer'])}{unit}.</p>")

@@ -1,0 +1,64 @@
+"""What the classes of a source must satisfy before anything is measured: each fault is one line that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from supancl.errors import BadInput
+from supancl.judge.subject import Subject
+
+
+def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor]) -> None:
+    """All splits hold the classes of the first one, two at least."""
+    sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
+    first, known = next(iter(sets.items()))
+    for name, found in sets.items():
+        if not found:
+            raise BadInput(f"{where}: no labelled image in {name}, so there is nothing to compare; label some of them")
+    if len(known) < 2:
+        raise BadInput(f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least "
+                       "two classes")
+    for name, found in sets.items():
+        if known - found:
+            raise BadInput(f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
+                           "images of it, or leave the class out of every split")
+        if found - known:
+            raise BadInput(f"{where}: {named(classes, found - known)} in {name} has no image in {first}; the label "
+                           "sets of the splits must be equal")
+
+
+def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
+    """Every class that is there has so many images."""
+    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    few = {int(label) for label in found[sizes < least]}
+    if few:
+        raise BadInput(f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
+                       f"{least}, so add images or leave the class out")
+
+
+def check_episodes(classes: Sequence[str], where: str, labels: Tensor, ways: int, shots: int) -> None:
+    """Enough classes have an image to ask about after the shots are taken."""
+    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    fit, small = int((sizes > shots).sum()), {int(label) for label in found[sizes <= shots]}
+    if fit < ways:
+        told = f" (too small: {named(classes, small)})" if small else ""
+        raise BadInput(f"{where}: {fit} classes have more than {shots} images, {ways} ways need {ways} such{told}; "
+                       "lower --ways or --shots, or add images")
+
+
+def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
+    """An image whose class nobody votes for counts as wrong, which the reader of the figure should know."""
+    strange = asked[~torch.isin(asked, known)]
+    if len(strange):
+        subject.reporter.warn(f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
+                              f"{len(strange)} images to judge count as wrong")
+
+
+def named(classes: Sequence[str], labels: set[int]) -> str:
+    """'class 'cat'', or 'classes 'cat', 'dog' and 3 more'."""
+    names = [repr(classes[label]) for label in sorted(labels)]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"class{'es' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"

@@ -1,0 +1,77 @@
+"""Several encoders side by side: tables with seeds of one recipe averaged, and differences on the same episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from supancl.evaluate import FewShot, Ranking, Score, paired_difference, rank_encoders
+
+Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
+
+
+def rankings(results: Results) -> dict[str, Ranking]:
+    """One table a protocol: a row an encoder, seeds of the same settings averaged."""
+    tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
+    names = labels(results)
+    for result in results:
+        row = tables.setdefault(result["task"], {}).setdefault(names[result["group"]], {})
+        row.setdefault(result["data"], []).append(result)
+    return {
+        protocol: rank_encoders({
+            encoder: {data: scored(found) for data, found in row.items()} for encoder, row in rows.items()
+        })
+        for protocol, rows in tables.items()
+    }
+
+
+def scored(found: Results) -> Score | list[float]:
+    """Several seeds as their figures; one few-shot result with its interval."""
+    if len(found) == 1:
+        return Score(found[0]["accuracy"], found[0].get("interval"))
+    return [result["accuracy"] for result in found]
+
+
+def labels(results: Results) -> dict[str, str]:
+    """group -> what its row is called; groups of one name are told apart by their folders, else by their paths."""
+    first = {result["group"]: result for result in reversed(results)}
+    spoken = {group: result["label"] for group, result in first.items()}
+    folders = {group: Path(result["encoder"]).name for group, result in first.items()}
+    paths = {group: str(result["encoder"]) for group, result in first.items()}
+    for further in (folders, paths):
+        named = list(spoken.values())
+        spoken = {group: name if named.count(name) == 1 else f"{first[group]['label']} ({further[group]})"
+                  for group, name in spoken.items()}
+    return {group: spoken[group] for group in dict.fromkeys(result["group"] for result in results)}
+
+
+def differences(results: Results) -> list[dict[str, Any]]:
+    """Few-shot results of two rows on the same episodes: the difference with an interval of its own.
+
+    Seeds of one recipe are averaged episode by episode first; the interval is that over episodes.
+    """
+    cells: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
+    for result in results:
+        if result.get("protocol") == "fewshot":
+            cell = cells.setdefault((result["task"], result["data"], result["drawn"]), {})
+            cell.setdefault(result["group"], []).append(result)
+    names, gaps = labels(results), []
+    for (task, data, _), groups in cells.items():
+        for one, other in combinations(groups, 2):
+            gap = paired_difference(averaged(groups[one]), averaged(groups[other]))
+            gaps.append({"protocol": task, "data": data, "a": names[one], "b": names[other],
+                         "runs": [len(groups[one]), len(groups[other])], "difference": gap.mean,
+                         "interval": gap.interval})
+    return gaps
+
+
+def averaged(found: Results) -> FewShot:
+    """The mean of every episode over the seeds."""
+    first = found[0]
+    episodes = torch.tensor([result["accuracies"] for result in found], dtype=torch.float64).mean(0)
+    return FewShot(float(episodes.mean()), 0.0, tuple(episodes.tolist()), first["ways"], first["shots"],
+                   first["queries"], first["seed"], (), first["drawn"])

@@ -1,0 +1,326 @@
+"""`supancl evaluate` and `embed` as they are typed: what they print, write and refuse."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.checkpoint import save_encoder
+from supancl.cli import main
+from supancl.encoders import EncoderSpec
+from tests.data.benchmark_trees import BUILDERS
+from tests.files import archive, noise, supancl
+from tests.judge.made import bright, encoder, run_folder, source
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """An epoch on the digits."""
+    out = tmp_path_factory.mktemp("evaluate") / "run"
+    assert main(["pretrain", "digits.supsiam", "--epochs", "1", "--device", "cpu", "--out", str(out), "--quiet",
+                 "--set", "encoder.width=16", "--set", "train.batch_size=128"]) == 0
+    return out
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to work in: two seeds of a recipe, another one, a source with all splits, and data sets that are not
+    whole."""
+    monkeypatch.chdir(tmp_path)
+    for name, seed, alpha in (("run0", 0, 0.5), ("run1", 1, 0.5), ("other", 0, 0.25)):
+        run_folder(tmp_path / name, seed, loss__alpha=alpha)
+    source(tmp_path / "x.npz", train=60, val=30, test=30)
+    (tmp_path / "root").mkdir()
+    return tmp_path
+
+
+def one_line(said, code: int = 2) -> str:
+    assert said.code == code, said.err
+    lines = said.err.splitlines()
+    assert len(lines) == 1, said.err
+    return lines[0].removeprefix("supancl: ")
+
+
+def in_json(said) -> dict:
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+# --- on a real run ----------------------------------------------------------------------------------------------------
+
+
+def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    said = supancl(capsys, "evaluate", "knn", run, "--k", "5,20")
+    assert [line.split(":")[0] for line in said.out.splitlines()[-2:]] == ["k-NN (k = 5)", "k-NN (k = 20)"]
+    assert "450 images, 1347 references, 10 classes" in said.out
+    said = supancl(capsys, "evaluate", "linear", run)
+    assert said.out.splitlines()[-1].startswith("linear (ridge weight ")
+    said = supancl(capsys, "evaluate", "linear", run, "--probe", "sgd", "--epochs", "2", "--augmented")
+    assert said.out.splitlines()[-1].startswith("linear (2 epochs of SGD): ")
+    said = supancl(capsys, "evaluate", "variance", run)
+    assert "450 held-out images" in said.out
+    assert "widest classes: " in said.out
+    said = supancl(capsys, "evaluate", "transfer", run, "--data", "digits")
+    assert said.out.splitlines()[-3].split() == ["Encoder", "digits", "Avg.", "rank"]
+    said = supancl(capsys, "evaluate", "fewshot", run, "--data", "digits", "--episodes", "20")
+    assert said.out.count("Encoder") == 2
+    said = supancl(capsys, "evaluate", "finetune", run, "--epochs", "1", "--lr", "0.1")
+    assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epochs): ")
+    kept = {path.stem: json.loads(path.read_text()) for path in (run / "evaluate").iterdir()}
+    # transfer and few-shot are named by their data, the others are on the run's own
+    assert set(kept) == {"knn", "linear", "variance", "transfer-digits", "fewshot-digits-5w1s", "fewshot-digits-5w5s",
+                         "finetune"}
+    assert kept["transfer-digits"]["images"] == [1078, 269, 450]  # tested on what pretraining held out
+    assert kept["fewshot-digits-5w5s"]["images"] == 450
+    conditions = {"protocol", "encoder", "layer", "normalize", "seconds", "hardware", "versions", "commit"}
+    assert all(result.keys() >= conditions for result in kept.values())
+
+
+def test_features_in_a_file_are_those_of_every_split(place, capsys):
+    said = supancl(capsys, "embed", "run0", "--data", "x.npz", "--out", "f.npz", "--normalize", "--json", "-")
+    assert in_json(said)["splits"] == {"train": 60, "val": 30, "test": 30}
+    with np.load("f.npz") as found:
+        assert set(found.files) == {"class_names", *(f"{split}_{kind}" for split in ("train", "val", "test")
+                                                     for kind in ("features", "labels", "names"))}
+        assert found["train_features"].shape == (60, 12)
+        assert np.allclose(np.linalg.norm(found["test_features"], axis=1), 1, atol=1e-5)
+        assert found["val_labels"].tolist() == bright(30)[1].tolist()
+    deeper = supancl(capsys, "embed", "run0", "--data", "x.npz", "--out", "g.npz", "--layer", "2", "--view", "whole")
+    assert deeper.out.splitlines()[-1] == "g.npz: train 60 x 3, val 30 x 3, test 30 x 3"
+
+
+def test_an_encoder_of_another_library_is_judged_like_a_run(place, capsys):
+    """A state dict under somebody else's prefix: the numbers of the same weights in our own file."""
+    spec = EncoderSpec("cifar-resnet18", size=32)
+    made = encoder(3, spec)
+    save_encoder(place / "e.safetensors", made, (), "x")
+    foreign = {f"module.encoder_q.{name}": value for name, value in made.body.state_dict().items()}
+    foreign |= {"module.encoder_q.fc.weight": torch.zeros(128, 512), "module.queue": torch.zeros(128, 16),
+                "module.encoder_k.conv1.weight": made.body.conv1.weight.detach()}
+    torch.save({"state_dict": foreign}, place / "moco.pth.tar")
+    source(place / "small.npz", train=15, test=6)
+    own, other = (in_json(supancl(capsys, "evaluate", "knn", name, "--data", "small.npz", "--k", "3", "--json", "-"))
+                  for name in ("e.safetensors", "moco.pth.tar"))
+    assert own["weights"] == other["weights"]
+    assert own["accuracy"] == other["accuracy"]
+
+
+# --- several encoders -------------------------------------------------------------------------------------------------
+
+
+def test_transfer_of_several_encoders_is_one_table(place, capsys):
+    said = supancl(capsys, "evaluate", "transfer", "run0", "run1", "other", "--data", "x.npz", "--json", "-")
+    found = in_json(said)
+    rows = found["tables"]["transfer"]["rows"]
+    assert [row["encoder"] for row in rows] == ["digits.supsiam (run0)", "digits.supsiam (other)"]
+    accuracies = [result["accuracy"] for result in found["results"]]
+    assert rows[0]["scores"]["x"] == pytest.approx({"mean": np.mean(accuracies[:2]), "runs": 2,
+                                                    "spread": np.std(accuracies[:2], ddof=1)})
+    assert rows[1]["scores"]["x"]["mean"] == accuracies[2]
+    assert "digits.supsiam (other)" in said.err  # the table goes beside the JSON
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "latex", "markdown"])
+def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
+    said = supancl(capsys, "evaluate", "fewshot", "run0", "other", "--data", "x.npz", "--shots", "1", "--ways", "3",
+                   "--episodes", "9", "--format", form)
+    assert said.code == 0
+    if form == "csv":
+        rows = list(csv.reader(io.StringIO(said.out)))
+        assert rows[0] == ["encoder", "x", "x spread", "x n", "average rank"]
+        assert len(rows) == 3
+    elif form == "json":
+        assert set(json.loads(said.out)) == {"fewshot 3w1s"}
+    elif form == "latex":
+        assert said.out.startswith(r"\begin{tabular}")
+    else:
+        assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n|---|---:|---:|\n")
+
+
+def test_differences_are_told_for_the_same_episodes(place, capsys):
+    said = supancl(capsys, "evaluate", "fewshot", "run0", "run1", "other", "--data", "x.npz", "--shots", "1,2",
+                   "--ways", "3", "--episodes", "9")
+    told = [line for line in said.out.splitlines() if "(same episodes)" in line]
+    assert [line.split(" = ")[0] for line in told] == [
+        f"fewshot 3w{shots}s x: digits.supsiam (run0) - digits.supsiam (other)" for shots in (1, 2)]
+
+
+def test_two_sources_of_one_name_are_two_columns(place, capsys):
+    for folder in ("a", "b"):
+        (place / folder).mkdir()
+        source(place / folder / "x.npz", train=60, test=30 if folder == "a" else 60)
+    found = in_json(supancl(capsys, "evaluate", "transfer", "run0", "--data", "a/x.npz", "--data", "b/x.npz",
+                            "--json", "-"))
+    assert found["tables"]["transfer"]["datasets"] == ["a-x", "b-x"]
+    assert {path.name for path in (place / "run0/evaluate").iterdir()} == {"transfer-a-x.json", "transfer-b-x.json"}
+
+
+def test_data_sets_of_a_folder_by_name_and_by_what_is_there(place, capsys):
+    BUILDERS["pets"](place / "root")
+    refused = supancl(capsys, "evaluate", "transfer", "run0", "--root", "root")
+    assert one_line(refused).startswith("pets: ")
+    said = supancl(capsys, "evaluate", "transfer", "run0", "--root", "root", "--sets", "pets", "--partial")
+    assert said.code == 0
+    assert said.err.startswith("warning: pets is not whole, so figures on it compare with no published ones: ")
+    assert said.err.count("\n") == 1
+    (remark,) = json.loads((place / "run0/evaluate/transfer-pets.json").read_text())["remarks"]
+    assert said.err == f"warning: {remark}\n"
+
+
+# --- the suite --------------------------------------------------------------------------------------------------------
+
+SUITE = ("evaluate", "suite", "run0", "other", "--root", "root", "--out", "out", "--partial", "--episodes", "9",
+         "--ways", "3", "--k", "3")
+
+
+def test_the_suite_writes_a_page_and_goes_on_where_it_was(place, capsys):
+    BUILDERS["pets"](place / "root")
+    BUILDERS["omniglot"](place / "root")
+    said = supancl(capsys, *SUITE, "--shots", "1", "--json", "result.json")
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == "page: out/index.html"
+    assert "[6/6] other: fewshot 3w1s on omniglot: " in said.out
+    found = json.loads((place / "result.json").read_text())
+    assert set(found["tables"]) == {"knn", "transfer", "fewshot 3w1s"}
+    assert (len(found["results"]), len(found["differences"]), found["failures"]) == (6, 1, [])
+    again = supancl(capsys, *SUITE, "--shots", "1")
+    assert again.out.count("(from before)") == 6
+    more = supancl(capsys, *SUITE, "--shots", "1,2")
+    assert (more.out.count("(from before)"), more.out.count("fewshot 3w2s on omniglot: ")) == (6, 2)
+
+
+def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(place, capsys):
+    BUILDERS["pets"](place / "root")
+    BUILDERS["omniglot"](place / "root")
+    said = supancl(capsys, *SUITE, "--shots", "5", "--json", "result.json")
+    assert said.code == 2
+    assert said.err.splitlines()[-1] == ("supancl: 2 of 6 results could not be had (see the warnings); the others are "
+                                         "in out, and the same command again goes on")
+    assert len(json.loads((place / "result.json").read_text())["failures"]) == 2
+    assert "Not measured" in (place / "out/index.html").read_text()
+    nothing = supancl(capsys, *SUITE, "--shots", "5", "--protocols", "fewshot")
+    assert nothing.err.splitlines()[-1].startswith("supancl: nothing could be measured; the first of 2 reasons: ")
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+KNN, LINEAR, FEW = ("evaluate", "knn", "run0"), ("evaluate", "linear", "run0"), ("evaluate", "fewshot", "run0")
+TRANSFER, TUNE = ("evaluate", "transfer", "run0"), ("evaluate", "finetune", "run0")
+NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
+
+
+@pytest.mark.parametrize(("command", "line"), [
+    ((*KNN, "--k", "2.5"), f"--k 2.5: {NUMBERS}"),
+    ((*KNN, "--k", "nan"), f"--k nan: {NUMBERS}"),
+    ((*KNN, "--k", "5,,"), f"--k 5,,: {NUMBERS}"),
+    ((*KNN, "--k", "5,0"), "--k 0: must be at least 1"),
+    ((*KNN, "--temperature", "nan"), "--temperature nan: must be above 0"),
+    ((*KNN, "--batch-size", "0"), "--batch-size 0: must be at least 1"),
+    ((*KNN, "--mean", "a,b"), "--mean a,b: wanted numbers with commas between them, such as 0.5,0.5,0.5"),
+    ((*KNN, "--mean", "inf"), "--mean inf: wanted numbers with commas between them, such as 0.5,0.5,0.5"),
+    ((*KNN, "--data", "nowhere"), "no data at 'nowhere'; check the path"),
+    ((*KNN, "--data", "digits", "--split", "test"),
+     "digits has no test split; leave --split out: a part held out of train is judged then"),
+    ((*KNN, "--data", "x.npz", "--layer", "7x"), None),
+    ((*LINEAR, "--epochs", "0"), "--epochs 0: must be at least 1"),
+    ((*LINEAR, "--lr", "nan"), "--lr nan: must be above 0"),
+    ((*LINEAR, "--seed", "-1"), "--seed -1: must be at least 0"),
+    ((*LINEAR, "--data", "x.npz", "--augmented"),
+     "--augmented goes with --probe sgd: the fast probe fits one fixed set of features"),
+    ((*FEW, "--data", "x.npz", "--ways", "1"), "--ways 1: must be at least 2"),
+    ((*FEW, "--data", "x.npz", "--shots", "1,x"), f"--shots 1,x: {NUMBERS}"),
+    ((*FEW, "--data", "x.npz", "--queries", "0"), "--queries 0: must be at least 1"),
+    ((*FEW, "--data", "x.npz", "--episodes", "0"), "--episodes 0: must be at least 1"),
+    ((*FEW, "--data", "x.npz"), "x.npz: 3 classes have more than 1 images, 5 ways need 5 such; lower --ways or "
+                                "--shots, or add images"),
+    (FEW, "name data to judge on: --data SOURCE, or --root FOLDER with data sets for few-shot"),
+    (TRANSFER, "name data to judge on: --data SOURCE, or --root FOLDER with data sets for transfer"),
+    ((*TRANSFER, "--sets", "pets"), "--sets names data sets of --root; give it too"),
+    ((*TRANSFER, "--root", "root"),
+     "no data set for transfer is in root; supancl data where NAME says how to lay one out"),
+    ((*TRANSFER, "--root", "rot"), "no folder 'rot'; give the one that holds the data sets' folders"),
+    ((*TRANSFER, "--root", "root", "--sets", "petz"), "no benchmark 'petz'; did you mean 'pets'?"),
+    ((*TRANSFER, "--root", "root", "--sets", "pets"), "pets is not in root; see: supancl data where pets"),
+    ((*TRANSFER, "run0/", "--data", "x.npz"),
+     "run0 is named twice; name each encoder once: a second one would count as a seed"),
+    ((*TRANSFER, "nowhere", "--data", "x.npz"), "no file nowhere; give a run folder, an encoder.safetensors, a "
+                                                "checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"),
+    ((*TUNE, "--train-batch", "1"), "--train-batch 1: must be at least 2"),
+    ((*TUNE, "--lr", "0.1,0"), "--lr 0: must be above 0"),
+    ((*TUNE, "--weight-decay", "-1"), "--weight-decay -1: must be at least 0"),
+    ((*TUNE, "--data", "x.npz", "--out", "run1"), "run1 exists; remove it or choose another --out"),
+    (("evaluate", "suite", "run0", "--root", "root", "--out", "out"),
+     "no data set for knn, transfer, fewshot is in root; supancl data where NAME says how to lay one out"),
+    (("evaluate", "suite", "run0", "--root", "root", "--out", "out", "--protocols", "knn,linear"),
+     "no protocol 'linear' in the suite; known: fewshot, knn, transfer"),
+    (("evaluate", "suite", "run0", "--root", "root", "--out", "out", "--k", "0"), "--k 0: must be at least 1"),
+    (("evaluate", "suite", "run0", "--root", "root", "--out", "out", "--episodes", "0"),
+     "--episodes 0: must be at least 1"),
+])  # fmt: skip
+def test_what_is_wrong_is_one_line(command, line, place, capsys):
+    said = one_line(supancl(capsys, *command))
+    assert said == line if line is not None else "has no layer '7x'" in said
+    assert not (place / "run0" / "evaluate").exists()
+
+
+def test_classes_that_differ_between_splits_are_one_line(place, capsys):
+    images, labels = bright(60)
+    archive(place / "y.npz", train_images=images, train_labels=labels, test_images=images[labels > 0],
+            test_labels=labels[labels > 0], class_names=["ant", "bee", "cow"])
+    for protocol in ("linear", "transfer"):
+        assert one_line(supancl(capsys, "evaluate", protocol, "run0", "--data", "y.npz")) == (
+            "y.npz: no image of class 'ant' in test, which train has; add images of it, or leave the class out of "
+            "every split")
+    archive(place / "z.npz", train_images=images[labels > 0], train_labels=labels[labels > 0], test_images=images,
+            test_labels=labels, class_names=["ant", "bee", "cow"])
+    assert one_line(supancl(capsys, "evaluate", "transfer", "run0", "--data", "z.npz")) == (
+        "z.npz: class 'ant' in test has no image in train; the label sets of the splits must be equal")
+    said = supancl(capsys, "evaluate", "knn", "run0", "--data", "z.npz")
+    assert said.code == 0
+    assert said.err == "warning: z.npz: class 'ant' has no training image; its 20 images to judge count as wrong\n"
+
+
+def test_classes_too_small_for_an_episode_are_named(place, capsys):
+    images, labels = bright(40, classes=4)
+    labels[labels == 3] = 2
+    labels[:2] = 3
+    archive(place / "y.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
+    said = supancl(capsys, "evaluate", "fewshot", "run0", "--data", "y.npz", "--ways", "3", "--shots", "2",
+                   "--episodes", "5")
+    assert said.code == 0
+    assert said.err == "warning: y: 1 classes have no more than 2 images and are left out: dog\n"
+
+
+def test_features_that_are_no_numbers_are_one_line_for_every_protocol(place, capsys):
+    broken = encoder()
+    with torch.no_grad():
+        broken.body[0].weight.mul_(1e38)
+        broken.body[3].weight.mul_(1e38)
+    save_encoder(place / "e.safetensors", broken, (), "x")
+    commands = [("evaluate", protocol, "e.safetensors", "--data", "x.npz") for protocol in
+                ("knn", "linear", "variance", "transfer")]
+    commands += [("evaluate", "fewshot", "e.safetensors", "--data", "x.npz", "--ways", "2"),
+                 ("embed", "e.safetensors", "--data", "x.npz", "--out", "f.npz")]
+    for command in commands:
+        line = one_line(supancl(capsys, *command))
+        assert line.startswith("e.safetensors: the features of "), line
+        assert line.endswith("take weights from before the run diverged, or leave that image out")
+    assert not (place / "f.npz").exists()
+
+
+def test_channels_that_do_not_fit_are_one_line(place, capsys):
+    four = EncoderSpec("cnn", channels=4, size=8, width=8, mean=(0.5,) * 4, std=(0.5,) * 4)
+    save_encoder(place / "e.safetensors", encoder(spec=four), (), "x")
+    archive(place / "rgb.npz", train_images=noise(20, 8, 8, 3))
+    assert one_line(supancl(capsys, "evaluate", "knn", "e.safetensors", "--data", "rgb.npz")).startswith(
+        "rgb.npz: its images can be had in grey or in RGB, encoder 'cnn' takes 4 channels")
+
+
+def test_nothing_is_printed_when_quiet(place, capsys):
+    said = supancl(capsys, "evaluate", "transfer", "run0", "--data", "x.npz", "--quiet")
+    assert (said.code, said.out, said.err) == (0, "", "")

@@ -1,0 +1,145 @@
+"""Features against torchvision's transforms on PIL images and a plain loop over the encoder."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from supancl.data.images import ArrayImages, Batch, PackedImages, decode, padded
+from supancl.data.sources import Split, whole
+from supancl.data.views import evaluation_view
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.evaluate.features import embed, whole_view
+from tests.files import noise
+
+SIZE = 32
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+
+
+def smooth(height: int, width: int, seed: int) -> Image.Image:
+    """A picture with edges and slopes, not noise: what a photograph asks of a filter."""
+    small = Image.fromarray(noise(6, 7, 3, seed=seed))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def by_torchvision(image: Image.Image) -> torch.Tensor:
+    """As the protocol has it, as bytes."""
+    cropped = v2.CenterCrop(SIZE)(v2.Resize(SIZE, v2.InterpolationMode.BICUBIC)(image))
+    return torch.from_numpy(np.array(cropped)).permute(2, 0, 1)
+
+
+def in_bytes(view: torch.Tensor) -> torch.Tensor:
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    return (view * std + mean) * 255
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32)])
+def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, width, tmp_path):
+    image = smooth(height, width, seed=height + width)
+    image.save(tmp_path / "x.png")
+    pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
+    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    assert (found - by_torchvision(image)).abs().max() < 0.01  # the same bytes
+
+
+@pytest.mark.parametrize(("height", "width"), [(33, 40), (200, 150), (150, 211)])
+def test_a_long_side_between_two_pixels_shifts_the_view_by_less_than_one(height, width, tmp_path):
+    """decode rounds the long side, torchvision cuts it off: one column more or less before the centre crop."""
+    image = smooth(height, width, seed=height + width)
+    image.save(tmp_path / "x.png")
+    pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
+    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    expected = by_torchvision(image)
+    step = (expected[..., 1:].float() - expected[..., :-1]).abs().mean()  # what a whole pixel changes
+    assert (found - expected).abs().mean() < step
+
+
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (8, 12), (31, 20), (10, 27), (31, 32)])
+def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, width):
+    image = smooth(height, width, seed=height)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    difference = (found - by_torchvision(image)).abs()
+    assert difference.max() < 1.01  # Pillow's weights are fixed-point numbers
+    assert difference.mean() < 0.01
+
+
+def test_a_batch_of_differing_sizes_is_every_image_alone():
+    images = [torch.from_numpy(np.array(smooth(h, w, h))).permute(2, 0, 1) for h, w in ((20, 31), (32, 40), (16, 16))]
+    together = whole_view(padded(images), SIZE, MEAN, STD)
+    alone = [whole_view(Batch(image[None]), SIZE, MEAN, STD) for image in images]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_vectors_pass_as_they_are():
+    vectors = torch.randn(3, 5)
+    assert torch.equal(whole_view(Batch(vectors), SIZE, MEAN, STD), vectors)
+
+
+def some_split(n: int = 7, channels: int = 3, side: int = 12) -> Split:
+    pixels = torch.from_numpy(noise(n, channels, side, side, seed=3))
+    return whole(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
+
+
+def small_encoder(size: int = 8):
+    torch.manual_seed(0)
+    return EncoderSpec("cnn", channels=3, size=size, width=8, mean=MEAN, std=STD).build()
+
+
+@pytest.mark.parametrize("view", ["margin", "whole"])
+def test_features_are_the_encoders_in_order_whatever_the_batches(view):
+    split, encoder = some_split(), small_encoder().eval()
+    found = embed(encoder, split, batch_size=3, view=view)
+    assert torch.equal(found.labels, split.labels)
+    for i in range(len(split)):
+        alone = split.batch(torch.tensor([i]))
+        seen = (evaluation_view if view == "margin" else whole_view)(alone, encoder.size, MEAN, STD)
+        with torch.no_grad():
+            assert torch.allclose(found.values[i], encoder(seen)[0], atol=1e-5)
+    other = embed(encoder, split, view="whole" if view == "margin" else "margin")
+    assert not torch.allclose(found.values, other.values)
+
+
+def test_the_margin_view_is_the_centre_seven_eighths():
+    """16 px for an input of 14: the centre 14 px, exactly."""
+    pixels = torch.from_numpy(noise(2, 3, 16, 16, seed=1))
+    split, encoder = whole(ArrayImages(pixels), torch.zeros(2, dtype=torch.long), ["a", "b"]), small_encoder(14).eval()
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    with torch.no_grad():
+        expected = encoder((pixels[:, :, 1:15, 1:15] / 255 - mean) / std)
+    assert torch.allclose(embed(encoder, split).values, expected, atol=1e-5)
+
+
+def test_layers_and_unit_length():
+    split, encoder = some_split(), small_encoder()
+    deep = embed(encoder, split, layer="2")  # the first rectified map
+    assert deep.values.shape == (7, 2)
+    unit = embed(encoder, split, normalize=True).values
+    assert torch.allclose(unit.norm(dim=1), torch.ones(7), atol=1e-5)
+    plain = embed(encoder, split).values
+    assert torch.allclose(unit, plain / plain.norm(dim=1, keepdim=True), atol=1e-6)
+    assert encoder.training  # put back
+    with pytest.raises(BadInput, match="has no layer 'deeper'"):
+        embed(encoder, split, layer="deeper")
+
+
+def test_packed_images_of_one_size_have_the_features_of_an_array():
+    split, encoder = some_split(), small_encoder().eval()
+    pixels = split.store.pixels
+    packed = whole(PackedImages.of(list(pixels)), split.labels, split.names)
+    assert torch.allclose(embed(encoder, packed, view="whole").values, embed(encoder, split, view="whole").values)
+
+
+def test_progress_is_told_and_an_empty_split_has_no_features():
+    told = []
+    embed(small_encoder(), some_split(), batch_size=3, progress=lambda *what: told.append(what))
+    assert told == [("taking features", 3, 7), ("taking features", 6, 7), ("taking features", 7, 7)]
+    empty = embed(small_encoder(), some_split().take(torch.empty(0, dtype=torch.long)))
+    assert empty.values.shape == (0, 8)
+
+
+def test_other_channels_are_refused():
+    with pytest.raises(BadInput, match="the encoder takes 3 channels, the images have 1"):
+        embed(small_encoder(), some_split(channels=1))

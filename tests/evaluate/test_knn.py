@@ -1,0 +1,130 @@
+"""k-NN in every way it may be chunked, stored and measured, against a full sort."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from supancl.errors import BadInput
+from supancl.evaluate import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
+from supancl.evaluate.knn import best
+from tests.evaluate.blobs import blobs
+
+
+class Stored:
+    """References as an array, perhaps on disk."""
+
+    def __init__(self, values: np.ndarray, labels: torch.Tensor) -> None:
+        self.values, self.labels = values, labels
+
+
+def similarities(queries: torch.Tensor, references: torch.Tensor, metric: str) -> torch.Tensor:
+    if metric == "cosine":
+        return F.normalize(queries.double(), dim=1) @ F.normalize(references.double(), dim=1).T
+    return -0.5 * torch.cdist(queries.double(), references.double()).square()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize(("chunk", "reference_chunk"), [(7, 11), (1000, 13), (3, 1000)])
+def test_neighbours_are_those_of_a_full_sort(metric: str, chunk: int, reference_chunk: int) -> None:
+    reference, queries = blobs(120, width=9), blobs(50, width=9, seed=1)
+    found = neighbours(reference, queries.values, 10, metric, chunk, reference_chunk)
+    expected = similarities(queries.values, reference.values, metric).sort(1, descending=True)
+    assert torch.equal(found.rows, expected.indices[:, :10])
+    torch.testing.assert_close(found.similarity.double(), expected.values[:, :10], rtol=1e-4, atol=1e-5)
+
+
+def test_distances_far_from_the_origin_keep_their_digits() -> None:
+    reference, queries = blobs(80), blobs(20, seed=1)
+    far = Features(reference.values + 300, reference.labels)
+    expected = similarities(queries.values, reference.values, "l2").topk(5).indices
+    assert torch.equal(neighbours(far, queries.values + 300, 5, "l2").rows, expected)
+
+
+@pytest.mark.parametrize(("columns", "k"), [(5000, 20), (997, 3), (64, 1), (50, 50), (300, 200), (10, 20)])
+def test_the_best_are_those_of_topk(columns: int, k: int) -> None:
+    values = torch.randn(6, columns, generator=torch.Generator().manual_seed(columns))
+    found, where = best(values, k)
+    expected = values.topk(min(k, columns), dim=1)
+    assert torch.equal(found, expected.values)
+    assert torch.equal(values.gather(1, where), expected.values)
+
+
+def test_equal_similarities_and_hidden_ones_still_give_k_distinct_columns() -> None:
+    values = torch.zeros(3, 2000)
+    values[:, ::2] = -math.inf
+    found, where = best(values, 20)
+    assert bool((found == 0).all())
+    assert all(len(set(row.tolist())) == 20 for row in where)
+
+
+def test_several_k_come_from_one_search() -> None:
+    reference, queries = blobs(90, noise=1.5), blobs(60, noise=1.5, seed=1)
+    found = knn_accuracies(reference, queries, (1, 7, 40, 500))
+    assert found == {k: knn_accuracy(reference, queries, k=k) for k in (1, 7, 40, 500)}
+    assert len(set(found.values())) > 1
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_leave_one_out_is_a_search_among_the_others(metric: str) -> None:
+    features = blobs(60, noise=1.5)
+    features.labels[::7] = -1
+    known = features.labelled()
+    right = []
+    for row in range(len(known.labels)):
+        others = torch.arange(len(known.labels)) != row
+        rest = Features(known.values[others], known.labels[others])
+        right.append(int(knn_predict(rest, known.values[row : row + 1], k=5, metric=metric)) == int(known.labels[row]))
+    found = knn_leave_one_out(features, (5, 1), metric=metric, chunk=2, reference_chunk=9)
+    assert found[5] == pytest.approx(100 * np.mean(right))
+    assert set(found) == {5, 1}
+
+
+def test_references_in_half_precision_on_disk_are_read_by_the_chunk(tmp_path: Path) -> None:
+    reference, queries = blobs(100), blobs(40, seed=1)
+    np.save(tmp_path / "half.npy", reference.values.numpy().astype(np.float16))
+    mapped = np.load(tmp_path / "half.npy", mmap_mode="r")
+    rounded = Features(reference.values.half().float(), reference.labels)
+    expected = knn_predict(rounded, queries.values)
+    assert torch.equal(knn_predict(Stored(mapped, reference.labels), queries.values, reference_chunk=17), expected)
+    assert torch.equal(knn_predict(Features(reference.values.half(), reference.labels), queries.values), expected)
+
+
+def test_an_infinite_temperature_counts_heads() -> None:
+    reference = Features(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.7, 0.7]]), torch.tensor([0, 1, 1]))
+    query = torch.tensor([[1.0, 0.0]])
+    assert knn_predict(reference, query, k=3, temperature=0.01).tolist() == [0]
+    assert knn_predict(reference, query, k=3, temperature=math.inf).tolist() == [1]
+
+
+def test_no_query_has_no_answer() -> None:
+    assert knn_predict(blobs(20), torch.empty(0, 6)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"k": 0}, "k = 0: must be at least 1"),
+        ({"metric": "l1"}, "metric = 'l1': must be cosine or l2"),
+        ({"temperature": 0.0}, "temperature = 0: must be above 0"),
+        ({"queries": torch.randn(4, 5)}, "query features are 5 wide, reference features 6"),
+        ({"queries": torch.tensor([[1.0] * 6, [float("nan")] * 6])}, "query features: row 1 holds NaN"),
+        ({"reference": Features(torch.randn(3, 6), torch.full((3,), -1))}, "reference features: no labelled image"),
+        ({"reference": Features(torch.randn(3, 6), torch.zeros(2, dtype=torch.long))}, "3 rows but 2 labels"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        knn_predict(**({"reference": blobs(20), "queries": blobs(8, seed=1).values} | arguments))
+
+
+def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> None:
+    reference = blobs(40)
+    reference.values[33, 1] = float("inf")
+    with pytest.raises(BadInput, match="reference features: row 33 holds an infinite value"):
+        knn_accuracy(reference, blobs(8, seed=1), reference_chunk=10)
+    with pytest.raises(BadInput, match="leave-one-out needs two labelled images, there are 1"):
+        knn_leave_one_out(Features(torch.randn(2, 3), torch.tensor([0, -1])))

@@ -1,0 +1,251 @@
+"""The protocols from an encoder and a source to a result: what is chosen on what, and what is kept of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.errors import BadInput
+from supancl.evaluate import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
+from supancl.judge import Look, few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.judge.protocols import augmented_epochs, file_name, transfer_metric
+from supancl.judge.subject import data_for
+from tests.files import archive, noise
+from tests.judge.made import bright, run_folder, source, subject
+
+CPU = torch.device("cpu")
+CONDITIONS = {"protocol", "encoder", "label", "weights", "layer", "normalize", "view", "seconds", "hardware",
+              "versions", "commit"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
+
+
+def message(call, *arguments, **named):
+    with pytest.raises(BadInput) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def kept(tmp_path, name):
+    return json.loads((tmp_path / "run" / "evaluate" / f"{name}.json").read_text())
+
+
+def by_hand(run, images: np.ndarray, labels: np.ndarray) -> Features:
+    """Features of 8 px images by the encoder alone: at its own size there is no margin and nothing to resize."""
+    with torch.no_grad():
+        values = run.encoder((torch.from_numpy(images)[:, None] / 255 - 0.5) / 0.5)
+    return Features(values, torch.from_numpy(labels))
+
+
+def close(one: Features, other: Features) -> bool:
+    return torch.equal(one.labels, other.labels) and torch.allclose(one.values, other.values, atol=1e-5)
+
+
+# --- each protocol by hand --------------------------------------------------------------------------------------------
+
+
+def test_knn_is_that_of_the_features(run, tmp_path):
+    result = knn_of(run, ks=(3, 7))
+    reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
+    assert close(run.features(data_for(run, None).train), reference)
+    assert result["by_k"] == pytest.approx({"3": knn_accuracy(reference, queries, 3),
+                                            "7": knn_accuracy(reference, queries, 7)})
+    assert (result["accuracy"], result["k"]) == (result["by_k"]["3"], 3)
+    assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
+    assert kept(tmp_path, "knn") == json.loads(json.dumps(result))
+    assert result.keys() >= CONDITIONS
+    alone = knn_of(run, leave_one_out=True, ks=(3,))
+    assert (alone["references"], alone["queries"]) == (30, 30)
+
+
+def test_linear_is_that_of_the_features(run, tmp_path):
+    result = linear_of(run)
+    train, test = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
+    expected = linear_probe(train, test)
+    assert (result["weight"], result["accuracy"]) == (expected.weight, pytest.approx(expected.accuracy))
+    assert kept(tmp_path, "linear")["probe"] == "lbfgs"
+    assert result.keys() >= CONDITIONS
+    sgd = linear_of(run, probe="sgd", epochs=3, lr=1.0)
+    assert (sgd["epochs"], len(sgd["losses"]), sgd["queries"]) == (3, 3, 30)
+
+
+def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
+    path = source(tmp_path / "other.npz", train=90, val=30, test=60)
+    result = transfer_of(run, str(path))
+    splits = [by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=1)), by_hand(run, *bright(60, seed=2))]
+    expected = transfer(*splits)
+    assert result["weight"] == expected.weight
+    assert result["accuracy"] == pytest.approx(expected.accuracy, abs=1.7)  # an image of 60
+    assert result["images"] == [90, 30, 60]
+    assert kept(tmp_path, "transfer-other")["source"] == str(path)
+    assert result.keys() >= CONDITIONS
+    assert transfer_of(run, str(path), name="a-other")["data"] == "a-other"
+    assert (tmp_path / "run/evaluate/transfer-a-other.json").exists()
+
+
+def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_path):
+    path = source(tmp_path / "other.npz", train=30, test=60)
+    result = few_shot_of(run, str(path), 3, 2, 4, episodes=20, seed=5)
+    expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
+    assert result["accuracies"] == pytest.approx(list(expected.accuracies))
+    assert (result["drawn"], result["split"], result["classes"]) == (expected.drawn, "test", 3)
+    assert len(sample_episodes(torch.from_numpy(bright(60)[1]), 3, 2, 4, 20, 5).support) == result["episodes"]
+    assert kept(tmp_path, "fewshot-other-3w2s")["accuracy"] == result["accuracy"] == expected.mean
+    assert result.keys() >= CONDITIONS
+
+
+def test_variance_names_the_classes(run):
+    result = variance_of(run, split="train")
+    assert list(result["spread"]) == ["0", "1", "2"]
+    assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
+    assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
+    assert result.keys() >= CONDITIONS
+
+
+# --- honest choices ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [transfer_of, linear_of], ids=["transfer", "linear"])
+def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
+    """Other test images, with labels at random: another accuracy, every choice the same."""
+    path = source(tmp_path / "x.npz", train=60, val=0, test=60)
+    first = protocol(run, str(path))
+    with np.load(path) as arrays:
+        content = dict(arrays) | {"test_images": noise(60, 8, 8, seed=9)}
+    content["test_labels"] = np.random.default_rng(0).permutation(content["test_labels"])
+    second = protocol(run, str(archive(path, **content)))
+    assert first["accuracy"] > second["accuracy"]
+    chosen = ("weight", "weights", "validation" if protocol is transfer_of else "held_out", "images")
+    assert [first[key] for key in chosen] == [second[key] for key in chosen]
+
+
+@pytest.mark.parametrize("protocol", [transfer_of, linear_of], ids=["transfer", "linear"])
+def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch):
+    path, asked, plain = source(tmp_path / "x.npz", train=60, test=33), [], run.features
+    monkeypatch.setattr(run, "features", lambda split, *view: asked.append(len(split)) or plain(split, *view))
+    protocol(run, str(path))
+    assert asked.count(33) == 1
+    assert sum(asked) == 93
+
+
+def test_results_from_kept_features_are_the_same(run, tmp_path):
+    path = str(source(tmp_path / "x.npz", train=60, test=30))
+
+    def results():
+        found = [knn_of(run, path), linear_of(run, path), transfer_of(run, path), variance_of(run, path),
+                 few_shot_of(run, path, 3, 2, 4, 10)]
+        return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
+
+    first = results()
+    run.encoder.forward = None  # nobody may ask it again
+    assert results() == first
+    fresh = subject(run.where, Look(CPU, keep=False))
+    assert knn_of(fresh, path)["accuracy"] == first[0]["accuracy"]
+
+
+def test_the_registry_says_the_metric_unless_told_otherwise():
+    assert transfer_metric("pets@data", None) == "mean-per-class"
+    assert transfer_metric("flowers@data", None) == "mean-per-class"
+    assert transfer_metric("cifar10@data", None) == "top-1"
+    assert transfer_metric("pets@data", "top-1") == "top-1"
+    assert transfer_metric("torchvision:SVHN@data", None) == transfer_metric("photos", None) == "top-1"
+
+
+def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
+    own = run.recipe.data.source
+    assert [file_name("knn", run, name) for name in (None, own, "digits")] == ["knn", "knn", "knn-digits"]
+    part = subject(run_folder(tmp_path / "part", source=own, data__labelled=0.5))
+    assert [file_name("knn", part, name) for name in (None, own)] == ["knn", "knn-own"]
+
+
+# --- augmented views --------------------------------------------------------------------------------------------------
+
+
+def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
+    path = source(tmp_path / "x.npz", train=50, test=12)
+    unit = subject(run_folder(tmp_path / "run"), Look(CPU, normalize=True))
+    epochs = augmented_epochs(unit, data_for(unit, str(path)).train, 16, seed=0)
+    first, again, second = list(epochs(0)), list(epochs(0)), list(epochs(1))
+    assert [len(labels) for _, labels in first] == [16, 16, 16, 2]
+    assert all(torch.equal(one, other) for (one, _), (other, _) in zip(first, again, strict=True))
+    assert not torch.allclose(first[0][0], second[0][0])
+    assert sorted(torch.cat([labels for _, labels in second]).tolist()) == sorted(bright(50)[1].tolist())
+    assert torch.allclose(first[0][0].norm(dim=1), torch.ones(16), atol=1e-5)  # as the test features are
+    result = linear_of(unit, str(path), "sgd", epochs=2, lr=1.0, augmented=True)
+    assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
+
+
+def test_augmented_views_need_sgd(run):
+    assert message(linear_of, run, augmented=True).startswith("--augmented goes with --probe sgd")
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def lacking(path, split: str, label: int):
+    """A .npz whose split has no image of the class."""
+    splits = {"train": bright(60), "val": bright(30, seed=1), "test": bright(30, seed=2)}
+    images, labels = splits[split]
+    splits[split] = images[labels != label], labels[labels != label]
+    arrays = {f"{name}_{kind}": part for name, pair in splits.items()
+              for kind, part in zip(("images", "labels"), pair, strict=True)}
+    return str(archive(path, **arrays, class_names=["ant", "bee", "cow"]))
+
+
+@pytest.mark.parametrize(("split", "line"), [
+    ("val", "no image of class 'bee' in val, which train has; add images of it, or leave the class out of every split"),
+    ("test", "no image of class 'bee' in test, which train has; add images of it, or leave the class out of every "
+             "split"),
+    ("train", "class 'bee' in val has no image in train; the label sets of the splits must be equal"),
+])  # fmt: skip
+def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path):
+    path = lacking(tmp_path / "x.npz", split, 1)
+    assert message(transfer_of, run, path) == f"{path}: {line}"
+    if split != "test":
+        assert message(linear_of, run, path) == f"{path}: {line}"
+
+
+def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
+    path = lacking(tmp_path / "x.npz", "train", 1)
+    result = knn_of(run, path)
+    (warning,) = run.reporter.warnings
+    assert warning == f"{path}: class 'bee' has no training image; its 10 images to judge count as wrong"
+    assert result["accuracy"] <= 100 * 20 / 30
+
+
+def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
+    images, labels = bright(46, classes=4)
+    labels[labels == 3] = 2
+    labels[:3] = 3
+    path = str(archive(tmp_path / "x.npz", train_images=images, train_labels=labels,
+                       class_names=["ant", "bee", "cow", "dog"]))
+    result = few_shot_of(run, path, 3, 3, 2, 10)
+    assert result["dropped"] == ["dog"]
+    assert result["classes"] == 3
+    assert run.reporter.warnings == ["x: 1 classes have no more than 3 images and are left out: dog"]
+    assert message(few_shot_of, run, path, 4, 3) == (
+        f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
+        "--shots, or add images")
+
+
+def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
+    nothing = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
+    assert "no labelled image in train" in message(linear_of, run, nothing)
+    assert "too few labelled images to take 20%" in message(transfer_of, run, nothing)
+    assert "no labelled image among the images to measure" in message(variance_of, run, nothing)
+    assert "0 classes have more than 5 images" in message(few_shot_of, run, nothing)
+    single = str(archive(tmp_path / "y.npz", train_labels=np.zeros(20, int)))
+    assert "only class '0' in train; a classifier needs at least two" in message(linear_of, run, single)
+    assert "only class '0' among the images to measure" in message(variance_of, run, single)
+    labels = np.arange(20) % 2
+    labels[:1] = 2
+    lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8),
+                         test_labels=np.arange(3)))
+    assert message(linear_of, run, lonely) == (
+        f"{lonely}: class '2' has fewer than 2 training images; holding a part of each class out needs 2, so add "
+        "images or leave the class out")

@@ -1,0 +1,219 @@
+"""Who is judged, and on which images: none that it was trained on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.checkpoint import save_encoder
+from supancl.data.sources import DataSpec, from_arrays
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.judge import Look, Shelf
+from supancl.judge.subject import (
+    data_for,
+    data_name,
+    data_names,
+    few_shot_split,
+    judged,
+    opened,
+    plain_crops,
+    spec_for,
+    three_splits,
+)
+from tests.data.benchmark_trees import BUILDERS
+from tests.files import archive, class_folders, noise
+from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject
+
+CPU = torch.device("cpu")
+
+
+def message(call, *arguments):
+    with pytest.raises(BadInput) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def pixels_of(split) -> set[bytes]:
+    return {image.numpy().tobytes() for image in split.batch(torch.arange(len(split))).pixels}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group(tmp_path):
+    runs = [subject(run_folder(tmp_path / f"run{seed}", seed)) for seed in range(3)]
+    assert len({run.group for run in runs}) == 1
+    assert len({run.weights for run in runs}) == 3
+    assert {run.label for run in runs} == {"digits.supsiam"}
+    other = subject(run_folder(tmp_path / "other", 0, train__epochs=3))
+    assert other.group != runs[0].group
+
+
+def test_a_file_is_called_after_itself_or_after_its_folder(tmp_path):
+    for name in ("mine/encoder.safetensors", "mine/weights.safetensors"):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        save_encoder(tmp_path / name, encoder(), (), "x")
+    labels = [subject(tmp_path / "mine" / name).label for name in ("encoder.safetensors", "weights.safetensors")]
+    assert labels == ["mine", "weights.safetensors"]
+    assert subject(tmp_path / "mine/encoder.safetensors").run is None
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("digits", "digits"), ("photos/pets", "pets"), ("photos/pets.v2/", "pets.v2"), ("a/b.npz", "b"), ("b.csv", "b"),
+    ("pets@/data", "pets"), ("flowers@/data", "flowers102"), ("torchvision:SVHN@/data", "svhn"),
+    ("hf:user/birds", "birds"), ("shards-{000..009}.tar", "shards-000..009"), (".", "data"), ("a b", "a-b"),
+])  # fmt: skip
+def test_results_are_called_after_their_data(text, name):
+    assert data_name(text) == name
+
+
+def test_sources_with_the_same_last_part_keep_apart():
+    assert data_names(["digits", "a/photos", "b/photos"]) == ["digits", "a-photos", "b-photos"]
+    assert data_names(["x/a/photos", "y/a/photos"]) == ["a-photos-1", "a-photos-2"]
+
+
+# --- which images -----------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_alone_brings_no_data(tmp_path):
+    save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
+    alone = subject(tmp_path / "e.safetensors")
+    line = message(data_for, alone, None)
+    assert line == f"{alone.where} is no run folder, so it brings no data; name some with --data"
+
+
+def test_a_run_is_judged_on_what_it_held_out(tmp_path):
+    path = source(tmp_path / "x.npz", train=100)
+    run = subject(run_folder(tmp_path / "run", source=str(path), data__holdout=0.3, data__limit=20))
+    images, labels = bright(100)
+    trained = from_arrays(images, labels, spec=DataSpec(source="x", holdout=0.3, limit=20))
+    own = data_for(run, None)
+    assert pixels_of(own.train) == pixels_of(trained.train)
+    assert pixels_of(own.held_out) == pixels_of(trained.held_out)
+    named = data_for(run, str(path))  # all of it, but what was held out stays so
+    assert pixels_of(named.held_out) == pixels_of(trained.held_out)
+    assert len(named.train) == 70
+
+
+def test_a_source_of_train_alone_is_tested_on_what_every_run_on_it_holds_out(tmp_path):
+    path = str(source(tmp_path / "x.npz", train=100))
+    images, labels = bright(100)
+    trained = from_arrays(images, labels, spec=DataSpec(source="x"))
+    run = subject(run_folder(tmp_path / "run", source=path))
+    spec = spec_for(run, path)
+    train, val, test = three_splits(opened(run, spec, "whole"), spec)
+    assert pixels_of(test) == pixels_of(trained.held_out)
+    assert pixels_of(train) | pixels_of(val) == pixels_of(trained.train)
+    assert not pixels_of(train) & pixels_of(val)
+    assert set(val.labels.tolist()) == {0, 1, 2}
+    name, split = few_shot_split(run, opened(run, spec, "whole"), spec)
+    assert (name, pixels_of(split)) == ("held out of train", pixels_of(trained.held_out))
+    other = subject(run_folder(tmp_path / "other", source="digits"))
+    assert few_shot_split(other, opened(other, spec, "whole"), spec)[0] == "train"  # it has seen none of them
+
+
+def test_a_run_that_held_nothing_out_cannot_be_tested_on_its_data(tmp_path):
+    path = str(source(tmp_path / "x.npz", train=100))
+    run = subject(run_folder(tmp_path / "run", source=path, data__holdout=0.0))
+    spec = spec_for(run, path)
+    assert "trained on all of it (data.holdout = 0)" in message(three_splits, opened(run, spec, "whole"), spec)
+
+
+@pytest.mark.parametrize(("splits", "sizes"), [
+    ({"val": 9, "test": 12}, (60, 9, 12)), ({"test": 12}, (48, 12, 12)), ({"val": 9}, (48, 12, 9)),
+])  # fmt: skip
+def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
+    run = subject(run_folder(tmp_path / "run"))
+    spec = DataSpec(source=str(source(tmp_path / "x.npz", **splits)))
+    found = opened(run, spec, "whole")
+    assert tuple(map(len, three_splits(found, spec))) == sizes
+    name, split = few_shot_split(run, found, spec)
+    assert (name, len(split)) == (("test", 12) if "test" in splits else ("val", 9))
+
+
+def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
+    run = subject(run_folder(tmp_path / "run"))
+    both = data_for(run, str(source(tmp_path / "x.npz", val=9, test=12)))
+    assert [(name, len(split)) for name, split in (judged(both, "held-out", "x"), judged(both, "test", "x"))] == [
+        ("val", 9), ("test", 12)]
+    alone = data_for(run, str(source(tmp_path / "y.npz")))
+    assert judged(alone, "held-out", "y")[0] == "train"
+    assert message(judged, alone, "test", "y").startswith("y has no test split; leave --split out")
+
+
+def test_too_few_images_to_divide_are_said(tmp_path):
+    run = subject(run_folder(tmp_path / "run"))
+    spec = DataSpec(source=str(archive(tmp_path / "x.npz", train_images=noise(3, 8, 8), train_labels=np.arange(3),
+                                       test_images=noise(3, 8, 8), test_labels=np.arange(3))))
+    assert "too few labelled images to take 20% of each class out as val" in message(
+        three_splits, opened(run, spec, "whole"), spec)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_read_once_for_protocols_and_encoders_in_turn(tmp_path):
+    look = Look(CPU, shelf=Shelf())
+    one, other = (subject(run_folder(tmp_path / f"run{seed}", seed), look) for seed in (0, 1))
+    spec = DataSpec(source=str(class_folders(tmp_path / "photos")))
+    first = opened(one, spec, "whole")
+    assert opened(other, replace(spec, holdout=0.5), "whole") is first
+    assert opened(one, spec, "margin") is not first
+    plain = subject(tmp_path / "run0")  # without a shelf
+    assert opened(plain, spec, "whole") is not opened(plain, spec, "whole")
+    wide = subject(run_folder(tmp_path / "wide", spec=replace(SPEC, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)), look)
+    assert opened(wide, spec, "whole").splits["train"].batch(torch.tensor([0])).pixels.shape[1] == 3
+
+
+def test_data_sets_that_are_not_whole_are_refused_or_remarked_on(tmp_path):
+    BUILDERS["pets"](tmp_path)
+    spec = DataSpec(source=f"pets@{tmp_path}")
+    path = run_folder(tmp_path / "run")
+    assert "images where 2,940 belong" in message(opened, subject(path), spec, "whole", "transfer")
+    partial = subject(path, Look(CPU, partial=True, shelf=Shelf()))
+    found = opened(partial, spec, "whole", "transfer")
+    assert set(found.splits) == {"train", "val", "test"}
+    (warning,) = partial.reporter.warnings
+    assert warning.startswith("pets is not whole, so figures on it compare with no published ones")
+    opened(partial, spec, "whole")  # transfer is what pets are for
+    assert len(partial.reporter.warnings) == 1
+
+
+def test_an_encoder_whose_channels_do_not_fit_is_one_line(tmp_path):
+    four = EncoderSpec("cnn", channels=4, size=8, width=8, mean=(0.5,) * 4, std=(0.5,) * 4)
+    run = subject(run_folder(tmp_path / "run", spec=four))
+    for path in (class_folders(tmp_path / "photos"), archive(tmp_path / "x.npz", train_images=noise(20, 8, 8, 3))):
+        assert message(data_for, run, str(path)) == (
+            f"{path}: its images can be had in grey or in RGB, encoder 'cnn' takes 4 channels; give an encoder of 1 or "
+            "3, or a .npz of that many")
+
+
+def test_features_that_are_no_numbers_name_the_encoder_and_the_image(tmp_path, cache_root):
+    broken = encoder()
+    with torch.no_grad():
+        broken.body[0].weight.mul_(1e38)
+        broken.body[3].weight.mul_(1e38)
+    save_encoder(tmp_path / "e.safetensors", broken, (), "x")
+    judged_one = subject(tmp_path / "e.safetensors")
+    data = data_for(judged_one, str(source(tmp_path / "x.npz")))
+    said = message(judged_one.features, data.train)
+    assert said.startswith(f"{tmp_path}/e.safetensors: the features of ")
+    assert "more images, hold " in said
+    assert not (cache_root / "features").exists()
+
+
+def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
+    assert plain_crops(subject(run_folder(tmp_path / "run")), (0.2, 1.0)).flip == 0.0
+    save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
+    crops = plain_crops(subject(tmp_path / "e.safetensors"), (0.2, 1.0))
+    assert (crops.flip, crops.jitter, crops.grey, crops.blur, crops.size) == (0.5, 0.0, 0.0, 0.0, 8)
+
+
+def test_results_lie_in_the_run_folder(tmp_path):
+    run = subject(run_folder(tmp_path / "run"))
+    run.keep_result("knn", {"accuracy": 1.0})
+    assert Path(tmp_path / "run/evaluate/knn.json").read_text() == '{\n  "accuracy": 1.0\n}\n'

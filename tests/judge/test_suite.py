@@ -1,0 +1,281 @@
+"""The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.checkpoint import save_encoder
+from supancl.errors import BadInput
+from supancl.evaluate import FewShot, paired_difference
+from supancl.judge import Look, Plan, Shelf, differences, rankings, suite_of
+from supancl.judge.compared import labels
+from supancl.judge.suite import data_key
+from supancl.report.suite_page import write_suite
+from tests.data.benchmark_trees import BUILDERS
+from tests.files import contents
+from tests.judge.made import encoder, run_folder, subject
+from tests.tiny import Notes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    root = tmp_path_factory.mktemp("root")
+    for name in ("pets", "omniglot"):
+        BUILDERS[name](root)
+    return root
+
+
+@pytest.fixture
+def root(trees, tmp_path):
+    """Pets, for transfer and k-NN, and Omniglot, for episodes; neither is whole."""
+    return shutil.copytree(trees, tmp_path / "root")
+
+
+def looking() -> Look:
+    return Look(CPU, partial=True, shelf=Shelf())
+
+
+def small(root, **settings) -> Plan:
+    return Plan(root, **{"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings)
+
+
+def measured(runs, plan, out, look=None):
+    look = look or looking()
+    reporter = Notes()
+    found = suite_of([subject(run, look) for run in runs], plan, out, reporter)
+    return found, reporter
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each protocol is run."""
+    calls = []
+    for name in ("knn_of", "transfer_of", "few_shot_of"):
+        plain = getattr(__import__("supancl.judge.suite", fromlist=["x"]), name)
+        monkeypatch.setattr(f"supancl.judge.suite.{name}", lambda *a, name=name, plain=plain, **n: calls.append(name)
+                            or plain(*a, **n))
+    return calls
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
+    assert [(task.protocol, task.data) for task in small(root).tasks()] == [
+        ("knn", "pets"), ("transfer", "pets"), ("fewshot 3w1s", "omniglot"), ("fewshot 3w2s", "omniglot")]
+    assert [task.name for task in small(root, protocols=("fewshot",), shots=(5,)).tasks()] == ["fewshot-omniglot-3w5s"]
+    assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
+
+
+def test_every_result_is_kept_with_its_conditions(root, tmp_path):
+    run = run_folder(tmp_path / "run")
+    found, reporter = measured([run], small(root), tmp_path / "out")
+    assert [result["task"] for result in found.results] == ["knn", "transfer", "fewshot 3w1s", "fewshot 3w2s"]
+    assert not found.failures
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    files = sorted(path.name for path in (folder / "evaluate").iterdir())
+    assert files == ["fewshot-omniglot-3w1s.json", "fewshot-omniglot-3w2s.json", "knn-pets.json", "transfer-pets.json"]
+    assert sorted(path.name for path in (run / "evaluate").iterdir()) == files
+    for file in files:
+        result = json.loads((folder / "evaluate" / file).read_text())
+        assert result.keys() >= {"accuracy", "protocol", "encoder", "weights", "layer", "view", "seconds", "hardware",
+                                 "versions", "commit", "suite"}
+        assert result["suite"]["partial"]
+    knn = json.loads((folder / "evaluate/knn-pets.json").read_text())
+    transfer = json.loads((folder / "evaluate/transfer-pets.json").read_text())
+    assert (knn["judged"], knn["queries"], knn["view"], transfer["metric"]) == ("test", 9, "whole", "mean-per-class")
+    assert transfer["images"] == [knn["references"], 30 - knn["references"], 9]
+    assert reporter.notes[0].startswith(f"[1/4] {run}: knn on pets: ")
+
+
+def test_features_of_one_view_serve_knn_and_transfer(root, tmp_path, cache_root):
+    measured([run_folder(tmp_path / "run")], small(root, sets=("pets",)), tmp_path / "out")
+    assert len(list((cache_root / "features").iterdir())) == 3  # train, val, test
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
+    from supancl.judge import suite
+
+    plain, done = suite.write_atomically, []
+
+    def killed(path, write):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(path)
+        plain(path, write)
+
+    monkeypatch.setattr(suite, "write_atomically", killed)
+    with pytest.raises(KeyboardInterrupt):
+        measured(runs, small(root), tmp_path / "out")
+    assert len(done) == 3
+    monkeypatch.setattr(suite, "write_atomically", plain)
+    before = {path: path.read_bytes() for path in done}
+    counted.clear()
+    found, reporter = measured(runs, small(root), tmp_path / "out")
+    assert len(counted) == 8 - 3
+    assert {path: path.read_bytes() for path in done} == before
+    assert len(found.results) == 8
+    assert sum("(from before)" in note for note in reporter.notes) == 3
+    counted.clear()
+    again, _ = measured(runs, small(root), tmp_path / "out")
+    assert counted == []
+    fresh, _ = measured(runs, small(root), tmp_path / "fresh")
+    assert [result["accuracy"] for result in again.results] == [result["accuracy"] for result in fresh.results]
+
+
+def test_what_changed_is_measured_again(root, tmp_path, counted):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
+    measured(runs, small(root), tmp_path / "out")
+    counted.clear()
+    save_encoder(runs[0] / "encoder.safetensors", encoder(7), (), "x")
+    measured(runs, small(root), tmp_path / "out")
+    assert sorted(counted) == ["few_shot_of", "few_shot_of", "knn_of", "transfer_of"]  # one encoder's
+    counted.clear()
+    measured(runs, small(root, k=2), tmp_path / "out")
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out")
+    assert sorted(counted) == ["few_shot_of"] * 4 + ["knn_of"] * 2
+    counted.clear()
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", Look(CPU, partial=True, normalize=True))
+    assert len(counted) == 8
+    counted.clear()
+    picture = next((root / "omniglot-py").rglob("*.png"))
+    os.utime(picture, (1, 1))
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", Look(CPU, partial=True, normalize=True))
+    assert counted == ["few_shot_of"] * 4
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"accuracy": null}'])
+def test_a_damaged_result_is_measured_again(content, root, tmp_path, counted):
+    run, plan = run_folder(tmp_path / "run"), small(root, protocols=("knn",))
+    measured([run], plan, tmp_path / "out")
+    (path,) = (tmp_path / "out").rglob("knn-pets.json")
+    sound = json.loads(path.read_text())
+    path.write_text(content)
+    measured([run], plan, tmp_path / "out")
+    assert len(counted) == 2
+    assert json.loads(path.read_text())["accuracy"] == sound["accuracy"]
+
+
+def test_the_key_of_the_data_is_that_of_its_files(root):
+    before = data_key("omniglot", root)
+    assert data_key("omniglot", root) == before
+    next((root / "omniglot-py").rglob("*.png")).unlink()
+    assert data_key("omniglot", root) != before
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_that_cannot_be_used_is_told_and_the_others_go_on(root, tmp_path):
+    run = run_folder(tmp_path / "run")
+    found, reporter = measured([run], small(root, shots=(1, 3)), tmp_path / "out")  # characters have 3 images
+    assert [result["task"] for result in found.results] == ["knn", "transfer", "fewshot 3w1s"]
+    (fault,) = found.failures
+    assert (fault["encoder"], fault["task"], fault["data"]) == (str(run), "fewshot 3w3s", "omniglot")
+    assert "0 classes have more than 3 images, 3 ways need 3 such" in fault["why"]
+    assert reporter.warnings[-1].startswith(f"[4/4] {run}: fewshot 3w3s on omniglot: ")
+    told = {"differences": [], "failures": found.failures}
+    assert "Not measured" in write_suite(found.results, told, tmp_path / "out").read_text()
+    whole, _ = measured([run], small(root), tmp_path / "out2", Look(CPU))
+    assert len(whole.failures) == 4
+    assert "images where 2,940 belong" in whole.failures[0]["why"]
+
+
+@pytest.mark.parametrize(("settings", "line"), [
+    ({"protocols": ("knn", "transfr")}, "no protocol 'transfr' in the suite; did you mean 'transfer'?"),
+    ({"sets": ("petz",)}, "no benchmark 'petz'; did you mean 'pets'?"),
+    ({"sets": ("flowers",)}, "flowers102 is not in ROOT; see: supancl data where flowers102"),
+    ({"protocols": ("transfer",), "sets": ("omniglot",)}, "no data set for transfer is in ROOT; supancl data where "
+                                                           "NAME says how to lay one out"),
+])  # fmt: skip
+def test_a_plan_that_cannot_be_is_one_line(settings, line, root):
+    with pytest.raises(BadInput) as caught:
+        small(root, **settings).tasks()
+    assert str(caught.value) == line.replace("ROOT", str(root))
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def result(group, accuracy, data="pets", task="transfer", **more):
+    return {"task": task, "data": data, "group": group, "accuracy": accuracy, "label": "recipe", "encoder": group,
+            "protocol": task.split()[0], **more}
+
+
+def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(3)]
+    runs.append(run_folder(tmp_path / "other", 0, loss__alpha=0.25))
+    found, _ = measured(runs, small(root, protocols=("transfer",)), tmp_path / "out")
+    (ranking,) = rankings(found.results).values()
+    values = [one["accuracy"] for one in found.results]
+    assert ranking.encoders == ("digits.supsiam (run0)", "digits.supsiam (other)")
+    (first,), (second,) = ranking.cells
+    assert (first.mean, first.spread, first.runs) == pytest.approx((np.mean(values[:3]), np.std(values[:3], ddof=1), 3))
+    assert (second.mean, second.spread, second.runs) == (values[3], None, 1)
+
+
+def test_encoders_of_one_name_keep_apart():
+    """Rows are never averaged because two files happen to have the same name."""
+    results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
+    assert list(labels(results).values()) == ["recipe (a/encoder.safetensors)", "recipe (b/encoder.safetensors)",
+                                              "recipe (c)"]
+    (ranking,) = rankings(results).values()
+    assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
+    assert list(labels(results[:1]).values()) == ["recipe"]
+
+
+def test_a_single_few_shot_result_shows_its_interval():
+    (ranking,) = rankings([result("a", 50.0, task="fewshot 5w1s", interval=0.7)]).values()
+    assert ranking.cells[0][0].spread == 0.7
+
+
+def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
+    random = np.random.default_rng(0)
+    episodes = {name: random.uniform(0, 100, 40) for name in ("a0", "a1", "b0")}
+    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same"}
+    results = [result(name[0], float(values.mean()), "omniglot", "fewshot 5w1s", accuracies=values.tolist(), **few)
+               for name, values in episodes.items()]
+    (gap,) = differences([*results, result("a", 10.0), result("b", 20.0)])
+    mean = (episodes["a0"] + episodes["a1"]) / 2
+    expected = paired_difference(*(FewShot(0.0, 0.0, tuple(each), 5, 1, 16, 0, (), "same")
+                                   for each in (mean.tolist(), episodes["b0"].tolist())))
+    assert (gap["difference"], gap["interval"]) == pytest.approx(tuple(expected))
+    assert gap["difference"] == pytest.approx((mean - episodes["b0"]).mean())
+    assert (gap["runs"], gap["data"]) == ([2, 1], "omniglot")
+    results[2]["drawn"] = "other"  # other episodes are not comparable
+    assert differences(results) == []
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_tables_as_files(root, tmp_path):
+    runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in range(2)]
+    runs.append(run_folder(tmp_path / "<b>other", 0, loss__alpha=0.25))
+    found, _ = measured(runs, small(root), tmp_path / "out")
+    told = {"differences": differences(found.results), "failures": []}
+    page = write_suite(found.results, told, tmp_path / "out").read_text(encoding="utf-8")
+    assert "<b>other" not in page
+    assert "&lt;b&gt;other" in page
+    for words in ("Linear transfer", "Few-shot, 3-way 1-shot", "(n = 2)", "12 episodes of 2 queries", "mean-per-class",
+                  "pets is not whole", "commit", "Differences on the same episodes"):
+        assert words in page, words
+    best = max(rankings(found.results)["transfer"].cells, key=lambda row: row[0].mean)[0].mean
+    assert f"<b>{best:.2f}</b>" in page
+    files = {path for path in contents(tmp_path / "out") if "/" not in path and "." in path}
+    tables = {f"{name}.{suffix}" for name in ("knn", "transfer", "fewshot-3w1s", "fewshot-3w2s")
+              for suffix in ("md", "tex", "csv")}
+    assert files == tables | {"index.html", "suite.json"}
+    content = json.loads((tmp_path / "out/suite.json").read_text())
+    assert len(content["results"]) == 12
+    assert "accuracies" not in content["results"][0]
