@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # one thread per process: two test processes share the two cores instead of fighting over them
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow test-oldest lint typecheck golden clean
+.PHONY: help demo test test-slow test-oldest bench-views bench-data bench-evaluate lint typecheck golden clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/'
@@ -28,6 +28,19 @@ test-slow: $(READY)  ## the full forms of the studies, minutes each
 
 test-oldest:  ## the suite on the oldest versions that are promised
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+$(VENV)/.bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev,bench]'
+	touch $@
+
+bench-views: $(VENV)/.bench  ## augmentation beside torchvision, lightly and kornia
+	$(BIN)/python benchmarks/views.py
+
+bench-data: $(READY)  ## decoding, the packed cache and memory beside a DataLoader
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/data.py
+
+bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference loops
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/evaluate.py
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .

@@ -181,7 +181,8 @@ DATA = [
     Row("a name too long to be one", flags("--data", "x" * 300),
         f"{'x' * 300}: File name too long; check the path and its permissions"),
     Row("a file of another kind", data(of_bytes("data.txt", b"x")),
-        "data.txt: not a source; give a folder of images, a .npz or a .csv (path,label[,split])"),
+        "data.txt: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
+        "torchvision:NAME@ROOT or hf:NAME"),
     Row("an empty folder", data(lambda tmp: (tmp / "data").mkdir()),
         f"data: no image in it; wanted class folders with {SUFFIX_LIST} files"),
     Row("a class folder with no image", data(with_classes(lambda root: (root / "bird").mkdir())),
@@ -630,7 +631,7 @@ def test_judging_skips_bad_images_only_when_asked_for_and_says_so(place, finishe
 
 AS_NOBODY = """
 import contextlib, io, json, os, sys
-import supancl.cli, supancl.judge, supancl.train
+import supancl.cli, supancl.commands.embed, supancl.commands.evaluate, supancl.commands.pretrain
 import torch.utils.tensorboard
 if os.getuid() == 0:  # root may write everywhere
     os.setgroups([])

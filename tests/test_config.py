@@ -191,6 +191,7 @@ def test_json_that_is_no_section_is_bad_input_that_names_the_place(values, messa
         ("inner.limit", 3, Outer("o", Inner(limit=3))),
         ("loss.alpha", 0.25, Outer("o", loss=Align(alpha=0.25))),
         ("extra", None, Outer("o")),
+        ("extra.rate", 1, Outer("o", extra=Inner(rate=1.0))),  # a section that was off is on, the rest of it as it is
     ],
 )
 def test_a_dotted_field_is_replaced_and_nothing_else(dotted, value, expected):
@@ -209,7 +210,7 @@ def test_a_dotted_field_is_replaced_and_nothing_else(dotted, value, expected):
         ("inner.rate", 2, "inner.rate = 2.0: must lie in"),
         ("inner.rate", "fast", "inner.rate = 'fast': must be float"),
         ("inner.label.x", 1, "inner.label has no fields"),
-        ("extra.rate", 1, "extra has no fields"),
+        ("extra.rat", 1, "unknown field 'extra.rat'; did you mean 'rate'"),
         ("inner", {"rate": 1}, "inner is a section; set one of its fields, such as inner"),
         ("loss", {"kind": "align"}, "loss is a section"),
         ("loss.temperature", 0.1, "unknown field 'loss.temperature'"),

@@ -10,8 +10,19 @@ from supancl.checkpoint import load_encoder
 from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
-from supancl.evaluate import effective_rank, embed, knn_accuracy, linear_accuracy, variance
+from supancl.evaluate import (
+    collapse,
+    effective_rank,
+    embed,
+    few_shot,
+    knn_accuracy,
+    linear_accuracy,
+    linear_probe,
+    transfer,
+    variance,
+)
 from supancl.heads import MLP
+from supancl.importing import import_checkpoint, open_encoder
 from supancl.losses import Align, Contrast, CrossEntropy, Terms
 from supancl.methods import METHODS, Method
 from supancl.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
@@ -25,6 +36,7 @@ __all__ = [
     "METHODS", "MLP", "RECIPES", "Align", "BadInput", "BranchSpec", "Branches", "ClassQueues", "Collapsed", "Contrast",
     "Crops", "CrossEntropy", "Data", "DataSpec", "Encoder", "EncoderSpec", "HeadSpec", "Interrupted", "Masks", "Method",
     "NonFinite", "Pool", "PoolSpec", "Prototypes", "Queue", "Recipe", "Reporter", "Run", "SupanclError", "Terms",
-    "effective_rank", "ema_momentum", "embed", "from_arrays", "knn_accuracy", "learning_rate", "linear_accuracy",
-    "load_encoder", "open_data", "pretrain", "recipe", "variance",
+    "collapse", "effective_rank", "ema_momentum", "embed", "few_shot", "from_arrays", "import_checkpoint",
+    "knn_accuracy", "learning_rate", "linear_accuracy", "linear_probe", "load_encoder", "open_data", "open_encoder",
+    "pretrain", "recipe", "transfer", "variance",
 ]

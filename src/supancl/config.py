@@ -188,6 +188,8 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
         raise BadInput(f"unknown field {where!r}{nearest(name, fields)}")
     if rest:
         inner = getattr(section, name)
+        if inner is None:  # a section that is off: naming a field of it turns it on, if it has a default for the others
+            inner = _default_section(hints(type(section))[name])
         if inner is None or not dataclasses.is_dataclass(inner):
             raise BadInput(f"{where} has no fields, so {where}.{rest} cannot be set")
         changed = replaced(inner, rest, value, where)
@@ -198,6 +200,15 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
                            f"{dataclasses.fields(inner)[-1].name}")
         changed = checked(value, hints(type(section))[name], where)
     return dataclasses.replace(section, **{name: changed})  # type: ignore[type-var]
+
+
+def _default_section(hint: Any) -> Any:
+    for kind in get_args(hint):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            missing = dataclasses.MISSING
+            if all(f.default is not missing or f.default_factory is not missing for f in dataclasses.fields(kind)):
+                return kind()
+    return None
 
 
 def parsed(text: str) -> Any:

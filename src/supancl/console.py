@@ -26,6 +26,7 @@ def make_console(quiet: bool, json_to_stdout: bool) -> Console:
 
 
 LONG = 1000  # things to read, from which on a file or a pipe is told how far it is
+WORTH_TELLING = 5.0  # seconds; what is done sooner needs no lines
 
 
 class Terminal(Reporter):
@@ -36,7 +37,7 @@ class Terminal(Reporter):
         self.errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.last: dict[str, Any] = {}
-        self.counting: tuple[str, int, float] = ("", 0, 0.0)  # what is being counted, tenths told, since when
+        self.counting: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
 
     def note(self, text: str) -> None:
@@ -63,12 +64,13 @@ class Terminal(Reporter):
     def _count(self, what: str, done: int, total: int) -> None:
         if total < LONG:
             return
-        if self.counting[0] != what or done == 1:
-            self.counting = (what, 0, time.perf_counter())
-        _, told, since = self.counting
-        if done * 10 // total > told:
-            self.counting = (what, done * 10 // total, since)
-            taken = time.perf_counter() - since
+        if self.counting[0] != what or done <= self.counting[3]:
+            self.counting = (what, 0, time.perf_counter(), 0)
+        _, told, since, _ = self.counting
+        tenths, taken = done * 10 // total, time.perf_counter() - since
+        tells = tenths > told and taken >= WORTH_TELLING
+        self.counting = (what, tenths if tells else told, since, done)
+        if tells:
             left = f", about {taken / done * (total - done):.0f} s left" if done < total else f" in {taken:.0f} s"
             self.note(f"{what}: {done:,} of {total:,}{left}")
 

@@ -54,7 +54,7 @@ class Override(argparse.Action):
 
 SHORTHANDS: dict[str, tuple[str, str]] = {
     # flag -> (field, help)
-    "--data": ("data.source", "digits, toy, an image folder, a .npz or a .csv"),
+    "--data": ("data.source", "digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME"),
     "--epochs": ("train.epochs", "number of epochs"),
     "--batch-size": ("train.batch_size", "images per step"),
     "--seed": ("train.seed", "seed of weights, order and views"),

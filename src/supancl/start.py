@@ -70,8 +70,11 @@ def with_short_side(recipe: Recipe) -> Recipe:
     """Photographs are decoded no larger than the views need: the smallest crop still has the views' own size."""
     if recipe.data.short_side is not None or not isinstance(recipe.views, Crops):
         return recipe
-    return recipe.with_set({"data.short_side": math.ceil(recipe.views.size / math.sqrt(recipe.views.scale[0]))},
-                           because="views.size and views.scale")
+    crops = [(recipe.views.size, recipe.views.scale[0])]
+    if recipe.views.local is not None:
+        crops.append((recipe.views.local.size, recipe.views.local.scale[0]))
+    side = max(math.ceil(size / math.sqrt(scale)) for size, scale in crops)
+    return recipe.with_set({"data.short_side": side}, because="views.size and views.scale")
 
 
 def with_speed(recipe: Recipe, device: torch.device, images: int) -> Recipe:

@@ -96,17 +96,40 @@ def pretrain(
     ):
         if folder.holds_run and not resume:
             raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-        trainer = Trainer(recipe, data, device, reporter.reading)
-        _begin(trainer, data, folder, resume, init, reporter)
-        log = MetricsLog(folder, trainer.step if resume else None)
         try:
-            _loop(trainer, folder, data, log, reporter)
-        finally:
-            log.close()
-            reporter.ends()
+            trainer = _trained(recipe, data, device, folder, resume, init, reporter)
+        except torch.OutOfMemoryError:
+            raise BadInput(_too_large(recipe, device)) from None
     trainer.branches.join(1)  # whoever trains it further brings batches of their own
     encoder: Encoder = trainer.branches.encoder  # type: ignore[assignment]
     return Run(folder.path, encoder.eval(), folder.metrics(), trainer.monitor.collapsed)
+
+
+def _trained(
+    recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, init: Path | str | None,
+    reporter: Reporter,
+) -> Trainer:
+    trainer = Trainer(recipe, data, device, reporter.reading)
+    _begin(trainer, data, folder, resume, init, reporter)
+    log = MetricsLog(folder, trainer.step if resume else None)
+    try:
+        _loop(trainer, folder, data, log, reporter)
+    finally:
+        trainer.feed.close()
+        log.close()
+        reporter.ends()
+    return trainer
+
+
+def _too_large(recipe: Recipe, device: torch.device) -> str:
+    """What to lower where the GPU's memory does not do."""
+    settings = recipe.train
+    has = f" ({torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB)" if device.type == "cuda" else ""
+    half = settings.accumulate * 2
+    ways = [f"--accumulate {half}"] if settings.batch_size % half == 0 and settings.batch_size // half > 1 else []
+    ways += [f"--batch-size {settings.batch_size // 2}"] if settings.batch_size >= 4 else []
+    ways += ["--precision bf16"] if settings.precision == "fp32" and device.type == "cuda" else []
+    return f"the GPU's memory{has} is too small for batches of {settings.batch_size}; try {' or '.join(ways)}"
 
 
 def _begin(
@@ -148,7 +171,7 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
             else:
                 if trainer.warmed == WARM_UP and trainer.replay is None:
                     _capture(trainer, reporter)
-                stepped = trainer.advance()
+                stepped = _advanced(trainer, reporter)
                 if stepped is None:
                     rollbacks = _not_finite(trainer, trainer.step, folder, data, rollbacks, log, reporter)
                     continue
@@ -182,6 +205,20 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
                 raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", received[0])
+
+
+def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
+    """The next step; where the compiler fails at it, the step is taken as written, and so are all that follow."""
+    try:
+        return trainer.advance()
+    except Exception as error:
+        from_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+        if not trainer.compiled or not from_compiler:
+            raise
+        trainer.uncompile()
+        reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about two thirds of "
+                      "the speed; --set train.compile=false tries no more")
+        return trainer.advance()
 
 
 def _capture(trainer: Trainer, reporter: Reporter) -> None:

@@ -46,8 +46,9 @@ class Trainer:
             self.branches.to(memory_format=torch.channels_last)
             if not isinstance(recipe.views, Crops) or recipe.views.local is None:
                 self.branches.join(2)
-        self.forward = torch.compile(self.branches) if recipe.train.compile else self.branches
-        self.render = torch.compile(render) if recipe.train.compile and device.type == "cuda" else render
+        self.compiled = bool(recipe.train.compile)
+        self.forward = torch.compile(self.branches) if self.compiled else self.branches
+        self.render = torch.compile(render) if self.compiled and device.type == "cuda" else render
         self.order = Order(data.train.labels, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * recipe.train.epochs
@@ -146,12 +147,16 @@ class Trainer:
     def may_replay(self) -> bool:
         settings = self.recipe.train
         return (self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
-                and self.feed.same_shapes)
+                and self.feed.one_shape)
 
     def capture(self) -> None:
         """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
         batch = None if self.feed.resident else self.feed.batch(self.step)
         self.replay = Replay(self.train_step, self.generator, batch)
+
+    def uncompile(self) -> None:
+        """Run what the compiler could not compile as it is written."""
+        self.compiled, self.forward, self.render = False, self.branches, render
 
     def set_rates(self) -> None:
         now = self.schedule.index_select(1, self.at)[:, 0]

@@ -181,7 +181,7 @@ def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_ro
     said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--json", "-")
     built = json_of(said)
     assert (built["images"], built["short_side"], built["mended"], built["skipped"]) == (8, 40, None, 0)
-    assert built["bytes"] == sum(3 * 40 * round(90 * 40 / (70 + i)) for i in range(4)) * 2
+    assert built["bytes"] == sum(3 * 40 * (90 * 40 // (70 + i)) for i in range(4)) * 2
     folder = Path(built["folder"])
     assert folder.parent == cache_root
     listed = json_of(supancl(capsys, "data", "cache", "--list", "--json", "-"))
@@ -242,6 +242,7 @@ def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("supancl.console.LONG", 40)
+    monkeypatch.setattr("supancl.console.WORTH_TELLING", 0.0)
     monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
     source = class_folders(tmp_path / "data", each=20)
     arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]

@@ -150,6 +150,16 @@ def test_differences_are_told_for_the_same_episodes(place, capsys):
         f"fewshot 3w{shots}s x: digits.supsiam (run0) - digits.supsiam (other)" for shots in (1, 2)]
 
 
+def test_a_column_of_different_test_images_is_warned_about(place, capsys):
+    """A run that held out more than others keeps to that."""
+    source(place / "y.npz", train=90)
+    run_folder(place / "half", source=str(place / "y.npz"), data__holdout=0.5)
+    said = supancl(capsys, "evaluate", "transfer", "half", "other", "--data", "y.npz")
+    assert said.err == ("warning: y: the encoders were tested on different images for transfer (a run keeps to what it "
+                        "held out), so this column does not compare them\n")
+    assert supancl(capsys, "evaluate", "transfer", "run0", "other", "--data", "y.npz").err == ""
+
+
 def test_two_sources_of_one_name_are_two_columns(place, capsys):
     for folder in ("a", "b"):
         (place / folder).mkdir()

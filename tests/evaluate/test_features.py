@@ -35,25 +35,13 @@ def in_bytes(view: torch.Tensor) -> torch.Tensor:
     return (view * std + mean) * 255
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32), (33, 40), (200, 150), (150, 211)])
 def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, width, tmp_path):
     image = smooth(height, width, seed=height + width)
     image.save(tmp_path / "x.png")
     pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
     found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
     assert (found - by_torchvision(image)).abs().max() < 0.01  # the same bytes
-
-
-@pytest.mark.parametrize(("height", "width"), [(33, 40), (200, 150), (150, 211)])
-def test_a_long_side_between_two_pixels_shifts_the_view_by_less_than_one(height, width, tmp_path):
-    """decode rounds the long side, torchvision cuts it off: one column more or less before the centre crop."""
-    image = smooth(height, width, seed=height + width)
-    image.save(tmp_path / "x.png")
-    pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
-    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
-    expected = by_torchvision(image)
-    step = (expected[..., 1:].float() - expected[..., :-1]).abs().mean()  # what a whole pixel changes
-    assert (found - expected).abs().mean() < step
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (8, 12), (31, 20), (10, 27), (31, 32)])

@@ -7,6 +7,7 @@ import pytest
 
 from supancl import recipe
 from supancl.cli import main
+from supancl.monitor import COLLAPSED_RANK
 from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.studies.collapse import PAPER, cell
 
@@ -44,7 +45,7 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
     rows = json.loads((out / "collapse.json").read_text())["rows"]
     collapsed = [row for row in rows if row["collapsed"]]
     assert collapsed
-    assert min(row["effective_rank"] for row in collapsed) < 5
+    assert min(row["effective_rank"] for row in collapsed) < COLLAPSED_RANK
 
 
 @pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])

@@ -7,8 +7,9 @@ COMMANDS: dict[str, str] = {
     "evaluate": "judge an encoder",
     "embed": "write features of images",
     "import": "write another library's encoder as an encoder.safetensors",
+    "detect": "fine-tune, test and export an object detector",
     "data": "look at data, check a data set's layout, keep decoded images",
 }
-NESTED = ("evaluate", "data")  # these have commands of their own below them
+NESTED = ("evaluate", "data", "detect")  # these have commands of their own below them
 
 __all__ = ["COMMANDS", "NESTED"]

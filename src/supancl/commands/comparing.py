@@ -10,9 +10,10 @@ from typing import Any, Literal
 from rich.console import Console
 
 from supancl.commands.encoders import names
+from supancl.console import Terminal
 from supancl.data.benchmarks import official_name, present_benchmarks
 from supancl.errors import BadInput
-from supancl.judge import Subject, differences, rankings
+from supancl.judge import Subject, differences, rankings, unlike
 from supancl.report.score_table import TableFormat, score_table
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
@@ -56,6 +57,8 @@ def measured(subjects: Sequence[Subject], tasks: Sequence[Task]) -> list[dict[st
 def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
     """The tables, and in text the paired differences; the result for --json."""
     tables = rankings(results)
+    for line in unlike(results):
+        Terminal(console).warn(line)
     gaps = differences(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}

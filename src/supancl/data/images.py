@@ -276,11 +276,10 @@ def decode(
 
 
 def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
-    """(height, width) with the short side brought down to `short_side`, never up."""
+    """(height, width) with the short side brought down to `short_side`, never up, as torchvision's Resize has it."""
     if short_side is None or min(size) <= short_side:
         return size
-    scale = short_side / min(size)
-    return max(short_side, round(size[0] * scale)), max(short_side, round(size[1] * scale))
+    return short_side * size[0] // min(size), short_side * size[1] // min(size)
 
 
 # EXIF orientation -> what turns the stored pixels upright

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages
+from supancl.data.images import ArrayImages, Batch, PackedImages
 from supancl.data.sources import Split
 
 
@@ -41,7 +41,7 @@ class Feed:
         """Whether every batch has the same shape, so that a step that takes it can be captured and replayed."""
         store = self.split.store
         if isinstance(store, PackedImages):
-            return store.uniform or (self.resident and store.one_canvas)
+            return store.uniform or (self.device.type != "cpu" and store.one_canvas)
         return isinstance(store, ArrayImages)
 
     def batch(self, step: int) -> Batch:
@@ -78,18 +78,13 @@ class Feed:
     def _of_one_shape(self, batch: Batch) -> Batch:
         """Ragged images on the canvas of the largest one, so that a captured step can read every batch."""
         store = self.split.store
-        if not isinstance(store, PackedImages) or store.uniform:
+        if not isinstance(store, PackedImages) or store.uniform or not store.one_canvas:
             return batch
         (height, width), shape = store.canvas, batch.pixels.shape
         sizes = batch.sizes
         if sizes is None:
             sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
         return Batch(F.pad(batch.pixels, (0, width - shape[-1], 0, height - shape[-2])), sizes)
-
-    @property
-    def same_shapes(self) -> bool:
-        """Whether every batch has the shape of the first: files decoded on demand may have any."""
-        return not isinstance(self.split.store, FileImages)
 
     def close(self) -> None:
         if self.thread is not None:

@@ -49,6 +49,15 @@ def labels(results: Results) -> dict[str, str]:
     return {group: spoken[group] for group in dict.fromkeys(result["group"] for result in results)}
 
 
+def unlike(results: Results) -> list[str]:
+    """What should be said of columns whose encoders were not tested on the same images."""
+    columns: dict[tuple[str, str], set[str]] = {}
+    for result in results:
+        columns.setdefault((result["task"], result["data"]), set()).add(result.get("tested_on", ""))
+    return [f"{data}: the encoders were tested on different images for {task} (a run keeps to what it held out), so "
+            "this column does not compare them" for (task, data), images in columns.items() if len(images) > 1]
+
+
 def differences(results: Results) -> list[dict[str, Any]]:
     """Few-shot results of two rows on the same episodes: the difference with an interval of its own.
 

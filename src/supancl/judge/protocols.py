@@ -12,7 +12,7 @@ from torch import Tensor
 
 from supancl.data.benchmarks import BENCHMARKS
 from supancl.data.order import epoch_order, seeded
-from supancl.data.sources import Data, Split
+from supancl.data.sources import Data, Split, fingerprint
 from supancl.errors import BadInput
 from supancl.evaluate import (
     collapse,
@@ -91,7 +91,7 @@ def knn_of(
         metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
         queries=len(queries.labels), classes=len(torch.unique(reference.labels)), judged=judged_from,
         held_out_from=data.described["held_out_from"], skipped=len(data.skipped),
-        remarks=list(data.remarks),
+        remarks=list(data.remarks), tested_on=fingerprint(images),
     )
 
 
@@ -196,7 +196,7 @@ def transfer_of(
     kind = transfer_metric(source, metric)
     outcome = transfer(train, validation, test, metric=kind, device=subject.look.device).to_json()
     return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
-                    remarks=list(found.remarks), **outcome)
+                    remarks=list(found.remarks), tested_on=fingerprint(splits[2]), **outcome)
 
 
 def few_shot_of(
@@ -217,6 +217,7 @@ def few_shot_of(
                               f"left out: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}")
     told = outcome.to_json() | {"dropped": dropped}
     return finished(subject, f"fewshot-{name}-{ways}w{shots}s", since, protocol="fewshot", data=name, source=source,
-                    split=which, view=view, remarks=list(found.remarks), accuracy=outcome.mean,
+                    split=which, view=view, remarks=list(found.remarks), tested_on=fingerprint(split),
+                    accuracy=outcome.mean,
                     images=len(features.labelled().labels),
                     classes=len(torch.unique(features.labelled().labels)) - len(dropped), **told)

@@ -1,0 +1,151 @@
+"""Weights under the names of other libraries: Detectron2's detectors, torchvision's, or the backbone alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.detect.model import Detector, open_body
+from supancl.detect.saving import is_detector, load_detector
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.files import write_atomically
+
+FORMATS = ("detectron2", "torchvision")
+# within the backbone: torchvision's words -> Detectron2's
+WORDS = (
+    (r"^conv1\.", "stem.conv1."), (r"^bn1\.", "stem.conv1.norm."), (r"^layer1\.", "res2."), (r"^layer2\.", "res3."),
+    (r"^layer3\.", "res4."), (r"^layer4\.", "res5."), (r"\.downsample\.0\.", ".shortcut."),
+    (r"\.downsample\.1\.", ".shortcut.norm."), (r"\.bn(\d)\.", r".conv\1.norm."),
+)  # fmt: skip
+
+
+def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
+    """Write a detector's run, or an encoder, for another library, and say what was written and how to load it."""
+    if format not in FORMATS:
+        raise BadInput(f"--format {format}: must be one of {', '.join(FORMATS)}")
+    file = Path(out)
+    if file.exists():
+        raise BadInput(f"{file} exists; remove it or choose another --out")
+    if not file.parent.is_dir():
+        raise BadInput(f"there is no folder {file.parent}; make it, or choose another --out")
+    if Path(path).exists() and is_detector(Path(path)):
+        saved = load_detector(path)
+        state, what = exported(saved.detector, format)
+        encoder, classes = saved.encoder, saved.classes
+    else:
+        body, encoder = open_body(path)
+        state, what, classes = backbone_weights(body.state_dict(), format), "backbone", ()
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    content: dict[str, Any] = {"model": state, "__author__": "supancl"} if format == "detectron2" else state
+    if format == "detectron2" and what == "backbone":
+        content["matching_heuristics"] = True  # Detectron2 then finds the place itself, in C4 and in FPN
+    write_atomically(file, lambda temporary: torch.save(content, temporary))
+    settings = None
+    if format == "detectron2":
+        settings = file.with_suffix(".yaml")
+        text = detectron2_settings(encoder, len(classes), what)
+        write_atomically(settings, lambda temporary: _write(temporary, text))
+    return {"format": format, "what": what, "tensors": len(state), "classes": list(classes), "out": str(file),
+            "settings": None if settings is None else str(settings)}
+
+
+def exported(detector: Detector, format: str) -> tuple[dict[str, Tensor], str]:
+    """The tensors under the other library's names, and what they are: a c4 or fpn detector, or the backbone."""
+    state = detector.state_dict()
+    if format == "torchvision":
+        if detector.spec.arch == "fpn":
+            return dict(state), "fpn"
+        return backbone_weights(_resnet_names(state), format), "backbone"  # torchvision has no C4 detector
+    names = _resnet_names(state)
+    made = {f"backbone.{'bottom_up.' if detector.spec.arch == 'fpn' else ''}{_renamed(name)}": value
+            for name, value in names.items()}
+    if detector.spec.arch == "c4":
+        made = {re.sub(r"^backbone\.res5\.", "roi_heads.res5.", name): value for name, value in made.items()}
+        extra = "roi_heads.box_head.norm."
+        made |= {f"roi_heads.res5.norm.{name.removeprefix(extra)}": value for name, value in state.items()
+                 if name.startswith(extra)}
+    else:
+        made |= _pyramid(state)
+    return made | _proposal_head(detector, state) | _box_predictor(state), detector.spec.arch
+
+
+def backbone_weights(state: dict[str, Tensor], format: str) -> dict[str, Tensor]:
+    """A ResNet's own tensors: as torchvision names them, or as Detectron2 does."""
+    return dict(state) if format == "torchvision" else {_renamed(name): value for name, value in state.items()}
+
+
+def _resnet_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that came from the encoder, under the names they had there."""
+    found = {}
+    for name, value in state.items():
+        short = re.sub(r"^(backbone\.body\.|backbone\.|roi_heads\.box_head\.)", "", name)
+        if re.match(r"(conv1|bn1|layer[1-4])\.", short) and not name.startswith("backbone.fpn."):
+            found[short] = value
+    return found
+
+
+def _renamed(name: str) -> str:
+    for pattern, word in WORDS:
+        name = re.sub(pattern, word, name)
+    return name
+
+
+def _pyramid(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    made = {}
+    for name, value in state.items():
+        level = re.match(r"backbone\.fpn\.(inner|layer)_blocks\.(\d)\.0\.(\w+)", name)
+        if level:
+            kind = "lateral" if level[1] == "inner" else "output"
+            made[f"backbone.fpn_{kind}{int(level[2]) + 2}.{level[3]}"] = value
+        hidden = re.match(r"roi_heads\.box_head\.fc([67])\.(\w+)", name)
+        if hidden:
+            made[f"roi_heads.box_head.fc{int(hidden[1]) - 5}.{hidden[2]}"] = value
+    return made
+
+
+def _proposal_head(detector: Detector, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Anchors of a place come by ratio, then size, in torchvision, and by size, then ratio, in Detectron2."""
+    sizes, ratios = len(detector.spec.anchor_sizes), len(detector.spec.anchor_ratios)
+    sizes = 1 if detector.spec.arch == "fpn" else sizes
+    order = torch.arange(ratios * sizes).reshape(ratios, sizes).T.reshape(-1)
+    made = {f"proposal_generator.rpn_head.conv.{part}": state[f"rpn.head.conv.0.0.{part}"] for part in
+            ("weight", "bias")}
+    for part in ("weight", "bias"):
+        made[f"proposal_generator.rpn_head.objectness_logits.{part}"] = state[f"rpn.head.cls_logits.{part}"][order]
+        deltas = state[f"rpn.head.bbox_pred.{part}"]
+        made[f"proposal_generator.rpn_head.anchor_deltas.{part}"] = deltas.unflatten(0, (-1, 4))[order].flatten(0, 1)
+    return made
+
+
+def _box_predictor(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """torchvision counts background first and gives it box corrections; Detectron2 counts it last, without any."""
+    made = {}
+    for part in ("weight", "bias"):
+        scores = state[f"roi_heads.box_predictor.cls_score.{part}"]
+        made[f"roi_heads.box_predictor.cls_score.{part}"] = torch.cat([scores[1:], scores[:1]])
+        made[f"roi_heads.box_predictor.bbox_pred.{part}"] = state[f"roi_heads.box_predictor.bbox_pred.{part}"][4:]
+    return made
+
+
+def detectron2_settings(encoder: EncoderSpec, classes: int, what: str) -> str:
+    """What a Detectron2 configuration must say for these weights to mean the same there."""
+    depth = "".join(filter(str.isdigit, encoder.name.partition("resnet")[2])) or "50"
+    mean, std = ([round(255 * value, 4) for value in values] for values in (encoder.mean, encoder.std))
+    model = [f"  PIXEL_MEAN: {mean}", f"  PIXEL_STD: {std}", "  BACKBONE:", "    FREEZE_AT: 0", "  RESNETS:",
+             f"    DEPTH: {depth}", "    STRIDE_IN_1X1: False", '    NORM: "BN"']
+    if depth in ("18", "34"):
+        model.append("    RES2_OUT_CHANNELS: 64")
+    if what != "backbone":
+        model += ["  ROI_HEADS:", f"    NUM_CLASSES: {classes}"]
+        if what == "c4":
+            model.append("    NAME: \"Res5ROIHeadsExtraNorm\"  # of MoCo's detection/train_net.py")
+    return "\n".join(["MODEL:", *model, "INPUT:", '  FORMAT: "RGB"', ""])
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,225 @@
+"""Faster R-CNN around a ResNet encoder, out of torchvision's parts: C4 as MoCo has it, or a feature pyramid."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models import ResNet
+from torchvision.models.detection import FasterRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+from torchvision.ops import RoIAlign
+
+from supancl.detect.spec import DetectSpec
+from supancl.encoders import Encoder, EncoderSpec
+from supancl.errors import BadInput
+from supancl.importing import open_encoder
+
+STRIDE = 16  # of res4
+FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the encoder wants to see images."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
+    """The ResNet that ENCODER names, its own copy: random:NAME, or whatever the evaluation commands take."""
+    if text.startswith("random:"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            encoder = EncoderSpec(text.removeprefix("random:")).build()
+    else:
+        encoder = open_encoder(text)
+    return resnet_of(encoder), encoder.spec
+
+
+def resnet_of(encoder: Encoder) -> ResNet:
+    """The encoder's body where it is a ResNet with the stem for photographs; anything else is refused."""
+    body, name = encoder.body, encoder.spec.name
+    if not isinstance(body, ResNet):
+        kinds = "resnet18, 34, 50, 101 and others of torchvision's ResNets"
+        raise BadInput(f"encoder {name!r} is no ResNet with layers res2 to res5, which detection is built on; give one "
+                       f"of {kinds}")
+    if isinstance(body.maxpool, nn.Identity):
+        raise BadInput(f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
+                       "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50")
+    if encoder.spec.channels != 3:
+        raise BadInput(f"encoder {name!r} takes {encoder.spec.channels} channels; detection reads RGB images")
+    return copy.deepcopy(body)
+
+
+def look_of(spec: EncoderSpec) -> Look:
+    return Look(tuple(spec.mean) * (3 // len(spec.mean)), tuple(spec.std) * (3 // len(spec.std)))
+
+
+class Detector(GeneralizedRCNN):  # type: ignore[misc]
+    """torchvision's two-stage detector; frozen stages stay frozen, and tests have a size of their own."""
+
+    def __init__(self, parts: Sequence[nn.Module], spec: DetectSpec) -> None:
+        super().__init__(*parts)
+        self.spec = spec
+        for stage in self.frozen():
+            stage.requires_grad_(False)
+
+    def frozen(self) -> Iterator[nn.Module]:
+        body = self.backbone.body if self.spec.arch == "fpn" else self.backbone
+        for name in self.spec.freeze:
+            if name == "stem":
+                yield from (body.conv1, body.bn1)
+            elif name == "layer4" and self.spec.arch == "c4":
+                yield self.roi_heads.box_head.layer4
+            else:
+                yield body.get_submodule(name)
+
+    def train(self, mode: bool = True) -> Detector:
+        super().train(mode)
+        for stage in self.frozen():
+            stage.eval()  # their statistics too are those of the encoder
+        self.transform.min_size = self.spec.min_sizes if mode else (self.spec.test_size,)
+        return self
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameters for the optimizer; the affine part of norms has its own weight decay."""
+        norms = {id(p) for module in self.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return [
+            {"params": [p for p in trained if id(p) not in norms], "weight_decay": self.spec.weight_decay},
+            {"params": [p for p in trained if id(p) in norms], "weight_decay": self.spec.norm_decay},
+        ]
+
+
+def build_detector(body: ResNet, spec: DetectSpec, classes: int, look: Look, seed: int | None = None) -> Detector:
+    """A detector whose backbone is `body` (not a copy); `seed` draws the new layers, the caller's state is kept.
+
+    In a process group its batch norms are synchronised; in one process their statistics are over the whole batch
+    already, which is the same thing.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed if seed is None else seed)
+        parts = _c4(body, spec, classes, look) if spec.arch == "c4" else _fpn(body, spec, classes, look)
+        detector = Detector(parts, spec)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
+    return detector
+
+
+# --- C4 ---------------------------------------------------------------------------------------------------------------
+
+
+class C4Pool(nn.Module):
+    """RoIAlign on the one map there is, with half-pixel alignment: Detectron2's ROIAlignV2."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.align = RoIAlign(size, 1 / STRIDE, sampling_ratio=0, aligned=True)
+
+    def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
+        return self.align(features["0"].float(), boxes)  # type: ignore[no-any-return]
+
+
+class Res5(nn.Module):
+    """The encoder's last stage on every region, MoCo's extra norm, and the mean over places."""
+
+    def __init__(self, layer4: nn.Module, width: int, extra_norm: bool) -> None:
+        super().__init__()
+        self.layer4 = layer4
+        self.norm = nn.BatchNorm2d(width) if extra_norm else nn.Identity()
+
+    def forward(self, regions: Tensor) -> Tensor:
+        maps: Tensor = self.norm(self.layer4(regions))
+        return maps.mean((2, 3))
+
+
+class ProposalHead(RPNHead):  # type: ignore[misc]
+    """Boxes and scores in full precision: in bf16 neighbouring scores are ties, and boxes move by pixels."""
+
+    def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        scores, deltas = super().forward(maps)
+        return [score.float() for score in scores], [delta.float() for delta in deltas]
+
+
+class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
+    """Class scores and box corrections of a region, drawn small as in Detectron2 and given in full precision."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__(width, classes)
+        nn.init.normal_(self.cls_score.weight, std=0.01)
+        nn.init.normal_(self.bbox_pred.weight, std=0.001)
+        nn.init.zeros_(self.cls_score.bias)
+        nn.init.zeros_(self.bbox_pred.bias)
+
+    def forward(self, regions: Tensor) -> tuple[Tensor, Tensor]:
+        scores, deltas = super().forward(regions)
+        return scores.float(), deltas.float()
+
+
+def _width(stage: nn.Module) -> int:
+    """Channels that come out of a stage, with basic blocks or bottlenecks."""
+    return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
+
+
+def _c4(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Module]:
+    names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
+    backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
+    backbone.out_channels = _width(body.layer3)
+    anchors = AnchorGenerator((spec.anchor_sizes,), (spec.anchor_ratios,))
+    rpn = RegionProposalNetwork(
+        anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
+        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposals(spec),
+        nms_thresh=0.7,
+    )  # fmt: skip
+    width = _width(body.layer4)
+    heads = RoIHeads(
+        C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm), BoxPredictor(width, classes + 1),
+        fg_iou_thresh=0.5, bg_iou_thresh=0.5, batch_size_per_image=spec.roi_batch, positive_fraction=0.25,
+        bbox_reg_weights=None, score_thresh=spec.score_threshold, nms_thresh=spec.nms,
+        detections_per_img=spec.detections,
+    )  # fmt: skip
+    return [backbone, rpn, heads, GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, look.mean, look.std)]
+
+
+def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
+    (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
+    return {
+        "pre_nms_top_n": {"training": before, "testing": before_test},
+        "post_nms_top_n": {"training": after, "testing": after_test},
+    }
+
+
+# --- FPN --------------------------------------------------------------------------------------------------------------
+
+
+def _fpn(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Module]:
+    stages = ("layer1", "layer2", "layer3", "layer4")
+    widths = [_width(getattr(body, name)) for name in stages]
+    backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
+    anchors = AnchorGenerator(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
+    proposals = _proposals(spec)
+    made = FasterRCNN(
+        backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=look.mean, image_std=look.std,
+        rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
+        rpn_pre_nms_top_n_train=proposals["pre_nms_top_n"]["training"],
+        rpn_pre_nms_top_n_test=proposals["pre_nms_top_n"]["testing"],
+        rpn_post_nms_top_n_train=proposals["post_nms_top_n"]["training"],
+        rpn_post_nms_top_n_test=proposals["post_nms_top_n"]["testing"], rpn_batch_size_per_image=spec.rpn_batch,
+        box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
+        box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
+    )  # fmt: skip
+    return [made.backbone, made.rpn, made.roi_heads, made.transform]

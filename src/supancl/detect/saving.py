@@ -1,0 +1,108 @@
+"""A detector on disk: detector.safetensors with all that is needed to build it again, and the folder of its run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from supancl.checkpoint import SCHEMA_VERSION, read_safetensors
+from supancl.config import from_json, to_json
+from supancl.detect.layouts import DetectData
+from supancl.detect.model import Detector, build_detector, look_of, resnet_of
+from supancl.detect.spec import DetectSpec
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.files import write_atomically
+from supancl.run import RunFolder, commit, jsonable, versions
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A detector in eval mode and what it was made of."""
+
+    detector: Detector
+    encoder: EncoderSpec
+    classes: tuple[str, ...]
+
+
+class DetectFolder(RunFolder):
+    """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.recipe_file = path / "detect.json"
+        self.detector = path / "detector.safetensors"
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
+        text = json.dumps(jsonable(to_json(content)), indent=2) + "\n"
+        write_atomically(self.recipe_file, lambda path: _write(path, text))
+
+    def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
+        """The recipe, the data, the name of the encoder, and everything else in detect.json."""
+        try:
+            content = json.loads(self.recipe_file.read_text())
+            spec = from_json(DetectSpec, content["spec"], "")
+            data = from_json(DetectData, content["data"], "data")
+            return spec, data, str(content["encoder"]), content
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(f"{self.path} holds no detector run (no readable detect.json)") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadInput(f"{self.recipe_file}: not as a run wrote it ({type(error).__name__}: {error}); bring it "
+                           "back, or choose another --out") from None
+        except BadInput as error:
+            raise BadInput(f"{self.recipe_file}: {error}; bring it back as the run wrote it") from None
+
+
+def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
+    weights = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state_dict().items()}
+    metadata = {
+        "schema_version": str(SCHEMA_VERSION), "kind": "detector", "spec": json.dumps(to_json(detector.spec)),
+        "encoder": json.dumps(to_json(encoder)), "classes": json.dumps(classes),
+    }  # fmt: skip
+    write_atomically(path, lambda temporary: save_file(weights, temporary, metadata=metadata))
+
+
+def is_detector(path: Path) -> bool:
+    """Whether a path is a detector's run or file, rather than an encoder's."""
+    file = path / "detector.safetensors" if path.is_dir() else path
+    return file.suffix == ".safetensors" and file.is_file() and read_safetensors(file)[1].get("kind") == "detector"
+
+
+def load_detector(path: Path | str) -> Saved:
+    """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "detector.safetensors"
+        if not file.exists():
+            raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
+    if not file.exists():
+        raise BadInput(f"no file {file}; give the folder of a detector's run, or its detector.safetensors")
+    weights, metadata = read_safetensors(file)
+    if metadata.get("kind") != "detector":
+        raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")
+    if int(metadata["schema_version"]) > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl (schema {metadata['schema_version']}, known "
+                       f"{SCHEMA_VERSION}); upgrade")
+    try:
+        spec = from_json(DetectSpec, json.loads(metadata["spec"]), "")
+        encoder = from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder")
+        classes = tuple(map(str, json.loads(metadata["classes"])))
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
+    detector = build_detector(resnet_of(encoder.build()), spec, len(classes), look_of(encoder))
+    try:
+        detector.load_state_dict(weights)
+    except RuntimeError as error:
+        raise BadInput(f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); "
+                       "copy it again") from None
+    detector.eval()
+    return Saved(detector, encoder, classes)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

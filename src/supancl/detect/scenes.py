@@ -1,0 +1,135 @@
+"""Images with boxes: what training and testing are given, whatever the layout on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from supancl.data.images import decode, why
+from supancl.errors import BadInput
+
+SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One image: its boxes (N, 4) as x1, y1, x2, y2 in pixels from 0, and which of them are no fair question.
+
+    `difficult` is VOC's mark, `crowd` COCO's: neither counts in a test, and no detection of one is a mistake.
+    """
+
+    path: Path
+    height: int
+    width: int
+    boxes: Tensor
+    labels: Tensor  # into the class names, from 0
+    difficult: Tensor
+    crowd: Tensor
+
+    def only(self, kept: Tensor) -> Scene:
+        return replace(self, boxes=self.boxes[kept], labels=self.labels[kept], difficult=self.difficult[kept],
+                       crowd=self.crowd[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """A set of annotated images."""
+
+    scenes: tuple[Scene, ...]
+    classes: tuple[str, ...]
+    where: str
+    remarks: tuple[str, ...] = ()
+    limit: float = 0.0  # bytes of decoded images that may be kept in memory
+    kept: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def image(self, position: int) -> Tensor:
+        """uint8 (3, H, W); an image that is not the size its annotation says is refused."""
+        if position in self.kept:
+            return self.kept[position]
+        scene = self.scenes[position]
+        try:
+            image = decode(scene.path)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{scene.path}: cannot be read as an image ({why(error)}); mend it, or take it out of the "
+                           "list of images") from None
+        if tuple(image.shape[1:]) != (scene.height, scene.width):
+            raise BadInput(f"{scene.path} is {image.shape[2]} x {image.shape[1]}, its annotation says {scene.width} x "
+                           f"{scene.height}; scale the boxes with the image")
+        if self.limit and (len(self.kept) + 1) * image.numel() <= self.limit:
+            self.kept[position] = image
+        return image
+
+    def fingerprint(self) -> str:
+        """Changes with any image name, class or box."""
+        told = hashlib.sha256("\n".join(self.classes).encode())
+        for scene in self.scenes:
+            told.update(scene.path.name.encode())
+            told.update(scene.boxes.numpy().tobytes() + scene.labels.numpy().tobytes())
+        return told.hexdigest()[:16]
+
+
+def made_scene(
+    path: Path, size: tuple[int, int], boxes: Sequence[Sequence[float]], labels: Sequence[int],
+    difficult: Sequence[bool] | None = None, crowd: Sequence[bool] | None = None, where: str | None = None,
+) -> tuple[Scene, int]:  # fmt: skip
+    """A checked scene, and how many of its boxes were cut at the border. `size` is (height, width).
+
+    A box that reaches over the border is cut there; one that is empty or wholly outside is an error in the
+    annotation, and refused.
+    """
+    height, width = size
+    where = where or str(path)
+    if height < 1 or width < 1:
+        raise BadInput(f"{where}: the image is said to be {width} x {height}; mend the annotation")
+    given = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
+    limits = torch.tensor([width, height, width, height], dtype=torch.float64)
+    cut = torch.minimum(given.clamp(min=0), limits)
+    over = ((given - cut).abs() > SLACK).any(1)
+    empty = ~torch.isfinite(given).all(1) | ~(cut[:, 2:] > cut[:, :2]).all(1)
+    if empty.any():
+        number = int(empty.nonzero()[0, 0])
+        told = ", ".join(f"{value:g}" for value in given[number].tolist())
+        raise BadInput(f"{where}: box {number + 1} ({told}) is empty or lies outside the image of {width} x {height}; "
+                       "mend or remove it")
+    none = torch.zeros(len(given), dtype=torch.bool)
+    scene = Scene(
+        path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1),
+        none if difficult is None else torch.tensor(difficult, dtype=torch.bool).reshape(-1),
+        none if crowd is None else torch.tensor(crowd, dtype=torch.bool).reshape(-1),
+    )  # fmt: skip
+    return scene, int(over.sum())
+
+
+def cut_remark(count: int, where: str) -> tuple[str, ...]:
+    return (f"{where}: {count} boxes reached over the border of their image and were cut there",) if count else ()
+
+
+def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
+    """Without crowds (they are no objects), and as asked without difficult boxes and without images of nothing."""
+    chosen = [scene.only(~scene.crowd & (~scene.difficult | train_difficult)) for scene in scenes.scenes]
+    if not keep_empty:
+        chosen = [scene for scene in chosen if len(scene.boxes)]
+    if not any(len(scene.boxes) for scene in chosen):
+        raise BadInput(f"{scenes.where}: no box to train on in {len(scenes)} images; is it the right list of images?")
+    return replace(scenes, scenes=tuple(chosen), limit=memory_gb * 1e9, kept={})
+
+
+def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
+    """The same scenes under another list of class names, which must hold theirs."""
+    unknown = [name for name in scenes.classes if name not in classes]
+    used = {scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}
+    missing = next((name for name in unknown if name in used), None)
+    if missing is not None:
+        raise BadInput(f"{scenes.where}: class {missing!r} is unknown to the detector, which knows "
+                       f"{', '.join(classes[:20])}; test on data with its classes")
+    place = torch.tensor([classes.index(name) if name in classes else -1 for name in scenes.classes], dtype=torch.long)
+    moved = tuple(replace(scene, labels=place[scene.labels]) for scene in scenes.scenes)
+    return replace(scenes, scenes=moved, classes=classes)

@@ -1,0 +1,142 @@
+"""The recipe of a detector: every value once, with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from supancl.config import Count, Fraction, Natural, NotNegative, Positive, Within, replaced, validated
+from supancl.errors import BadInput
+
+Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
+STAGES: tuple[Stage, ...] = ("stem", "layer1", "layer2", "layer3", "layer4")
+
+
+@dataclass(frozen=True)
+class DetectSpec:
+    """Faster R-CNN as MoCo fine-tunes it on VOC07+12 (R50-C4, 24k iterations); SOURCES says whose each value is."""
+
+    arch: Literal["c4", "fpn"] = "c4"
+    # the schedule
+    iters: Count = 24_000
+    batch_size: Count = 16
+    lr: Positive = 0.02
+    momentum: Annotated[float, Within(0, 0.9999)] = 0.9
+    weight_decay: NotNegative = 1e-4
+    norm_decay: NotNegative = 0.0
+    warmup: Natural = 100
+    warmup_factor: Fraction = 0.001
+    steps: tuple[Count, ...] = (18_000, 22_000)
+    gamma: Fraction = 0.1
+    # what the images look like
+    min_sizes: tuple[Annotated[int, Within(16, None)], ...] = tuple(range(480, 801, 32))
+    test_size: Annotated[int, Within(16, None)] = 800
+    max_size: Annotated[int, Within(16, None)] = 1333
+    flip: Fraction = 0.5
+    train_difficult: bool = True
+    keep_empty: bool = False
+    # the detector
+    anchor_sizes: tuple[Count, ...] = (32, 64, 128, 256, 512)
+    anchor_ratios: tuple[Positive, ...] = (0.5, 1.0, 2.0)
+    rpn_train: tuple[Count, Count] = (12_000, 2_000)
+    rpn_test: tuple[Count, Count] = (6_000, 1_000)
+    rpn_batch: Count = 256
+    roi_batch: Count = 512
+    pool: Count = 14
+    extra_norm: bool = True
+    freeze: tuple[Stage, ...] = ()
+    # testing
+    precise_bn: Natural = 200
+    score_threshold: Fraction = 0.05
+    nms: Fraction = 0.5
+    detections: Count = 100
+    test_batch: Count = 4
+    # the run
+    seed: Natural = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    workers: Natural = 4
+    memory_gb: NotNegative = 4.0
+    log_every: Count = 20
+    eval_every: Natural = 0
+    checkpoint_every: Count = 1_000
+
+
+MOCO_VOC = "MoCo detection/configs/pascal_voc_R_50_C4_24k.yaml"
+MOCO_BASE = "MoCo detection/configs/Base-RCNN-C4-BN.yaml"
+D2 = "Detectron2 config/defaults.py"
+TORCHVISION = "torchvision FasterRCNN defaults"
+SOURCES: dict[str, str] = {
+    "iters": MOCO_VOC, "steps": MOCO_VOC, "warmup": MOCO_VOC, "min_sizes": MOCO_VOC, "test_size": MOCO_VOC,
+    "batch_size": MOCO_BASE, "lr": MOCO_BASE, "rpn_test": MOCO_BASE, "freeze": f"{MOCO_BASE} (FREEZE_AT 0)",
+    "extra_norm": f"{MOCO_BASE} (Res5ROIHeadsExtraNorm)", "precise_bn": f"{MOCO_BASE}; number from {D2}",
+    "arch": "the paper: following MoCo, which takes R50-C4",
+    "momentum": D2, "weight_decay": D2, "norm_decay": D2, "warmup_factor": D2, "gamma": D2, "max_size": D2,
+    "flip": D2, "keep_empty": D2, "anchor_sizes": D2, "anchor_ratios": D2, "rpn_train": D2, "rpn_batch": D2,
+    "roi_batch": D2, "pool": D2, "score_threshold": D2, "nms": D2, "detections": D2,
+    "train_difficult": "Detectron2 data/datasets/pascal_voc.py keeps them in training",
+}  # fmt: skip
+OURS = "chosen here"
+
+# torchvision's own numbers where C4's make no sense: proposals are counted for each level of the pyramid
+FPN: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
+
+
+def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) -> DetectSpec:
+    """The recipe of an architecture with fields set anew; another number of iterations scales its schedule.
+
+    >>> detect_spec("c4", {"iters": 2400}).steps
+    (1800, 2200)
+    """
+    given = dict(overrides or {})
+    arch = str(given.pop("arch", arch))
+    spec = replaced(DetectSpec(), "arch", arch)
+    if spec.arch == "fpn":
+        spec = replace(spec, **FPN)
+    whole = spec.iters
+    for name, value in given.items():
+        spec = replaced(spec, name, value)
+    spec = _scaled(spec, whole, set(given))
+    return _sound(validated(spec, ""))
+
+
+def source_of(field: str, arch: str = "c4") -> str:
+    """Where the recipe's value of a field comes from."""
+    return TORCHVISION if arch == "fpn" and field in FPN else SOURCES.get(field, OURS)
+
+
+def _scaled(spec: DetectSpec, whole: int, given: set[str]) -> DetectSpec:
+    """A short run takes the same steps earlier, and warms up and measures its statistics over no more than a tenth."""
+    if spec.iters == whole:
+        return spec
+    tenth = max(1, spec.iters // 10)
+    scaled: dict[str, Any] = {
+        "steps": tuple(max(1, round(step * spec.iters / whole)) for step in spec.steps),
+        "warmup": min(spec.warmup, tenth),
+        "precise_bn": min(spec.precise_bn, tenth),
+    }
+    return replace(spec, **{name: value for name, value in scaled.items() if name not in given})
+
+
+def _sound(spec: DetectSpec) -> DetectSpec:
+    for name in ("min_sizes", "anchor_sizes", "anchor_ratios"):
+        if not getattr(spec, name):
+            raise BadInput(f"{name} is empty; give at least one")
+    if max(*spec.min_sizes, spec.test_size) > spec.max_size:
+        raise BadInput(f"max_size = {spec.max_size} is below the short side of {max(*spec.min_sizes, spec.test_size)}; "
+                       "raise max_size or lower min_sizes and test_size")
+    if list(spec.steps) != sorted(spec.steps):
+        raise BadInput(f"steps = {list(spec.steps)}: must rise")
+    if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
+        raise BadInput(f"anchor_sizes has {len(spec.anchor_sizes)} entries; fpn takes 5, one for each level")
+    return spec
+
+
+def rate(spec: DetectSpec, step: int) -> float:
+    """The learning rate of a step (0, 1, ...): linear warm-up, then a factor gamma at each of `steps`."""
+    warm = 1.0
+    if step < spec.warmup:
+        done = step / spec.warmup
+        warm = spec.warmup_factor * (1 - done) + done
+    return float(spec.lr * warm * spec.gamma ** sum(step >= at for at in spec.steps))
