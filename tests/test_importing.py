@@ -610,3 +610,14 @@ def test_blocks_with_a_shortcut_compute_what_torchvisions_compute():
         maps = torch.randn(2, 256 if bottleneck else 64, 8, 8)
         with torch.no_grad():
             torch.testing.assert_close(ours(maps), block.eval()(maps))
+
+
+def test_a_timm_model_gets_the_mean_and_std_that_timm_lists_for_it(tmp_path: Path) -> None:
+    name = "vit_tiny_patch16_224"
+    listed = timm.get_pretrained_cfg(name)
+    assert listed is not None
+    assert tuple(listed.mean) == (0.5, 0.5, 0.5)  # not ImageNet's
+    torch.save(timm.create_model(name, img_size=32, num_classes=0).state_dict(), tmp_path / "weights.pth")
+    encoder = open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}")
+    assert (encoder.mean, encoder.std, encoder.size) == (tuple(listed.mean), tuple(listed.std), 32)
+    assert open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}", mean=(0.1, 0.2, 0.3)).mean == (0.1, 0.2, 0.3)

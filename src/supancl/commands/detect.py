@@ -15,6 +15,7 @@ from supancl.console import Terminal, table
 from supancl.detect.export import FORMATS, export_detector
 from supancl.detect.layouts import YEARS, DetectData, open_scenes
 from supancl.detect.metrics import coco_counter, coco_scores
+from supancl.detect.model import absolute_encoder
 from supancl.detect.saving import DetectFolder, load_detector
 from supancl.detect.scenes import relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
@@ -122,7 +123,9 @@ def settings_of(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, D
     overrides = {name: value for name, (value, _) in args.overrides.items()}
     if isinstance(overrides.get("freeze"), str):
         overrides["freeze"] = [name for name in overrides["freeze"].split(",") if name]
-    kept = sorted([out / "detect.json", *out.glob("seed-*/detect.json")]) if args.resume else []
+    # the shorter number first: seed-5 before seed-10
+    several = sorted(out.glob("seed-*/detect.json"), key=lambda file: (len(file.parent.name), file.parent.name))
+    kept = [out / "detect.json", *several] if args.resume else []
     begun = next((file.parent for file in kept if file.exists()), None)
     if begun is None:
         if args.encoder is None:
@@ -135,7 +138,7 @@ def settings_of(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, D
         if getattr(asked, name) != getattr(spec, name):
             raise BadInput(f"{name} = {getattr(asked, name)!r} differs from {getattr(spec, name)!r} in "
                            f"{begun / 'detect.json'}; a run continues with its own settings")
-    if args.encoder not in (None, encoder):
+    if args.encoder is not None and absolute_encoder(args.encoder) != encoder:
         raise BadInput(f"{begun} began from {encoder}, not from {args.encoder}; leave it out to continue")
     return encoder, data_of(args, data), spec
 

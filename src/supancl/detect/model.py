@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,14 @@ def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
     else:
         encoder = open_encoder(text)
     return resnet_of(encoder), encoder.spec
+
+
+def absolute_encoder(text: str) -> str:
+    """The same name from every folder: the file in it, after an @ too, as a whole path."""
+    name, at, file = text.partition("@")
+    if Path(text).exists():
+        return str(Path(text).resolve())
+    return f"{name}@{Path(file).resolve()}" if at and Path(file).exists() else text
 
 
 def resnet_of(encoder: Encoder) -> ResNet:

@@ -109,7 +109,9 @@ def made_scene(
 
 
 def cut_remark(count: int, where: str) -> tuple[str, ...]:
-    return (f"{where}: {count} boxes reached over the border of their image and were cut there",) if count else ()
+    boxes = "1 box reached over the border of its image and was" if count == 1 else (
+        f"{count} boxes reached over the border of their images and were")
+    return (f"{where}: {boxes} cut there",) if count else ()
 
 
 def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:

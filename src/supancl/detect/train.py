@@ -20,7 +20,7 @@ from supancl.data.order import seeded
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_counter, coco_scores
-from supancl.detect.model import Detector, build_detector, look_of, open_body
+from supancl.detect.model import Detector, absolute_encoder, build_detector, look_of, open_body
 from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_training
 from supancl.detect.spec import DetectSpec, rate
@@ -98,7 +98,7 @@ def train_detector(
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
     """Fine-tune a detector from an encoder (see `open_body`), test it, and keep everything in `out`."""
-    reporter = reporter or Reporter()
+    reporter, encoder = reporter or Reporter(), absolute_encoder(encoder)
     coco_counter()  # whether the test can be counted is asked before the work
     device = pick_device(spec.device)
     train, test = open_scenes(data)
@@ -179,8 +179,8 @@ def _loop(
         while training.step < spec.iters:
             training.advance(batches)
             images += spec.batch_size
-            ends = training.step == spec.iters
-            saves = ends or training.step % spec.checkpoint_every == 0 or bool(received)
+            ends, stops = training.step == spec.iters, bool(received)  # asked once: what stops here is saved here
+            saves = ends or stops or training.step % spec.checkpoint_every == 0
             if training.step % spec.log_every == 0 or saves:
                 losses = training.mean_since()  # waits for the device, so that the time below is the true one
                 row = {"kind": "train", "step": training.step, **losses, "lr": rate(spec, training.step - 1),
@@ -194,7 +194,7 @@ def _loop(
                 since = time.perf_counter()
             if saves:
                 save_checkpoint(folder.checkpoints, training.step, training.state())
-            if received and not ends:
+            if stops and not ends:
                 name = signal.Signals(received[0]).name
                 how = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"
                 raise Interrupted(f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: "

@@ -173,11 +173,23 @@ def _build(
     if size is not None and side is not None and size != side:
         raise BadInput(f"its positions are for images of {side} px, not {size}; leave size out (--size)")
     usual = side or (32 if name.startswith("cifar-") else 224)
+    usual_mean, usual_std = _colours(name)
     spec = {
         "name": name, "channels": channels, "size": usual if size is None else size,
-        "mean": list(IMAGENET_MEAN if mean is None else mean), "std": list(IMAGENET_STD if std is None else std),
+        "mean": list(usual_mean if mean is None else mean), "std": list(usual_std if std is None else std),
     }  # fmt: skip
     return from_json(EncoderSpec, spec, "encoder").build()
+
+
+def _colours(name: str) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and std: timm says what each of its models was trained with, for others it is ImageNet's."""
+    if name.startswith("timm:"):
+        import timm
+
+        known = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+        if known is not None:
+            return known.mean, known.std
+    return IMAGENET_MEAN, IMAGENET_STD
 
 
 def _fill(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> None:

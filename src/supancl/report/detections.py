@@ -79,6 +79,8 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
                 axis.plot(*zip(*points, strict=True), label=name, color=COLOURS[i % len(COLOURS)], **style)
+        if kind == "test":
+            axis.set_ylim(bottom=0)
         axis.set_title(title)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)

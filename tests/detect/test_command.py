@@ -1,0 +1,128 @@
+"""`supancl detect` as typed."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from supancl.checkpoint import save_encoder
+from supancl.cli import main
+from supancl.encoders import EncoderSpec
+
+from .drawn import write_coco, write_voc
+
+SETS = {
+    "min_sizes": "[64]", "test_size": "64", "max_size": "128", "anchor_sizes": "[24,40]", "anchor_ratios": "[1.0]",
+    "rpn_train": "[100,10]", "rpn_test": "[100,10]", "rpn_batch": "16", "roi_batch": "8", "pool": "4", "workers": "0",
+    "precise_bn": "1", "log_every": "1",
+}  # fmt: skip
+TINY = [word for name, value in SETS.items() for word in ("--set", f"{name}={value}")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    root = tmp_path_factory.mktemp("drawn")
+    write_voc(root, {"train": range(4), "val": range(4, 6)})
+    torch.manual_seed(0)
+    save_encoder(root / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
+    return root
+
+
+def train(place, out, *more):
+    words = ["detect", "train", str(place / "encoder.safetensors"), "--data", str(place), "--year", "2012"]
+    return main([*words, "--iters", "2", "--batch-size", "2", "--device", "cpu", *TINY, "--out", str(out), *more])
+
+
+def test_train_test_and_export(place, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(place, out, "--json", str(tmp_path / "train.json"), "--freeze", "stem,layer1") == 0
+    told = json.loads((tmp_path / "train.json").read_text())
+    assert list(told["runs"]) == ["seed 0"]
+    assert told["spread"]["AP"]["n"] == 1
+    assert json.loads((out / "detect.json").read_text())["spec"]["freeze"] == ["stem", "layer1"]
+    for name in ("curves.png", "detections.png"):
+        with Image.open(out / name) as picture:
+            assert min(picture.size) > 100
+    assert main(["detect", "eval", str(out), "--device", "cpu", "--json", str(tmp_path / "eval.json")]) == 0
+    again = json.loads((tmp_path / "eval.json").read_text())
+    assert again["AP"] == told["runs"]["seed 0"]["AP"]
+    assert (out / "evaluate" / "detections.png").exists()
+    assert main(["detect", "export", str(out), "--format", "detectron2", "--out", str(tmp_path / "d2.pth")]) == 0
+    assert "roi_heads.res5.norm.weight" in torch.load(tmp_path / "d2.pth", weights_only=True)["model"]
+    assert "AP50" in capsys.readouterr().out
+    assert train(place, out) == 2
+    assert "already holds a run; continue it with --resume" in capsys.readouterr().err
+    assert main(["detect", "train", "--resume", "--out", str(out), "--quiet"]) == 0  # it has ended; it is tested again
+    assert main(["detect", "train", "--resume", "--out", str(out), "--lr", "0.7"]) == 2
+    assert "lr = 0.7 differs from 0.02" in capsys.readouterr().err
+    assert main(["detect", "train", "random:resnet50", "--resume", "--out", str(out)]) == 2
+    assert "began from" in capsys.readouterr().err
+
+
+def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys):
+    assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5") == 0
+    told = json.loads((tmp_path / "runs" / "seeds.json").read_text())
+    assert list(told["runs"]) == ["seed 5", "seed 6"]
+    assert told["spread"]["AP50"]["n"] == 2
+    assert (tmp_path / "runs" / "seed-6" / "detections.png").exists()
+    out = capsys.readouterr().out
+    assert "mean" in out
+    assert "std" in out
+    seeds = [json.loads((tmp_path / "runs" / f"seed-{s}" / "detect.json").read_text())["spec"]["seed"] for s in (5, 6)]
+    assert seeds == [5, 6]
+    assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5", "--quiet", "--resume") == 0
+
+
+def test_coco_files_train_a_pyramid_from_nothing(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    files = [write_coco(tmp_path / name / f"{name}.json", seeds) for name, seeds in (("a", [0, 1]), ("b", [2]))]
+    words = ["detect", "train", "random:resnet18", "--data", str(files[0]), "--test", str(files[1]), "--arch", "fpn"]
+    sets = [*TINY, "--set", "anchor_sizes=[16,24,40,64,96]", "--set", "pool=7"]
+    assert main([*words, "--iters", "1", "--batch-size", "2", *sets, "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    assert (tmp_path / "run" / "detector.safetensors").exists()
+    kept = json.loads((tmp_path / "run" / "detect.json").read_text())
+    assert kept["classes"] == ["disc", "square"]
+    assert kept["encoder_spec"]["name"] == "resnet18"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["train"], "name an encoder"),
+        (["train", "random:resnet18"], "name the images with --data"),
+        (["train", "--resume"], "--resume continues the run in --out"),
+        (["train", "random:resnet18", "--data", ".", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["train", "random:resnet18", "--data", "nowhere"], "no folder or file"),
+        (["train", "random:resnet18", "--data", ".", "--set", "itres=3"], "did you mean 'iters'"),
+        (["train", "random:resnet18", "--data", ".", "--freeze", "res2"], "must be one of stem"),
+        (["train", "nowhere.pth", "--data", "{place}", "--year", "2012"], "no file nowhere.pth"),
+        (["train", "random:vit-small", "--data", "{place}", "--year", "2012"], "is no ResNet"),
+        (["train", "random:cifar-resnet18", "--data", "{place}", "--year", "2012"], "has the stem for 32 px"),
+        (["train", "random:resnet18", "--data", "{place}"], "holds no VOC2007"),
+        (["eval", "nowhere"], "no file nowhere"),
+        (["export", "nowhere", "--format", "torchvision", "--out", "x.pth"], "no file nowhere"),
+        (["frobnicate"], "unknown command 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_line(place, tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["detect", *(word.format(place=place) for word in words)])
+    except SystemExit as error:
+        code = error.code
+    err = capsys.readouterr().err
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_data_must_have_classes_the_detector_knows(place, tmp_path, capsys):
+    assert train(place, tmp_path / "run", "--iters", "1", "--quiet") == 0
+    folder = write_voc(tmp_path, {"train": [0], "val": [1]})
+    for file in (folder / "Annotations").iterdir():
+        file.write_text(file.read_text().replace("<name>disc<", "<name>star<").replace("<name>square<", "<name>star<"))
+    assert main(["detect", "eval", str(tmp_path / "run"), "--data", str(tmp_path), "--year", "2012"]) == 2
+    assert "class 'star' is unknown to the detector, which knows disc, square" in capsys.readouterr().err

@@ -1,0 +1,217 @@
+"""Reading VOC and COCO annotations, and refusing what is wrong in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl.detect.batches import Batches, flipped
+from supancl.detect.layouts import DetectData, open_scenes, read_coco, read_voc
+from supancl.detect.scenes import for_training, made_scene, relabelled
+from supancl.detect.spec import detect_spec
+from supancl.errors import BadInput
+
+from .drawn import SIDE, TINY, annotation, scene, write_coco, write_voc
+
+LIST = (("2012", "train"),)
+ONE = [("disc", 10.0, 20.0, 40.0, 60.0)]
+
+
+def rewrite(folder, text, seed=0):
+    (folder / "Annotations" / f"{seed:06d}.xml").write_text(text)
+
+
+def test_voc_boxes_become_coordinates_from_zero(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1]}, difficult=[1])
+    scenes = read_voc(tmp_path, LIST)
+    assert scenes.classes == ("disc", "square")
+    for seed, found in enumerate(scenes.scenes):
+        _, boxes = scene(seed)
+        assert found.boxes.tolist() == [list(box[1:]) for box in boxes]
+        assert [scenes.classes[label] for label in found.labels.tolist()] == [box[0] for box in boxes]
+        assert found.difficult.tolist() == [False, True]
+        assert not found.crowd.any()
+    assert scenes.image(0).shape == (3, SIDE, SIDE)
+
+
+def test_the_union_of_both_years_is_tested_on_the_earlier(tmp_path):
+    write_voc(tmp_path, {"trainval": [0, 1], "test": [2]}, "2007")
+    write_voc(tmp_path, {"trainval": [3, 4, 5]}, "2012")
+    train, test = open_scenes(DetectData(str(tmp_path), "07+12"))
+    assert [each.path.stem for each in train.scenes] == ["000000", "000001", "000003", "000004", "000005"]
+    assert [each.path.stem for each in test.scenes] == ["000002"]
+    assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit"), "2007"))[0]) == 2
+    assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit" / "VOC2007"), "2007"))[0]) == 2
+
+
+def test_a_coco_file_gives_the_same_scenes_as_voc(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1, 2]})
+    voc, coco = read_voc(tmp_path, LIST), read_coco(write_coco(tmp_path / "all.json", [0, 1, 2], crowd=[1]))
+    assert coco.classes == voc.classes
+    for one, other in zip(voc.scenes, coco.scenes, strict=True):
+        assert torch.equal(one.boxes, other.boxes)
+        assert torch.equal(one.labels, other.labels)
+        assert other.crowd.tolist() == [False, True]
+
+
+def test_coco_s_own_folders_are_found(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    for name, seeds in (("train2017", [0, 1]), ("val2017", [2])):
+        (tmp_path / name).mkdir()
+        made = write_coco(tmp_path / name / "x.json", seeds)
+        made.rename(tmp_path / "annotations" / f"instances_{name}.json")
+    train, test = open_scenes(DetectData(str(tmp_path)))
+    assert (len(train), len(test)) == (2, 1)
+    assert test.image(0).shape == (3, SIDE, SIDE)
+
+
+def test_the_real_subset_opens(tmp_path):
+    import zipfile
+
+    archive = Path(__file__).parents[3] / "shared" / "data" / "voc2012_mini_s192.zip"
+    with zipfile.ZipFile(archive) as opened:
+        names = opened.namelist()
+        opened.extractall(tmp_path, [name for name in names if not name.endswith(".jpg")])
+    root = next(folder.parent for folder in tmp_path.rglob("VOC2012"))
+    train, test = open_scenes(DetectData(str(root), "2012"))
+    assert (len(train), len(test), len(train.classes)) == (800, 400, 20)
+    assert train.classes[0] == "aeroplane"
+    assert train.classes[-1] == "tvmonitor"
+    assert sum(int(each.difficult.sum()) for each in (*train.scenes, *test.scenes)) > 100
+
+
+def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
+    scenes = read_voc(tmp_path, LIST)
+    assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
+    assert "1 box reached over the border of its image and was cut there" in scenes.remarks[0]
+
+
+def test_a_pixel_over_the_border_is_not_worth_a_remark():
+    made, cut = made_scene(Path("a.jpg"), (SIDE, SIDE), [[-1.0, 0, 20, 20]], [0])
+    assert made.boxes.tolist() == [[0.0, 0.0, 20.0, 20.0]]
+    assert cut == 0
+
+
+@pytest.mark.parametrize(
+    "box",
+    [(200.0, 5.0, 260.0, 40.0), (30.0, 30.0, 30.0, 50.0), (40.0, 40.0, 20.0, 60.0), (float("nan"), 1.0, 5.0, 5.0)],
+)
+def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, annotation([*ONE, ("disc", *box)]))
+    with pytest.raises(BadInput, match=r"000000\.xml: box 2 .* is empty or lies outside the image of 96 x 96; mend"):
+        read_voc(tmp_path, LIST)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("<annotation>", "not an annotation of VOC"),
+        ("<annotation></annotation>", "no <size><height>"),
+        (annotation(ONE).replace("<xmin>11.0</xmin>", ""), "no <bndbox><xmin>"),
+        (annotation(ONE).replace("11.0", "left"), "not an annotation of VOC"),
+        (annotation(ONE, (0, 0)), "the image is said to be 0 x 0"),
+    ],
+)
+def test_an_annotation_that_is_none_is_refused(tmp_path, text, told):
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, text)
+    with pytest.raises(BadInput) as error:
+        read_voc(tmp_path, LIST)
+    assert told in str(error.value)
+    assert "000000.xml" in str(error.value)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0]})
+    with pytest.raises(BadInput, match="no folder or file"):
+        open_scenes(DetectData(str(tmp_path / "nowhere")))
+    with pytest.raises(BadInput, match="holds no VOC2007"):
+        open_scenes(DetectData(str(tmp_path), "07+12"))
+    with pytest.raises(BadInput, match=r"--year 2010: must be one of 07\+12, 2007, 2012"):
+        open_scenes(DetectData(str(tmp_path), "2010"))
+    with pytest.raises(BadInput, match=r"no readable list .*val\.txt"):
+        open_scenes(DetectData(str(tmp_path), "2012"))
+    (folder / "Annotations" / "000000.xml").unlink()
+    with pytest.raises(BadInput, match=r"no annotation .*000000\.xml"):
+        read_voc(tmp_path, LIST)
+
+
+def test_a_coco_file_that_is_none_is_refused(tmp_path):
+    file = write_coco(tmp_path / "a.json", [0])
+    with pytest.raises(BadInput, match="name what to test on with --test"):
+        open_scenes(DetectData(str(file)))
+    content = json.loads(file.read_text())
+    for key in ("images", "categories", "annotations"):
+        file.write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+        with pytest.raises(BadInput, match=f"a.json: not a COCO annotation file .KeyError: '{key}'"):
+            read_coco(file)
+    file.write_text("{")
+    with pytest.raises(BadInput, match="not a COCO annotation file"):
+        read_coco(file)
+
+
+def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1]})
+    rewrite(folder, annotation(ONE, (120, SIDE)))
+    (folder / "JPEGImages" / "000001.jpg").write_bytes(b"no image")
+    scenes = read_voc(tmp_path, LIST)
+    with pytest.raises(BadInput, match=r"000000\.jpg is 96 x 96, its annotation says 120 x 96"):
+        scenes.image(0)
+    with pytest.raises(BadInput, match=r"000001\.jpg: cannot be read as an image"):
+        scenes.image(1)
+
+
+def test_what_is_trained_on(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1, 2]}, difficult=[1])
+    rewrite(folder, annotation([]), 1)
+    scenes = read_voc(tmp_path, LIST)
+    assert [len(each.boxes) for each in for_training(scenes, True, False, 0).scenes] == [2, 2]
+    assert [len(each.boxes) for each in for_training(scenes, False, True, 0).scenes] == [1, 0, 1]
+    rewrite(folder, annotation([]), 0)
+    rewrite(folder, annotation([]), 2)
+    with pytest.raises(BadInput, match="no box to train on in 3 images"):
+        for_training(read_voc(tmp_path, LIST), True, True, 0)
+
+
+def test_a_class_the_detector_does_not_know_is_refused(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1, 2]})
+    scenes = read_voc(tmp_path, LIST)
+    assert relabelled(scenes, ("a", "disc", "square")).scenes[0].labels.tolist() == [
+        label + 1 for label in scenes.scenes[0].labels.tolist()
+    ]
+    with pytest.raises(BadInput, match="class 'square' is unknown to the detector, which knows disc"):
+        relabelled(scenes, ("disc",))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_depend_on_seed_and_step_alone(tmp_path, workers):
+    write_voc(tmp_path, {"train": range(5)})
+    scenes = for_training(read_voc(tmp_path, LIST), True, False, 0)
+    spec = detect_spec("c4", {**TINY, "workers": workers, "batch_size": 3, "iters": 6})
+    device = torch.device("cpu")
+    with Batches(scenes, spec, device, 6) as forward, Batches(scenes, spec, device, 6) as late:
+        seen = [forward(step) for step in range(6)]
+        images, targets = late(4)
+    for one, other in zip(images, seen[4][0], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(targets, seen[4][1], strict=True):
+        assert torch.equal(one["boxes"], other["boxes"])
+    taken = [position for step in range(5) for position in forward.positions(step)]
+    assert sorted(taken) == sorted(list(range(5)) * 3)  # no image is left out of an epoch
+
+
+def test_a_mirrored_image_has_its_shapes_where_the_boxes_say(tmp_path):
+    write_voc(tmp_path, {"train": range(4)})
+    scenes = for_training(read_voc(tmp_path, LIST), True, False, 0)
+    spec = detect_spec("c4", {**TINY, "flip": 1.0, "iters": 4})
+    with Batches(scenes, spec, torch.device("cpu"), 4) as batches:
+        images, targets = batches(0)
+    for image, target in zip(images, targets, strict=True):
+        for x1, y1, x2, y2 in target["boxes"].round().int().tolist():
+            inside = image[:, y1 + 8 : y2 - 8, x1 + 8 : x2 - 8]
+            assert float((inside.amax(0) - inside.amin(0)).median()) > 0.4  # a strong colour, where the rest is grey
+    assert torch.equal(flipped(flipped(targets[0]["boxes"], SIDE), SIDE), targets[0]["boxes"])

@@ -1,0 +1,162 @@
+"""The detector: what the encoder gives to it, what is frozen, which encoders do not fit."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet
+
+from supancl.checkpoint import save_encoder
+from supancl.detect.model import Look, build_detector, open_body, resnet_of
+from supancl.detect.spec import detect_spec
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+
+from .drawn import SIDE, TINY, tiny_resnet
+
+LOOK = Look((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+FIVE = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 7}
+
+
+def built(arch="c4", **overrides):
+    spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {}), **overrides})
+    torch.manual_seed(0)
+    return build_detector(tiny_resnet(), spec, 2, LOOK)
+
+
+def encoder_tensors(detector):
+    """name in the ResNet -> tensor in the detector."""
+    found = {}
+    for name, value in detector.state_dict().items():
+        for prefix in ("backbone.body.", "backbone.", "roi_heads.box_head."):
+            short = name.removeprefix(prefix)
+            if short != name and short.startswith(("conv1.", "bn1.", "layer")) and not short.startswith("layer_blocks"):
+                found[short] = value
+    return found
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
+    encoder = EncoderSpec("resnet18", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)).build()
+    with torch.no_grad():
+        for value in encoder.body.state_dict().values():
+            value.add_(3 if value.dtype == torch.long else torch.rand(value.shape) + 0.01)
+    save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
+    spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {})})
+    body, described = open_body(str(tmp_path / "encoder.safetensors"))
+    given = encoder_tensors(build_detector(body, spec, 2, Look(described.mean, described.std)))
+    fresh_body, _ = open_body("random:resnet18", 1)
+    fresh = encoder_tensors(build_detector(fresh_body, spec, 2, LOOK))
+    expected = encoder.body.state_dict()
+    assert set(given) == set(fresh) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(given[name], value), name
+        assert not torch.equal(fresh[name], value), name
+    assert described.mean == (0.4, 0.5, 0.6)
+
+
+def test_a_random_start_is_a_function_of_the_seed():
+    weights = [open_body("random:resnet18", seed)[0].conv1.weight for seed in (0, 0, 1)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_step_changes_every_tensor_that_is_trained():
+    detector = built()
+    before = {name: value.clone() for name, value in detector.named_parameters()}
+    optimizer = torch.optim.SGD(detector.groups(), lr=0.1)
+    targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
+    loss = sum(detector([torch.rand(3, SIDE, SIDE), torch.rand(3, SIDE, SIDE)], targets).values())
+    loss.backward()
+    optimizer.step()
+    same = [name for name, value in detector.named_parameters() if torch.equal(value, before[name])]
+    assert same == []
+
+
+@pytest.mark.parametrize(("arch", "layer4"), [("c4", "roi_heads.box_head.layer4"), ("fpn", "backbone.body.layer4")])
+def test_frozen_stages_keep_weights_and_statistics(arch, layer4):
+    detector = built(arch, freeze=["stem", "layer1", "layer4"])
+    before = {name: value.clone() for name, value in detector.state_dict().items()}
+    optimizer = torch.optim.SGD(detector.groups(), lr=0.1)
+    targets = [{"boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]), "labels": torch.tensor([1])}] * 2
+    detector.train()
+    sum(detector([torch.rand(3, SIDE, SIDE)] * 2, targets).values()).backward()
+    optimizer.step()
+    body = "backbone.body" if arch == "fpn" else "backbone"
+    frozen = tuple(f"{stage}." for stage in (f"{body}.conv1", f"{body}.bn1", f"{body}.layer1", layer4))
+    changed = {name for name, value in detector.state_dict().items() if not torch.equal(value, before[name])}
+    assert not [name for name in changed if name.startswith(frozen)]
+    assert f"{body}.layer2.0.conv1.weight" in changed
+    assert f"{body}.layer2.0.bn1.running_mean" in changed
+
+
+def test_norms_have_their_own_decay_and_no_parameter_is_lost():
+    detector = built(weight_decay=0.5, norm_decay=0.25)
+    plain, norms = detector.groups()
+    assert (plain["weight_decay"], norms["weight_decay"]) == (0.5, 0.25)
+    batch_norms = [module for module in detector.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms["params"]) == 2 * len(batch_norms)
+    assert len(plain["params"]) + len(norms["params"]) == len(list(detector.parameters()))
+
+
+def test_the_extra_norm_can_be_left_out():
+    assert isinstance(built().roi_heads.box_head.norm, nn.BatchNorm2d)
+    assert isinstance(built(extra_norm=False).roi_heads.box_head.norm, nn.Identity)
+
+
+def test_training_draws_a_size_and_testing_has_its_own():
+    detector = built(min_sizes=[64, 96, 128], test_size=80)
+    image = torch.rand(3, 60, 60)
+    torch.manual_seed(0)
+    drawn = {detector.train().transform([image])[0].image_sizes[0] for _ in range(60)}
+    assert drawn == {(64, 64), (96, 96), (128, 128)}
+    assert detector.eval().transform([image])[0].image_sizes[0] == (80, 80)
+
+
+def test_boxes_come_back_in_the_pixels_of_the_image():
+    detector = built(score_threshold=0.0, test_size=64)
+    detector.eval()
+    with torch.no_grad():
+        (found,) = detector([torch.rand(3, 120, 160)])
+    assert len(found["boxes"])
+    assert float(found["boxes"][:, 2].max()) > 64
+    assert bool((found["boxes"] <= torch.tensor([160.0, 120.0, 160.0, 120.0])).all())
+
+
+def test_a_region_is_read_where_it_lies():
+    """RoIAlign on a map that rises to the right gives the place of the region's middle, in units of the stride."""
+    detector = built()
+    ramp = torch.arange(20.0).expand(1, 1, 20, 20) + 0.5
+    box = torch.tensor([[64.0, 32.0, 128.0, 96.0]])
+    (pooled,) = detector.roi_heads.box_roi_pool({"0": ramp}, [box], [(320, 320)])
+    assert float(pooled.mean()) == pytest.approx(96 / 16, abs=1e-4)
+
+
+def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
+    try:
+        kinds = {type(module) for module in built().modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert kinds == {nn.SyncBatchNorm}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (EncoderSpec("vit-small", size=32), "'vit-small' is no ResNet with layers res2 to res5"),
+        (EncoderSpec("cifar-resnet18", size=32), "'cifar-resnet18' has the stem for 32 px images"),
+        (EncoderSpec("cnn", size=8), "'cnn' is no ResNet"),
+        (EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,)), "takes 1 channels; detection reads RGB"),
+    ],
+)
+def test_an_encoder_that_does_not_fit_is_refused(spec, told):
+    with pytest.raises(BadInput) as error:
+        resnet_of(spec.build())
+    assert told in str(error.value)
+
+
+def test_the_encoder_itself_is_left_alone():
+    encoder = EncoderSpec("resnet18").build()
+    body = resnet_of(encoder)
+    assert isinstance(body, ResNet)
+    assert body.conv1.weight.data_ptr() != encoder.body.conv1.weight.data_ptr()
