@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
 from supancl.checkpoint import save_checkpoint, save_encoder
-from supancl.encoders import EncoderSpec, sincos_positions
+from supancl.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
 from supancl.importing import FORMATS, identify, import_checkpoint, open_encoder
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 
@@ -621,3 +621,24 @@ def test_a_timm_model_gets_the_mean_and_std_that_timm_lists_for_it(tmp_path: Pat
     encoder = open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}")
     assert (encoder.mean, encoder.std, encoder.size) == (tuple(listed.mean), tuple(listed.std), 32)
     assert open_encoder(f"timm:{name}@{tmp_path / 'weights.pth'}", mean=(0.1, 0.2, 0.3)).mean == (0.1, 0.2, 0.3)
+
+
+def test_a_recognised_vit_of_another_library_has_imagenets_mean(tmp_path: Path) -> None:
+    weights = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).state_dict()
+    named = {f"backbone.{key}": value for key, value in weights.items()} | {"projection_head.x": torch.zeros(1)}
+    torch.save({"state_dict": named}, tmp_path / "last.ckpt")
+    encoder = open_encoder(tmp_path / "last.ckpt")
+    assert encoder.spec.name.startswith("timm:vit")
+    assert encoder.mean == IMAGENET_MEAN
+
+
+def test_a_pickled_module_is_refused_with_what_saves_its_weights(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(BadInput, match=r"torch\.load\(IN, weights_only=False\)\.state_dict\(\)\}, OUT\)"):
+        open_encoder(tmp_path / "model.pt")
+
+
+def test_a_text_file_is_said_to_hold_no_tensors(tmp_path: Path) -> None:
+    (tmp_path / "text.pth").write_text("encoder weights, version 2")
+    with pytest.raises(BadInput, match="it is no file of tensors"):
+        open_encoder(tmp_path / "text.pth")

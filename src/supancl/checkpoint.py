@@ -113,7 +113,10 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise Refused(f"{path} holds more than tensors and plain containers and is not opened, because loading "
                           "it could run code; save its state dict alone", named[1] if named else "") from None
-        why = "it is no file of tensors" if isinstance(error, pickle.UnpicklingError) else reason(error)
+        with open(path, "rb") as file:
+            looks_right = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
+        torn = looks_right and not isinstance(error, pickle.UnpicklingError)
+        why = reason(error) if torn else "it is no file of tensors"
         raise Damaged(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")

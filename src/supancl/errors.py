@@ -58,4 +58,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(names[:50])}" + (f" and {len(names) - 50} more" if len(names) > 50 else "")
+    shown = names if len(names) <= 50 else names[:10]
+    return f"; known: {', '.join(shown)}" + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

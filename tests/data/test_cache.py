@@ -23,6 +23,7 @@ from supancl.data.cache import Cache, CachedImages, evict, list_caches, remove_c
 from supancl.data.images import decode, in_order
 from supancl.data.sources import DataSpec, open_data, open_source
 from supancl.errors import BadInput
+from supancl.evaluate.kept import KeptFeatures
 from supancl.files import held
 from tests.files import picture
 
@@ -722,8 +723,8 @@ def three_caches(tmp_path: Path) -> list[Cache]:
 
 def test_caches_are_listed_with_the_longest_unused_first(tmp_path):
     old, new, middle = three_caches(tmp_path)
-    (old.folder.parent / "features").mkdir()
-    (old.folder.parent / "features" / "about.json").write_text("{}")  # somebody else's
+    (old.folder.parent / "others").mkdir()
+    (old.folder.parent / "others" / "about.json").write_text("{}")  # somebody else's
     found = list_caches()
     assert [each.folder for each in found] == [old.folder, middle.folder, new.folder]
     assert [(each.source, each.images) for each in found] == [("/data/old", 4), ("/data/middle", 4), ("/data/new", 4)]
@@ -761,3 +762,14 @@ def test_what_was_mapped_stays_readable_after_removal(tmp_path):
     remove_cache(cache.folder)
     assert not cache.folder.exists()
     assert_pixels(images, files)
+
+
+def test_kept_features_are_listed_and_evicted_with_the_caches(tmp_path, cache_root):
+    kept = KeptFeatures()
+    kept.write(kept.folder / "a.safetensors", torch.ones(50, 4))
+    listed = [cache for cache in list_caches() if cache.source == "features"]
+    assert [cache.folder for cache in listed] == [kept.folder]
+    assert listed[0].nbytes >= 800
+    assert [cache.source for cache in evict(0)] == ["features"]
+    assert list_caches() == []
+    assert kept.read(kept.folder / "a.safetensors", 50) is None

@@ -56,6 +56,10 @@ def test_train_test_and_export(place, tmp_path, capsys):
     assert main(["detect", "train", "--resume", "--out", str(out), "--quiet"]) == 0  # it has ended; it is tested again
     assert main(["detect", "train", "--resume", "--out", str(out), "--lr", "0.7"]) == 2
     assert "lr = 0.7 differs from 0.02" in capsys.readouterr().err
+    assert train(place, out, "--seeds", "2") == 2
+    assert "holds a single run; choose another --out for --seeds 2" in capsys.readouterr().err
+    assert main(["detect", "eval", str(out), "--device", "cpu", "--out", str(out / "detect.json" / "x")]) == 2
+    assert "cannot write in" in capsys.readouterr().err
     assert main(["detect", "train", "random:resnet50", "--resume", "--out", str(out)]) == 2
     assert "began from" in capsys.readouterr().err
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 
-from supancl.checkpoint import save_encoder
+from supancl.checkpoint import read_safetensors, save_encoder
 from supancl.detect.export import detectron2_settings, export_detector, exported
 from supancl.detect.model import Look, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
@@ -39,7 +40,8 @@ def saved_detector(path, arch, encoder="resnet18", **overrides):
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.momentum = None
                 module.reset_running_stats()
-        detector.backbone(torch.rand(2, 3, SIDE, SIDE, generator=random))  # statistics that keep the maps in range
+        picture = torch.rand(2, 3, SIDE, SIDE, generator=random)
+        detector.backbone((picture - 0.45) / 0.22)  # statistics that keep the maps in range
         detector.roi_heads.box_predictor.cls_score.weight.mul_(0.01)  # every class is about as likely: all are found
     save_detector(path, detector, described, CLASSES)
     return detector.eval()
@@ -150,15 +152,22 @@ def test_an_encoder_gives_its_backbone(tmp_path):
     assert content["matching_heuristics"] is True
     assert torch.equal(content["model"]["res3.0.shortcut.norm.weight"], encoder.body.layer2[0].downsample[1].weight)
     assert torch.equal(content["model"]["stem.conv1.weight"], encoder.body.conv1.weight)
-    assert "RES2_OUT_CHANNELS: 64" in detectron2_settings(encoder.spec, 0, "backbone")
+    assert "RES2_OUT_CHANNELS: 64" in detectron2_settings(encoder.spec, 0, "backbone", False)
+    assert "ExtraNorm" not in detectron2_settings(encoder.spec, 2, "c4", False)
 
 
 def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     saved_detector(tmp_path / "detector.safetensors", "c4", **TINY)
     with pytest.raises(BadInput, match="--format caffe: must be one of detectron2, torchvision"):
         export_detector(str(tmp_path), "caffe", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match=r"detector\.safetensors exists"):
-        export_detector(str(tmp_path), "torchvision", tmp_path / "detector.safetensors")
+    with pytest.raises(BadInput, match=r"x\.yaml: both libraries read \.pth"):
+        export_detector(str(tmp_path), "detectron2", tmp_path / "x.yaml")
+    (tmp_path / "x.yaml").write_text("mine")
+    with pytest.raises(BadInput, match=r"x\.yaml exists"):
+        export_detector(str(tmp_path), "detectron2", tmp_path / "x.pth")
+    export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
+    with pytest.raises(BadInput, match=r"x\.pth exists"):
+        export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
     with pytest.raises(BadInput, match="there is no folder"):
         export_detector(str(tmp_path), "torchvision", tmp_path / "nowhere" / "x.pth")
     save_encoder(tmp_path / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
@@ -169,3 +178,22 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"holds no detector\.safetensors"):
         load_detector(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"schema_version": "99"}, r"written by a newer supancl \(schema 99, known"),
+        ({"schema_version": "x"}, "its description is damaged"),
+        ({"classes": "["}, "its description is damaged"),
+        ({"classes": '["a"]'}, "its tensors do not fit its description"),
+        ({"spec": '{"iters": 0}'}, "iters = 0: must be at least 1"),
+    ],
+)
+def test_a_damaged_detector_is_refused(tmp_path, changes, told):
+    file = tmp_path / "detector.safetensors"
+    saved_detector(file, "c4", **TINY)
+    weights, metadata = read_safetensors(file)
+    save_file(weights, file, metadata={**metadata, **changes})
+    with pytest.raises(BadInput, match=told):
+        load_detector(file)

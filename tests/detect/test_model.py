@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torchvision.models import ResNet
+from torchvision.models.detection.image_list import ImageList
 
 from supancl.checkpoint import save_encoder
 from supancl.detect.model import Look, build_detector, open_body, resnet_of
@@ -120,6 +121,20 @@ def test_boxes_come_back_in_the_pixels_of_the_image():
     assert len(found["boxes"])
     assert float(found["boxes"][:, 2].max()) > 64
     assert bool((found["boxes"] <= torch.tensor([160.0, 120.0, 160.0, 120.0])).all())
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_half_precision_moves_no_anchor(arch):
+    """bf16 has 8 bits: at 1300 px its steps are 8 px wide, which would shift what the RPN learns from."""
+    generator = built(arch).rpn.anchor_generator
+    images = ImageList(torch.zeros(1, 3, 320, 1600), [(320, 1600)])
+    strides = (4, 8, 16, 32, 64) if arch == "fpn" else (16,)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        maps = [torch.zeros(1, 2, 320 // stride, 1600 // stride, dtype=dtype) for stride in strides]
+        found.append(generator(images, maps)[0])
+    assert found[1].dtype == torch.float32
+    assert torch.equal(found[0], found[1])
 
 
 def test_a_region_is_read_where_it_lies():

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from supancl.checkpoint import checkpoints, load_checkpoint, save_encoder
+from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint, save_encoder
 from supancl.detect import train as train_module
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
@@ -194,6 +194,30 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
     with pytest.raises(BadInput, match="the training images changed since"):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
+
+
+def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):
+    spec = detect_spec("c4", {**SMALL, "iters": 2, "checkpoint_every": 1, "precise_bn": 0})
+    words = (str(place / "encoder.safetensors"), DetectData(str(place), "2012"), spec, tmp_path / "run")
+    first, notes = train_detector(*words), Notes()
+    checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
+    again = train_detector(*words, resume=True, reporter=notes)
+    assert "is damaged" in notes.warnings[0]
+    assert "going on at step 1 of 2" in notes.notes
+    assert again.scores == first.scores
+    for file in checkpoints(tmp_path / "run" / "checkpoints"):
+        file.unlink()
+    assert train_detector(*words, resume=True, reporter=notes).scores == first.scores
+    assert any("holds no checkpoint yet: starting at step 0" in note for note in notes.notes)
+    save_checkpoint(tmp_path / "run" / "checkpoints", 9, {"step": 9})
+    with pytest.raises(BadInput, match="holds checkpoints of another kind of run"):
+        train_detector(*words, resume=True)
+    (tmp_path / "run" / "detect.json").write_text('{"spec": {"iters": 0}, "data": {"root": "."}, "encoder": "x"}')
+    with pytest.raises(BadInput, match=r"detect\.json: iters = 0: must be at least 1; bring it back"):
+        train_detector(*words, resume=True)
+    (tmp_path / "run" / "detect.json").write_text("{")
+    with pytest.raises(BadInput, match=r"detect\.json: not as a run wrote it"):
+        train_detector(*words, resume=True)
 
 
 def test_a_missing_library_is_told_before_the_work(place, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Episodes by their rules; the classifiers against scikit-learn's liblinear and scipy's optimum."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -155,3 +156,11 @@ def test_a_feature_that_is_no_number_is_named() -> None:
     features.values[11, 0] = float("inf")
     with pytest.raises(BadInput, match="few-shot features: row 11 holds an infinite value"):
         few_shot(features, 3, 2)
+
+
+def test_episodes_are_the_same_however_many_keys_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(90) % 9
+    whole = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
+    monkeypatch.setattr(sys.modules["supancl.evaluate.fewshot"], "MOST_KEYS", 70)
+    pieces = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
+    assert all(torch.equal(one, other) for one, other in zip(whole[:3], pieces[:3], strict=True))

@@ -109,7 +109,7 @@ def test_the_papers_settings_are_the_defaults() -> None:
         (lambda: sgd_probe(lambda epoch: [], blobs(40)), "classes: the number of classes is needed"),
         (lambda: sgd_probe(lambda epoch: [], blobs(40), classes=4), "the probe's epoch 0 has no images"),
         (lambda: sgd_probe(lambda epoch: [(torch.full((4, 6), math.nan), torch.arange(4))], blobs(40), classes=4),
-         "epoch 0 has a loss that is no number"),
+         "epoch 0 has a loss that is not finite"),
     ],
 )
 def test_bad_input_is_one_line(work, line: str) -> None:

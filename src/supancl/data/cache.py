@@ -30,6 +30,7 @@ from supancl.files import held, reason, write_atomically
 
 VERSION = 1
 GONE = -1  # a stamp of nothing
+FEATURES = "features"
 FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
 Progress = Callable[[str, int, int], None]
@@ -252,7 +253,7 @@ def list_caches(root: Path | None = None) -> list[CacheFolder]:
     """Every cache, the longest unused first; one whose about.json is damaged too, so that it can be removed."""
     found = []
     for folder in (root or cache_root()).glob("*"):
-        if FOLDER_NAME.search(folder.name) and folder.is_dir():
+        if (FOLDER_NAME.search(folder.name) or folder.name == FEATURES) and folder.is_dir():
             with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
                 found.append(_looked_at(folder))
     return sorted(found, key=lambda cache: (cache.last_used, cache.folder))
@@ -265,6 +266,10 @@ def _looked_at(folder: Path) -> CacheFolder:
     shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
     images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
     last_used = (about if about.exists() else folder).stat().st_mtime
+    if folder.name == FEATURES:  # of images, kept by evaluations: one file for each encoder and split
+        files = [path.stat() for path in folder.glob("*.safetensors")]
+        last_used = max((status.st_mtime for status in files), default=last_used)
+        return CacheFolder(folder, FEATURES, 0, nbytes, last_used)
     return CacheFolder(folder, str(content.get("source", "(unknown)")), images, nbytes, last_used)
 
 

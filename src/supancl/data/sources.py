@@ -230,7 +230,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
         raise BadInput(f"{spec.source}: {len(train)} images are too few to hold {share:.0%} of each class out; "
-                       "add images, a val/ folder, or --set data.holdout=0")
+                       "add images or a val/ folder (for training alone: --set data.holdout=0)")
     mask = torch.zeros(len(train), dtype=torch.bool)
     mask[chosen] = True
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"

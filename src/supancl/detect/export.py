@@ -28,27 +28,28 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     """Write a detector's run, or an encoder, for another library, and say what was written and how to load it."""
     if format not in FORMATS:
         raise BadInput(f"--format {format}: must be one of {', '.join(FORMATS)}")
-    file = Path(out)
-    if file.exists():
-        raise BadInput(f"{file} exists; remove it or choose another --out")
+    file, settings = Path(out), Path(out).with_suffix(".yaml") if format == "detectron2" else None
+    if file.suffix not in (".pth", ".pt"):
+        raise BadInput(f"--out {file}: both libraries read .pth; give a name that ends so")
+    for place in filter(None, (file, settings)):
+        if place.exists():
+            raise BadInput(f"{place} exists; remove it or choose another --out")
     if not file.parent.is_dir():
         raise BadInput(f"there is no folder {file.parent}; make it, or choose another --out")
     if Path(path).exists() and is_detector(Path(path)):
         saved = load_detector(path)
         state, what = exported(saved.detector, format)
-        encoder, classes = saved.encoder, saved.classes
+        encoder, classes, extra = saved.encoder, saved.classes, saved.detector.spec.extra_norm
     else:
         body, encoder = open_body(path)
-        state, what, classes = backbone_weights(body.state_dict(), format), "backbone", ()
+        state, what, classes, extra = backbone_weights(body.state_dict(), format), "backbone", (), False
     state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     content: dict[str, Any] = {"model": state, "__author__": "supancl"} if format == "detectron2" else state
     if format == "detectron2" and what == "backbone":
         content["matching_heuristics"] = True  # Detectron2 then finds the place itself, in C4 and in FPN
-    write_atomically(file, lambda temporary: torch.save(content, temporary))
-    settings = None
-    if format == "detectron2":
-        settings = file.with_suffix(".yaml")
-        text = detectron2_settings(encoder, len(classes), what)
+    write_atomically(file, lambda temporary: _save(temporary, content))
+    if settings is not None:
+        text = detectron2_settings(encoder, len(classes), what, extra)
         write_atomically(settings, lambda temporary: _write(temporary, text))
     return {"format": format, "what": what, "tensors": len(state), "classes": list(classes), "out": str(file),
             "settings": None if settings is None else str(settings)}
@@ -132,7 +133,7 @@ def _box_predictor(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def detectron2_settings(encoder: EncoderSpec, classes: int, what: str) -> str:
+def detectron2_settings(encoder: EncoderSpec, classes: int, what: str, extra_norm: bool) -> str:
     """What a Detectron2 configuration must say for these weights to mean the same there."""
     depth = "".join(filter(str.isdigit, encoder.name.partition("resnet")[2])) or "50"
     mean, std = ([round(255 * value, 4) for value in values] for values in (encoder.mean, encoder.std))
@@ -142,9 +143,14 @@ def detectron2_settings(encoder: EncoderSpec, classes: int, what: str) -> str:
         model.append("    RES2_OUT_CHANNELS: 64")
     if what != "backbone":
         model += ["  ROI_HEADS:", f"    NUM_CLASSES: {classes}"]
-        if what == "c4":
+        if what == "c4" and extra_norm:
             model.append("    NAME: \"Res5ROIHeadsExtraNorm\"  # of MoCo's detection/train_net.py")
     return "\n".join(["MODEL:", *model, "INPUT:", '  FORMAT: "RGB"', ""])
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
+        torch.save(content, file)
 
 
 def _write(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -156,6 +157,15 @@ class Res5(nn.Module):
         return maps.mean((2, 3))
 
 
+class Anchors(AnchorGenerator):  # type: ignore[misc]
+    """Anchors in full precision whatever the maps are in: torchvision's take the maps', and bf16 counts only to 256."""
+
+    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
+        sizes = [each.new_empty((1, 1, *each.shape[-2:]), dtype=torch.float32) for each in maps]
+        anchors: list[Tensor] = super().forward(images, sizes)
+        return anchors
+
+
 class ProposalHead(RPNHead):  # type: ignore[misc]
     """Boxes and scores in full precision: in bf16 neighbouring scores are ties, and boxes move by pixels."""
 
@@ -188,7 +198,7 @@ def _c4(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Mod
     names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
     backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
     backbone.out_channels = _width(body.layer3)
-    anchors = AnchorGenerator((spec.anchor_sizes,), (spec.anchor_ratios,))
+    anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
     rpn = RegionProposalNetwork(
         anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
         bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposals(spec),
@@ -219,7 +229,7 @@ def _fpn(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Mo
     stages = ("layer1", "layer2", "layer3", "layer4")
     widths = [_width(getattr(body, name)) for name in stages]
     backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
-    anchors = AnchorGenerator(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
+    anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
     proposals = _proposals(spec)
     made = FasterRCNN(
         backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=look.mean, image_std=look.std,

@@ -85,10 +85,10 @@ def load_detector(path: Path | str) -> Saved:
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":
         raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")
-    if int(metadata["schema_version"]) > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl (schema {metadata['schema_version']}, known "
-                       f"{SCHEMA_VERSION}); upgrade")
     try:
+        version = int(metadata["schema_version"])
+        if version > SCHEMA_VERSION:
+            raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
         spec = from_json(DetectSpec, json.loads(metadata["spec"]), "")
         encoder = from_json(EncoderSpec, json.loads(metadata["encoder"]), "encoder")
         classes = tuple(map(str, json.loads(metadata["classes"])))

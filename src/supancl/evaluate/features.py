@@ -29,6 +29,8 @@ class Features(NamedTuple):
 
     def labelled(self) -> Features:
         known = self.labels >= 0
+        if bool(known.all()):
+            return self
         return Features(self.values[known], self.labels[known])
 
 
@@ -68,7 +70,6 @@ def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
             yield int(part[-1]) + 1, batch
 
 
-@torch.inference_mode()
 def embed(
     encoder: Encoder,
     split: Split,
@@ -87,7 +88,8 @@ def embed(
     device = torch.device(device)
     training = encoder.training
     encoder.eval()
-    values: list[Tensor] = []
+    values: Tensor | None = None  # filled as it comes: a list to be joined would take the memory twice
+    begin = 0
     try:
         for done, batch in _batches(split, batch_size):
             batch = batch.to(device)
@@ -95,12 +97,16 @@ def embed(
                 raise BadInput(f"the encoder takes {encoder.spec.channels} channels, "
                                f"the images have {batch.pixels.shape[1]}")
             look = evaluation_view if view == "margin" else whole_view
-            seen = look(batch, encoder.size, encoder.mean, encoder.std)
-            found = encoder.features(seen, layer).float()
-            values.append((F.normalize(found, dim=1) if normalize else found).cpu())
+            with torch.inference_mode():
+                seen = look(batch, encoder.size, encoder.mean, encoder.std)
+                found = encoder.features(seen, layer).float()
+                found = F.normalize(found, dim=1) if normalize else found
+            if values is None:
+                values = torch.empty(len(split), found.shape[1])
+            values[begin:done] = found.cpu()
+            begin = done
             if progress is not None:
                 progress("taking features", done, len(split))
     finally:
         encoder.train(training)
-    stacked = torch.cat(values) if values else torch.empty(0, encoder.width)
-    return Features(stacked.clone(), split.labels.clone())
+    return Features(torch.empty(0, encoder.width) if values is None else values, split.labels.clone())

@@ -23,6 +23,7 @@ from supancl.evaluate.checks import check_features
 from supancl.evaluate.features import Features
 
 DRAWN_AT_ONCE = 250  # episodes; fixed, because the random numbers are laid out by it
+MOST_KEYS = 2**24  # random keys at a time, however large a class is
 MOST_STEPS = 100
 
 
@@ -93,12 +94,13 @@ def sample_episodes(
     for _ in range(0, episodes, DRAWN_AT_ONCE):  # whole blocks: fewer episodes are the first of more
         key = torch.from_numpy(random.random((DRAWN_AT_ONCE, len(names))))
         which = key.topk(ways, dim=1).indices
-        key = torch.from_numpy(random.random((DRAWN_AT_ONCE, ways, int(sizes.max())), dtype=np.float32))
-        key.masked_fill_(torch.arange(key.shape[2]) >= sizes[which][..., None], -1.0)
-        keys, place = key.topk(taken, dim=2)
-        images = order[(first[which][..., None] + place).clamp(max=len(order) - 1)]
-        drawn.append(images.masked_fill(keys < 0, -1))
         chosen.append(names[which])
+        for some in which.split(max(1, MOST_KEYS // (ways * int(sizes.max())))):  # the stream is the same in any pieces
+            key = torch.from_numpy(random.random((len(some), ways, int(sizes.max())), dtype=np.float32))
+            key.masked_fill_(torch.arange(key.shape[2]) >= sizes[some][..., None], -1.0)
+            keys, place = key.topk(taken, dim=2)
+            images = order[(first[some][..., None] + place).clamp(max=len(order) - 1)]
+            drawn.append(images.masked_fill(keys < 0, -1))
     rows, classes = torch.cat(drawn)[:episodes], torch.cat(chosen)[:episodes]
     return Episodes(rows[..., :shots].contiguous(), rows[..., shots:].contiguous(), classes, dropped)
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from supancl.config import to_json
-from supancl.data.cache import CachedImages, cache_root
+from supancl.data.cache import FEATURES, CachedImages, cache_root
 from supancl.data.images import ArrayImages, FileImages, PackedImages, stamp_of
 from supancl.data.sources import Split
 from supancl.encoders import Encoder
@@ -67,7 +67,7 @@ class KeptFeatures:
     """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
 
     def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
-        self.folder, self.most = (root or cache_root()) / "features", most
+        self.folder, self.most = (root or cache_root()) / FEATURES, most
 
     def path(self, weights: str, split: Split, how: str) -> Path | None:
         """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""
@@ -102,7 +102,7 @@ class KeptFeatures:
 
     def _make_room(self, newest: Path) -> None:
         files = [(status.st_mtime, status.st_size, path) for path in self.folder.iterdir()
-                 if (status := path.stat()) and path != newest]
+                 if (status := path.stat()) and path != newest and not path.name.startswith(".")]
         total = newest.stat().st_size + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self.most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -179,7 +180,7 @@ def _epoch(layer: nn.Linear, optimizer: torch.optim.Optimizer, batches: Iterable
         total += loss.detach() * len(labels)
         count += len(labels)
     mean = float(total) / max(count, 1)
-    if not count or mean != mean:
+    if not count or not math.isfinite(mean):
         raise BadInput(f"the probe's epoch {epoch} " + ("has no images" if not count else
-                       "has a loss that is no number: check the features for NaN, or lower lr"))
+                       "has a loss that is not finite: check the features for NaN, or lower lr"))
     return mean

@@ -89,7 +89,7 @@ def _open(
     state = _read(file)
     try:
         what, names = _named(state, name, branch, prefix) if name is not None else _found(state, branch, prefix)
-        encoder = _build(what.architecture, names, size, mean, std)
+        encoder = _build(what.architecture, names, size, mean, std, named=name is not None)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     _fill(encoder, names, file)
@@ -125,9 +125,11 @@ def _read(file: Path) -> dict[str, Tensor]:
         content = load_tensors(file, HARMLESS)
     except Refused as error:
         held = error.held or "more than tensors and plain containers"
+        whole = held.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))  # a module, not a dict with one
+        inner = ".state_dict()" if whole else "['state_dict']"
         raise BadInput(f"{file} holds {held} and is not opened, because loading it could run code; where you trust it, "
                        "save its weights alone: torch.save({'state_dict': torch.load(IN, weights_only=False)"
-                       "['state_dict']}, OUT) (docs/import.md)") from None
+                       f"{inner}}}, OUT) (docs/import.md)") from None
     if "schema_version" in content:
         raise BadInput(f"{file} is a checkpoint of a run of supancl; give the run folder")
     for place in PLACES:
@@ -162,8 +164,9 @@ def _named(
 
 
 def _build(
-    name: str, names: Mapping[str, Tensor], size: int | None, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Encoder:
+    name: str, names: Mapping[str, Tensor], size: int | None, mean: Sequence[float] | None,
+    std: Sequence[float] | None, named: bool,
+) -> Encoder:  # fmt: skip
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
@@ -173,7 +176,7 @@ def _build(
     if size is not None and side is not None and size != side:
         raise BadInput(f"its positions are for images of {side} px, not {size}; leave size out (--size)")
     usual = side or (32 if name.startswith("cifar-") else 224)
-    usual_mean, usual_std = _colours(name)
+    usual_mean, usual_std = _colours(name if named else "")
     spec = {
         "name": name, "channels": channels, "size": usual if size is None else size,
         "mean": list(usual_mean if mean is None else mean), "std": list(usual_std if std is None else std),
@@ -182,7 +185,10 @@ def _build(
 
 
 def _colours(name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and std: timm says what each of its models was trained with, for others it is ImageNet's."""
+    """Mean and std: timm says what each of its own weights were trained with; everybody else uses ImageNet's.
+
+    A checkpoint that was only recognised to have the shape of one of timm's models is everybody else's.
+    """
     if name.startswith("timm:"):
         import timm
 
