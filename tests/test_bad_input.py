@@ -221,8 +221,8 @@ DATA = [
     Row("a batch larger than the data", with_flags(with_classes(), "--batch-size", "64"),
         "data: 8 training images are fewer than a batch of 64; use --batch-size 8 or less"),
     Row("too few images to hold any out", data(lambda tmp: picture(tmp / "data" / "cat" / "0.png") and None),
-        "data: 1 images are too few to hold 25% of each class out; add images, a val/ folder, "
-        "or --set data.holdout=0"),
+        "data: 1 images are too few to hold 25% of each class out; add images or a val/ folder "
+        "(for training alone: --set data.holdout=0)"),
     Row("a class to leave out that is not there", with_flags(with_classes(), "--set", 'data.leave_out=["dgo"]'),
         "data.leave_out names class 'dgo', which the data do not have; did you mean 'dog'?"),
     Row("every class left out", with_flags(with_classes(), "--set", 'data.leave_out=["cat", "dog"]'),

@@ -15,7 +15,7 @@ ROOT = Path(supancl.__file__).parent
 # from the bottom up; whatever is imported must stand in an earlier line than what imports it
 LAYERS = (
     {"errors"},
-    {"config", "files"},
+    {"config", "files", "signals"},
     {"heads", "pools", "encoders", "schedules"},
     {"losses", "branches"},
     {"data", "methods"},
@@ -24,7 +24,7 @@ LAYERS = (
     {"monitor", "start", "capture"},
     {"trainer"},
     {"train"},
-    {"judge", "export", "audit"},
+    {"judge", "export", "audit", "detect"},
     {"report"},
     {"console"},
     {"flags"},

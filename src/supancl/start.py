@@ -54,10 +54,12 @@ def check_data(recipe: Recipe, data: Data) -> None:
                            f"{recipe.method} needs two, or take simsiam or byol")
 
 
-def check_same_data(folder: RunFolder, data: Data) -> None:
-    """A run continues on the data it began with: order, labels and schedule hang on them."""
+def check_same_data(
+    folder: RunFolder, data: Data, way_out: str = "bring them back, or start another run", where: str = ""
+) -> None:
+    """A run continues, and is judged, on the data it began with: order, labels and what is held out hang on them."""
     kept, classes = folder.read_data()
-    changed, way_out = "the data have changed since the run began", "bring them back, or start another run"
+    changed = f"{where}the data have changed since the run began"
     for key in ("classes", "train", "labelled", "held_out"):
         now = data.described[key]
         if key in kept and kept[key] != now:

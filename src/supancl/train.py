@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from supancl.files import reason
 from supancl.monitor import alarm
 from supancl.recipes import Recipe
 from supancl.run import MetricsLog, RunFolder, next_folder
+from supancl.signals import signals_noted
 from supancl.start import agrees, check_data, check_same_data, pick_device, with_short_side, with_speed
 from supancl.trainer import WARM_UP, Trainer
 
@@ -164,7 +164,7 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
     settings = trainer.recipe.train
     rollbacks, since, images = 0, time.perf_counter(), 0
     targets = torch.empty(0)
-    with _signals() as received:
+    with signals_noted() as received:
         while trainer.step < trainer.steps:
             if trainer.step in trainer.bad_steps:
                 trainer.step += 1
@@ -340,26 +340,3 @@ def _determinism(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The list fills with SIGINT or SIGTERM; the second one of them ends the process at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # signals reach the main thread only
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: Any) -> None:
-        received.append(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

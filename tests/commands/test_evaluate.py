@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -73,10 +74,10 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epochs): ")
     kept = {path.stem: json.loads(path.read_text()) for path in (run / "evaluate").iterdir()}
     # transfer and few-shot are named by their data, the others are on the run's own
-    assert set(kept) == {"knn", "linear", "variance", "transfer-digits", "fewshot-digits-5w1s", "fewshot-digits-5w5s",
-                         "finetune"}
+    assert set(kept) == {"knn-k5", "linear", "linear-sgd-augmented-e2", "variance", "transfer-digits",
+                         "fewshot-digits-5w1s-ep20", "fewshot-digits-5w5s-ep20", "finetune-e1-lr0.1"}
     assert kept["transfer-digits"]["images"] == [1078, 269, 450]  # tested on what pretraining held out
-    assert kept["fewshot-digits-5w5s"]["images"] == 450
+    assert kept["fewshot-digits-5w5s-ep20"]["images"] == 450
     conditions = {"protocol", "encoder", "layer", "normalize", "seconds", "hardware", "versions", "commit"}
     assert all(result.keys() >= conditions for result in kept.values())
 
@@ -180,6 +181,37 @@ def test_data_sets_of_a_folder_by_name_and_by_what_is_there(place, capsys):
     assert said.err.count("\n") == 1
     (remark,) = json.loads((place / "run0/evaluate/transfer-pets.json").read_text())["remarks"]
     assert said.err == f"warning: {remark}\n"
+
+
+def test_a_copied_run_is_no_further_seed(place, capsys):
+    shutil.copytree(place / "run0", place / "copy")
+    for protocol in ("transfer", "fewshot"):
+        assert one_line(supancl(capsys, "evaluate", protocol, "run0", "copy", "--data", "x.npz")) == (
+            "run0 and copy have the same weights and would count as two seeds of digits.supsiam; name one of them")
+    assert not (place / "run0/evaluate").exists()
+
+
+def test_a_folder_with_the_name_of_a_data_set_is_not_taken_for_it(place, capsys):
+    (place / "mine").mkdir()
+    source(place / "mine/pets.npz", train=60, test=30)
+    assert supancl(capsys, "evaluate", "transfer", "run0", "--data", "mine/pets.npz").code == 0
+    (file,) = (place / "run0/evaluate").iterdir()
+    assert re.fullmatch(r"transfer-pets-[0-9a-f]{6}\.json", file.name)
+    assert json.loads(file.read_text())["source"] == str(place / "mine/pets.npz")
+
+
+def test_data_that_changed_since_the_run_are_refused(place, capsys):
+    data = source(place / "own.npz", train=90)
+    run_folder(place / "own", source=str(data), described=True)
+    assert supancl(capsys, "evaluate", "knn", "own").code == 0
+    source(data, train=96)
+    for command in (("knn", "own"), ("knn", "own", "--data", "own.npz"), ("finetune", "own", "--lr", "0.1"),
+                    ("transfer", "own", "--data", "own.npz")):
+        assert one_line(supancl(capsys, "evaluate", *command)) == (
+            "own: the data have changed since the run began: train 87, was 81; bring them back, or name a source apart "
+            "from it with --data")
+    assert supancl(capsys, "evaluate", "knn", "own", "--data", "x.npz").code == 0
+    assert supancl(capsys, "embed", "own", "--data", "own.npz", "--out", "f.npz").code == 0  # nothing is tested
 
 
 # --- the suite --------------------------------------------------------------------------------------------------------

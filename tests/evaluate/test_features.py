@@ -35,7 +35,10 @@ def in_bytes(view: torch.Tensor) -> torch.Tensor:
     return (view * std + mean) * 255
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32), (33, 40), (200, 150), (150, 211)])
+LARGER = [(64, 64), (64, 128), (96, 48), (48, 72), (32, 32), (33, 40), (200, 150), (150, 211)]
+
+
+@pytest.mark.parametrize(("height", "width"), LARGER)
 def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, width, tmp_path):
     image = smooth(height, width, seed=height + width)
     image.save(tmp_path / "x.png")

@@ -10,6 +10,7 @@ import torch
 
 from supancl import recipe
 from supancl.checkpoint import save_encoder
+from supancl.data.sources import open_data
 from supancl.encoders import EncoderSpec
 from supancl.judge import Look, Subject, open_subject
 from supancl.run import RunFolder
@@ -26,14 +27,20 @@ def encoder(seed: int = 0, spec: EncoderSpec = SPEC):
         return spec.build().eval()
 
 
-def run_folder(path: Path, seed: int = 0, source: str = "", spec: EncoderSpec = SPEC, **settings: object) -> Path:
-    """What pretrain leaves behind, with random weights of that seed; settings have __ for the dot."""
+def run_folder(
+    path: Path, seed: int = 0, source: str = "", spec: EncoderSpec = SPEC, described: bool = False, **settings: object
+) -> Path:
+    """What pretrain leaves behind, with random weights of that seed; settings have __ for the dot.
+
+    `described`: with what the data were at that time.
+    """
     base = recipe("digits.supsiam")
     chosen = replace(base, encoder=spec, views=replace(base.views, size=spec.size))
     fields = {name.replace("__", "."): value for name, value in settings.items()}
     chosen = chosen.with_set({"data.source": source, "data.holdout": None, "train.seed": seed, **fields})
     path.mkdir(parents=True)
-    RunFolder(path).write_recipe(chosen, (), {})
+    data = open_data(chosen.data, spec.channels) if described else None
+    RunFolder(path).write_recipe(chosen, () if data is None else data.classes, {} if data is None else data.described)
     save_encoder(path / "encoder.safetensors", encoder(seed, spec), (), chosen.name)
     return path
 

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from supancl.encoders import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
 from supancl.evaluate import sample_episodes
 from supancl.judge import few_shot_of, transfer_of
-from supancl.judge.subject import few_shot_split, opened, spec_for, three_splits
+from supancl.judge.sources import few_shot_split, opened, spec_for, three_splits
 from tests.evaluate.test_cross_check import expected_few_shot, expected_transfer
 from tests.judge.made import run_folder, subject
 

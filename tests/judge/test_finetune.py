@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
 from supancl.judge import FineTuning, finetune_of
-from supancl.judge.subject import data_for
+from supancl.judge.sources import data_for
 from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
 
@@ -39,7 +39,7 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
     assert torch.equal(torch.get_rng_state(), state)
     assert (result["lr"], result["tried"], result["images"], result["queries"], result["judged"]) == (0.3, {}, 90, 60,
                                                                                                      "test")
-    assert json.loads((tmp_path / "run/evaluate/finetune.json").read_text()) == json.loads(json.dumps(result))
+    assert json.loads((tmp_path / "run/evaluate/finetune-b16-lr0.3.json").read_text()) == json.loads(json.dumps(result))
 
 
 def test_the_same_seed_gives_the_same_result(run):

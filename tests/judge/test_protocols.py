@@ -10,7 +10,7 @@ from supancl.errors import BadInput
 from supancl.evaluate import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from supancl.judge import Look, few_shot_of, knn_of, linear_of, transfer_of, variance_of
 from supancl.judge.protocols import augmented_epochs, file_name, transfer_metric
-from supancl.judge.subject import data_for
+from supancl.judge.sources import data_for
 from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
 
@@ -49,6 +49,14 @@ def close(one: Features, other: Features) -> bool:
 # --- each protocol by hand --------------------------------------------------------------------------------------------
 
 
+def test_a_k_beyond_the_references_is_said(run, monkeypatch):
+    said = []
+    monkeypatch.setattr(run.reporter, "warn", said.append)
+    result = knn_of(run, ks=(5000, 90))
+    assert said == [f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
+                    f"{result['references']}"]
+
+
 def test_knn_is_that_of_the_features(run, tmp_path):
     result = knn_of(run, ks=(3, 7))
     reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
@@ -57,7 +65,7 @@ def test_knn_is_that_of_the_features(run, tmp_path):
                                             "7": knn_accuracy(reference, queries, 7)})
     assert (result["accuracy"], result["k"]) == (result["by_k"]["3"], 3)
     assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
-    assert kept(tmp_path, "knn") == json.loads(json.dumps(result))
+    assert kept(tmp_path, "knn-k3") == json.loads(json.dumps(result))
     assert result.keys() >= CONDITIONS
     alone = knn_of(run, leave_one_out=True, ks=(3,))
     assert (alone["references"], alone["queries"]) == (30, 30)
@@ -95,7 +103,7 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
     assert result["accuracies"] == pytest.approx(list(expected.accuracies))
     assert (result["drawn"], result["split"], result["classes"]) == (expected.drawn, "test", 3)
     assert len(sample_episodes(torch.from_numpy(bright(60)[1]), 3, 2, 4, 20, 5).support) == result["episodes"]
-    assert kept(tmp_path, "fewshot-other-3w2s")["accuracy"] == result["accuracy"] == expected.mean
+    assert kept(tmp_path, "fewshot-other-3w2s-q4-ep20-seed5")["accuracy"] == result["accuracy"] == expected.mean
     assert result.keys() >= CONDITIONS
 
 

@@ -1,5 +1,6 @@
 """Who is judged, and on which images: none that it was trained on."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,21 +9,15 @@ import pytest
 import torch
 
 from supancl.checkpoint import save_encoder
+from supancl.data.cifar import FC100_TEST
 from supancl.data.sources import DataSpec, from_arrays
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.judge import Look, Shelf
-from supancl.judge.subject import (
-    data_for,
-    data_name,
-    data_names,
-    few_shot_split,
-    judged,
-    opened,
-    plain_crops,
-    spec_for,
-    three_splits,
-)
+from supancl.judge import Look, Shelf, few_shot_of, knn_of, variance_of
+from supancl.judge.naming import data_name, data_names
+from supancl.judge.sources import data_for, few_shot_split, judged, opened, spec_for, three_splits
+from supancl.judge.subject import plain_crops
+from supancl.studies.table_runs import grouped, read_entries
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, class_folders, noise
 from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject
@@ -217,3 +212,96 @@ def test_results_lie_in_the_run_folder(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
     run.keep_result("knn", {"accuracy": 1.0})
     assert Path(tmp_path / "run/evaluate/knn.json").read_text() == '{\n  "accuracy": 1.0\n}\n'
+
+
+# --- the data of the run ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(tmp_path):
+    plain = run_folder(tmp_path / "a", 0)
+    same = run_folder(tmp_path / "b", 1, train__log_every=7, data__cache="never", train__monitor_every=3)
+    other = run_folder(tmp_path / "c", 2, train__batch_size=32)
+    groups = [subject(path).group for path in (plain, same, other)]
+    assert groups[0] == groups[1] != groups[2]
+    found = grouped(read_entries([str(plain), str(same), str(other)]))
+    assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
+
+
+def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
+    """The held-out part would be drawn anew, and trained images be tested."""
+    folder = class_folders(tmp_path / "photos", ("cat", "dog", "eel"), each=12)
+    settings = {"data__labelled": 0.5, "data__limit": 15, "data__leave_out": ("eel",)}
+    runs = [subject(run_folder(tmp_path / "plain", source=str(folder), described=True)),
+            subject(run_folder(tmp_path / "part", 1, str(folder), described=True, **settings))]
+    for run in runs:
+        for named in (None, str(folder)):
+            data_for(run, named)  # as they were
+    picture = folder / "cat" / "3.png"
+    (picture.parent / "new.png").write_bytes(picture.read_bytes())
+    for run in runs:
+        for named in (None, str(folder)):
+            said = message(data_for, run, named)
+            assert said.startswith(f"{run.where}: the data have changed since the run began: ")
+            assert said.endswith("; bring them back, or name a source apart from it with --data")
+    (picture.parent / "new.png").unlink()
+    picture.rename(picture.with_name("renamed.png"))
+    assert "other class names, files or labels" in message(data_for, runs[0], None)
+
+
+# --- images that were trained on --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """ROOT with a small cifar100.npz: the classes that FC100 tests on."""
+    (tmp_path / "root").mkdir()
+    splits = {"train": bright(200, 20), "test": bright(60, 20, seed=1)}
+    arrays = {f"{name}_{kind}": part for name, pair in splits.items()
+              for kind, part in zip(("images", "labels"), pair, strict=True)}
+    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST)
+    return tmp_path / "root"
+
+
+def test_another_name_of_the_data_is_judged_on_test(cifar, tmp_path):
+    look = Look(CPU, partial=True)
+    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), look)
+    other = subject(run_folder(tmp_path / "other", source="digits"), look)
+    copy = shutil.copytree(cifar, tmp_path / "copy")
+    for root in (cifar, copy):
+        found = knn_of(own, f"cifar100@{root}")
+        assert (found["judged"], found["queries"], found["overlaps_training"]) == ("test", 60, False)
+    assert variance_of(own, f"cifar100@{cifar}")["judged"] == "test"
+    assert knn_of(other, f"cifar100@{cifar}")["judged"] == "val"
+    assert knn_of(subject(run_folder(tmp_path / "by-name", source=f"cifar100@{cifar}"), look))["judged"] == "val"
+
+
+def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
+    look = Look(CPU, partial=True)
+    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), look)
+    result = few_shot_of(own, f"fc100@{cifar}", 3, 1, episodes=9)
+    assert result["overlaps_training"]
+    assert own.reporter.warnings[-1] == (
+        f"fc100@{cifar}: the run was trained on some of these images ({cifar}/cifar100.npz); the result is marked, and "
+        "tables pass it over")
+    other = subject(run_folder(tmp_path / "other", source="digits"), look)
+    assert not few_shot_of(other, f"fc100@{cifar}", 3, 1, episodes=9)["overlaps_training"]
+
+
+def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):
+    inner = class_folders(tmp_path / "all/inner")
+    run = subject(run_folder(tmp_path / "run", source=str(tmp_path / "all")))
+    assert knn_of(run, str(inner), ks=(1,))["overlaps_training"]
+    assert "the run was trained on some of these images" in run.reporter.warnings[-1]
+    apart = class_folders(tmp_path / "apart")
+    assert not knn_of(run, str(apart), ks=(1,))["overlaps_training"]
+
+
+def test_episodes_of_a_small_held_out_part_name_a_way_out_that_leads_out(tmp_path):
+    path = str(source(tmp_path / "x.npz", train=30))
+    run = subject(run_folder(tmp_path / "run", source=path))
+    assert message(few_shot_of, run, path) == (
+        f"{path}: 0 classes have more than 5 images among those that the run held out, 5 ways need 5 such (too small: "
+        "classes '0', '1', '2'); name other --data, or pretrain with a larger data.holdout")
+    half = subject(run_folder(tmp_path / "half", source=path, data__holdout=0.5))
+    assert message(few_shot_of, half, path).endswith(
+        "; lower --ways or --shots, or name other --data, or pretrain with a larger data.holdout")

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from supancl.checkpoint import save_encoder
-from supancl.errors import BadInput
+from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.evaluate import FewShot, paired_difference
 from supancl.judge import Look, Plan, Shelf, differences, rankings, suite_of
 from supancl.judge.compared import labels
 from supancl.judge.suite import data_key
 from supancl.report.suite_page import write_suite
 from tests.data.benchmark_trees import BUILDERS
-from tests.files import contents
+from tests.files import archive, contents, noise
 from tests.judge.made import encoder, run_folder, subject
 from tests.tiny import Notes
 
@@ -80,14 +80,16 @@ def test_every_result_is_kept_with_its_conditions(root, tmp_path):
     assert not found.failures
     (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     files = sorted(path.name for path in (folder / "evaluate").iterdir())
-    assert files == ["fewshot-omniglot-3w1s.json", "fewshot-omniglot-3w2s.json", "knn-pets.json", "transfer-pets.json"]
+    assert files == ["fewshot-omniglot-3w1s-q2-ep12.json", "fewshot-omniglot-3w2s-q2-ep12.json",
+                     "knn-pets-k3-test-whole.json", "transfer-pets.json"]
     assert sorted(path.name for path in (run / "evaluate").iterdir()) == files
     for file in files:
         result = json.loads((folder / "evaluate" / file).read_text())
         assert result.keys() >= {"accuracy", "protocol", "encoder", "weights", "layer", "view", "seconds", "hardware",
                                  "versions", "commit", "suite"}
         assert result["suite"]["partial"]
-    knn = json.loads((folder / "evaluate/knn-pets.json").read_text())
+        assert (result["partial"], result["overlaps_training"]) == (True, False)
+    knn = json.loads((folder / "evaluate/knn-pets-k3-test-whole.json").read_text())
     transfer = json.loads((folder / "evaluate/transfer-pets.json").read_text())
     assert (knn["judged"], knn["queries"], knn["view"], transfer["metric"]) == ("test", 9, "whole", "mean-per-class")
     assert transfer["images"] == [knn["references"], 30 - knn["references"], 9]
@@ -158,7 +160,7 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
 def test_a_damaged_result_is_measured_again(content, root, tmp_path, counted):
     run, plan = run_folder(tmp_path / "run"), small(root, protocols=("knn",))
     measured([run], plan, tmp_path / "out")
-    (path,) = (tmp_path / "out").rglob("knn-pets.json")
+    (path,) = (tmp_path / "out").rglob("knn-pets-k3-test-whole.json")
     sound = json.loads(path.read_text())
     path.write_text(content)
     measured([run], plan, tmp_path / "out")
@@ -171,6 +173,15 @@ def test_the_key_of_the_data_is_that_of_its_files(root):
     assert data_key("omniglot", root) == before
     next((root / "omniglot-py").rglob("*.png")).unlink()
     assert data_key("omniglot", root) != before
+
+
+def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
+    archive(tmp_path / "cifar10.npz")
+    before = data_key("cifar10", tmp_path)
+    (tmp_path / "notes.txt").write_text("nothing to do with it")
+    assert data_key("cifar10", tmp_path) == before
+    archive(tmp_path / "cifar10.npz", train_images=noise(7, 8, 8))
+    assert data_key("cifar10", tmp_path) != before
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -189,6 +200,57 @@ def test_a_data_set_that_cannot_be_used_is_told_and_the_others_go_on(root, tmp_p
     whole, _ = measured([run], small(root), tmp_path / "out2", Look(CPU))
     assert len(whole.failures) == 4
     assert "images where 2,940 belong" in whole.failures[0]["why"]
+
+
+@pytest.mark.parametrize(("fault", "why"), [
+    (NonFinite("no number"), "no number"),
+    (torch.OutOfMemoryError("CUDA out of memory.\nTried to"),
+     "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"),
+], ids=["no number", "no memory"])  # fmt: skip
+def test_no_failure_of_one_result_takes_the_others_with_it(fault, why, root, tmp_path, monkeypatch):
+    def fails(*_arguments, **_named):
+        raise fault
+
+    monkeypatch.setattr("supancl.judge.suite.knn_of", fails)
+    found, reporter = measured([run_folder(tmp_path / "run")], small(root, sets=("pets",)), tmp_path / "out")
+    assert [result["task"] for result in found.results] == ["transfer"]
+    assert [one["why"] for one in found.failures] == [why]
+    assert reporter.warnings[0].endswith(f"knn on pets: {why}")
+
+
+def test_a_signal_ends_the_suite(root, tmp_path, monkeypatch):
+    def stopped(*_arguments, **_named):
+        raise Interrupted("stopped", 15)
+
+    monkeypatch.setattr("supancl.judge.suite.knn_of", stopped)
+    with pytest.raises(Interrupted):
+        measured([run_folder(tmp_path / "run")], small(root), tmp_path / "out")
+
+
+def test_where_results_go_is_made_before_anything_is_measured(root, tmp_path, counted):
+    (tmp_path / "file").write_text("x")
+    run = run_folder(tmp_path / "run")
+    for out, line in ((tmp_path / "file", f"--out {tmp_path}/file is a file; name a folder"),
+                      (tmp_path / "file/below", f"cannot write in {tmp_path}/file/below (Not a directory); choose "
+                                                "another --out")):
+        with pytest.raises(BadInput) as caught:
+            measured([run], small(root), out)
+        assert str(caught.value) == line
+    assert counted == []
+
+
+def test_a_copy_or_the_same_seed_again_is_refused(root, tmp_path, counted):
+    run = run_folder(tmp_path / "run")
+    copy, again = shutil.copytree(run, tmp_path / "copy"), run_folder(tmp_path / "again")
+    save_encoder(again / "encoder.safetensors", encoder(7), (), "x")
+    for other, line in ((copy, "have the same weights and would count as two seeds of digits.supsiam; name one of "
+                               "them"),
+                        (again, "are both of seed 0 and would count as two seeds of digits.supsiam; name one of them, "
+                                "or train the other with another --seed")):
+        with pytest.raises(BadInput) as caught:
+            measured([run, other], small(root), tmp_path / "out")
+        assert str(caught.value) == f"{run} and {other} {line}"
+    assert counted == []
 
 
 @pytest.mark.parametrize(("settings", "line"), [

@@ -7,8 +7,8 @@ import pytest
 
 from supancl import recipe
 from supancl.cli import main
-from supancl.monitor import COLLAPSED_RANK
 from supancl.methods import COLLAPSE_CELLS, METHODS
+from supancl.monitor import COLLAPSED_RANK
 from supancl.studies.collapse import PAPER, cell
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]

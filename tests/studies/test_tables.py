@@ -85,6 +85,10 @@ def test_equal_scores_share_a_rank() -> None:
     assert average_ranks([[3.0, 1.0], [3.0, 2.0], [1.0, 2.0]]) == [(1.5 + 3) / 2, (1.5 + 1.5) / 2, (3 + 1.5) / 2]
 
 
+def test_scores_that_are_printed_alike_share_a_rank() -> None:
+    assert average_ranks([[70.001, 50.0], [70.004, 50.0049], [69.0, 50.01]]) == [2.0, 2.0, 2.0]
+
+
 @pytest.mark.parametrize("text", ["table5", "Table 5", "5", "tab5"])
 def test_a_table_is_known_by_several_names(text: str) -> None:
     assert table_name(text) == "5"
@@ -344,6 +348,70 @@ def test_a_run_that_has_no_place_is_named(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", recipe(IMAGENET), transfer(60.0, "pets"))
     b = make_run(tmp_path / "b", recipe("imagenet100.simclr"), transfer(60.0, "pets"))
     assert "not in this table: imagenet100.simclr; n = 1 (seed 0)" in laid("F.1", a, b).notes
+
+
+# --- what does not belong in a table of the paper ---------------------------------------------------------------------
+
+PETS = {"protocol": "transfer", "base": "transfer-pets", "data": "pets", "source": "pets@data", "accuracy": 60.0,
+        "metric": "mean-per-class", "view": "whole"}
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"metric": "top-1"}, "has other settings (metric top-1)"),
+    ({"view": "margin", "layer": "layer3"}, "has other settings (view margin, layer layer3)"),
+    ({"partial": True}, "is of a data set that was not whole"),
+    ({"overlaps_training": True}, "was measured on images that the run was trained on"),
+    ({"source": "mine/pets"}, "is of mine/pets, not of pets@ROOT, the data set that the table means"),
+])  # fmt: skip
+def test_other_measurements_are_passed_over_and_said(change: dict[str, Any], why: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", recipe(IMAGENET), {"transfer-pets": PETS | change})
+    filled = laid("5", run)
+    assert not any("transfer:pets" in line.ours for line in filled.lines)
+    assert f"{run}: transfer-pets.json {why}" in filled.notes
+    RunFolder(run).write_evaluation("transfer-pets-other", PETS | change)
+    RunFolder(run).write_evaluation("transfer-pets", PETS)
+    filled = laid("5", run)
+    (line,) = (line for line in filled.lines if line.ours)
+    assert line.ours["transfer:pets"].mean == 60.0
+    assert f"{run}: transfer-pets-other.json {why}" in filled.notes
+
+
+def test_only_the_usual_episodes_and_neighbours_fill_a_table(tmp_path: Path) -> None:
+    few = {"protocol": "fewshot", "source": "dtd@data", "accuracy": 50.0, "episodes": 2000, "queries": 16, "seed": 0}
+    a = make_run(tmp_path / "a", recipe("imagenet100.byol"), {"fewshot-dtd-5w1s": few | {"episodes": 20},
+                                                              "fewshot-dtd-5w5s": few})
+    filled = laid("6", a)
+    assert [line.section for line in filled.lines if line.ours] == ["5w5s"]
+    assert f"{a}: fewshot-dtd-5w1s.json has other settings (episodes 20)" in filled.notes
+    b = make_run(tmp_path / "b", recipe("digits.supsiam"), {
+        "knn": {"protocol": "knn", "data": "digits", "accuracy": 90.0, "k": 1, "leave_one_out": True},
+        "linear": {"protocol": "linear", "by": "study", "probe": "C = 1", "data": "digits", "accuracy": 91.0}})
+    filled = laid("1", b)
+    (line,) = (line for line in filled.lines if line.ours)
+    assert set(line.ours) == {"linear"}
+    assert f"{b}: knn.json has other settings (k 1, leave_one_out True)" in filled.notes
+
+
+def test_a_crossed_linear_result_on_test_images_comes_before_one_on_val(tmp_path: Path) -> None:
+    linear = {"protocol": "linear", "base": "linear-cifar10", "data": "cifar10@data", "source": "cifar10@data"}
+    run = make_run(tmp_path / "a", recipe("cifar100.supsiam"), {
+        "linear-cifar10": linear | {"accuracy": 80.0, "split": "held-out"},
+        "linear-cifar10-test": linear | {"accuracy": 79.0, "split": "test"}})
+    filled = laid("H.1", run)
+    assert [line.ours["supsiam"].mean for line in filled.lines if line.ours] == [79.0]
+
+
+def test_a_copied_run_counts_once(tmp_path: Path) -> None:
+    for name, seed, weights in (("a", 0, "w0"), ("b", 0, "w0"), ("c", 1, "w1"), ("d", 2, "w1"), ("e", 1, "w2")):
+        chosen = recipe(IMAGENET).with_set({"train.seed": seed})
+        make_run(tmp_path / name, chosen, {"transfer-pets": {"accuracy": 60.0 + seed, "weights": weights}})
+    filled = laid("5", *sorted(tmp_path.iterdir()))
+    (line,) = (line for line in filled.lines if line.ours)
+    assert (line.ours["transfer:pets"].mean, line.ours["transfer:pets"].n) == (60.5, 2)
+    assert [note for note in filled.notes if "not counted" in note] == [
+        f"{tmp_path}/b: not counted, it has the weights of {tmp_path}/a",
+        f"{tmp_path}/d: not counted, it has the weights of {tmp_path}/c",
+        f"{tmp_path}/e: not counted, it has seed 1 of {tmp_path}/c"]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

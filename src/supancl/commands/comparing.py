@@ -14,6 +14,7 @@ from supancl.console import Terminal
 from supancl.data.benchmarks import official_name, present_benchmarks
 from supancl.errors import BadInput
 from supancl.judge import Subject, differences, rankings, unlike
+from supancl.judge.compared import check_seeds
 from supancl.report.score_table import TableFormat, score_table
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
@@ -50,6 +51,7 @@ def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> l
 
 def measured(subjects: Sequence[Subject], tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Every task with every subject: what is decoded for one encoder serves the next."""
+    check_seeds(subjects)
     return [how(subject) | {"task": protocol, "data": data, "group": subject.group}
             for protocol, data, how in tasks for subject in subjects]
 

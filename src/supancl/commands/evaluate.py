@@ -26,8 +26,8 @@ from supancl.judge import (
     transfer_of,
     variance_of,
 )
-from supancl.judge.subject import data_names
-from supancl.judge.suite import PROTOCOLS
+from supancl.judge.naming import data_names
+from supancl.judge.suite import PROTOCOLS, make_out
 from supancl.report.suite_page import write_suite
 
 
@@ -225,8 +225,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                 episodes=args.episodes, seed=args.seed, k=args.k)
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file; name a folder")
+    make_out(out)
     found = suite_of(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
         raise BadInput(f"nothing could be measured; the first of {len(found.failures)} reasons: "

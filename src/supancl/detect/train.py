@@ -28,8 +28,9 @@ from supancl.detect.testing import autocast, detect, measure_norms
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.run import MetricsLog
+from supancl.signals import signals_noted
 from supancl.start import pick_device
-from supancl.train import Reporter, _signals
+from supancl.train import Reporter
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
 LEFT_OPEN = {"device": "auto", "precision": "auto"}
@@ -175,7 +176,7 @@ def _loop(
 ) -> DetectRun:  # fmt: skip
     spec, since, images = training.spec, time.perf_counter(), 0
     row: dict[str, Any] | None = None
-    with Batches(train, spec, training.device, spec.iters) as batches, _signals() as received:
+    with Batches(train, spec, training.device, spec.iters) as batches, signals_noted() as received:
         while training.step < spec.iters:
             training.advance(batches)
             images += spec.batch_size

@@ -39,14 +39,19 @@ def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, w
                        f"{least}, so add images or leave the class out")
 
 
-def check_episodes(classes: Sequence[str], where: str, labels: Tensor, ways: int, shots: int) -> None:
-    """Enough classes have an image to ask about after the shots are taken."""
+def check_episodes(
+    classes: Sequence[str], where: str, labels: Tensor, ways: int, shots: int, held_out: bool = False
+) -> None:
+    """Enough classes have an image to ask about after the shots are taken; only a way out that leads out is named."""
     found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
     fit, small = int((sizes > shots).sum()), {int(label) for label in found[sizes <= shots]}
     if fit < ways:
         told = f" (too small: {named(classes, small)})" if small else ""
-        raise BadInput(f"{where}: {fit} classes have more than {shots} images, {ways} ways need {ways} such{told}; "
-                       "lower --ways or --shots, or add images")
+        part = " among those that the run held out" if held_out else ""
+        ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
+        ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
+        raise BadInput(f"{where}: {fit} classes have more than {shots} images{part}, {ways} ways need {ways} "
+                       f"such{told}; {', or '.join(ways_out)}")
 
 
 def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:

@@ -9,9 +9,24 @@ from typing import Any
 
 import torch
 
+from supancl.errors import BadInput
 from supancl.evaluate import FewShot, Ranking, Score, paired_difference, rank_encoders
+from supancl.judge.subject import Subject
 
 Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
+
+
+def check_seeds(subjects: Sequence[Subject]) -> None:
+    """Rows are means over seeds: a copy of a run, or the same seed again, is no further one."""
+    for one, other in combinations(subjects, 2):
+        if one.group != other.group or one.recipe is None or other.recipe is None:
+            continue
+        if one.weights == other.weights:
+            raise BadInput(f"{one.where} and {other.where} have the same weights and would count as two seeds of "
+                           f"{one.label}; name one of them")
+        if one.recipe.train.seed == other.recipe.train.seed:
+            raise BadInput(f"{one.where} and {other.where} are both of seed {one.recipe.train.seed} and would count as "
+                           f"two seeds of {one.label}; name one of them, or train the other with another --seed")
 
 
 def rankings(results: Results) -> dict[str, Ranking]:

@@ -11,7 +11,8 @@ import torch
 from supancl.errors import BadInput
 from supancl.evaluate.features import View
 from supancl.files import write_atomically
-from supancl.judge.subject import Subject, opened, spec_for
+from supancl.judge.sources import opened, spec_for
+from supancl.judge.subject import Subject
 
 
 def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin") -> dict[str, Any]:

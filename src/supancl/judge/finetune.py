@@ -26,8 +26,9 @@ from supancl.evaluate.linear import hold_out
 from supancl.evaluate.transfer import accuracy
 from supancl.files import write_atomically
 from supancl.judge.classes import check_each, warn_unknown
-from supancl.judge.protocols import file_name, finished
-from supancl.judge.subject import Subject, data_for, judged, own_source, plain_crops
+from supancl.judge.protocols import file_name, finished, of_data
+from supancl.judge.sources import data_for, judged, own_source, split_asked
+from supancl.judge.subject import Subject, plain_crops
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ def finetune_of(
         save(model, data.classes, out)
     answers = predictions(model, test, subject)
     return finished(
-        subject, file_name("finetune", subject, source), since, protocol="finetune", data=where,
+        subject, file_name("finetune", subject, source), since, protocol="finetune",
+        **of_data(subject, source, data, judged_from), split=split_asked(data, split),
         accuracy=accuracy(answers, test.labels), mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
-        lr=chosen, tried={f"{lr:g}": value for lr, value in tried.items()}, epochs=how.epochs,
+        lr=chosen, lrs=list(how.lrs), tried={f"{lr:g}": value for lr, value in tried.items()}, epochs=how.epochs,
         batch_size=how.batch_size, weight_decay=how.weight_decay, seed=how.seed, images=len(train), queries=len(test),
-        classes=len(data.classes), judged=judged_from, held_out_from=data.described["held_out_from"],
-        out=None if out is None else str(out),
+        classes=len(data.classes), out=None if out is None else str(out),
     )
 
 

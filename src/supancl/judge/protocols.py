@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.benchmarks import BENCHMARKS
 from supancl.data.order import epoch_order, seeded
-from supancl.data.sources import Data, Split, fingerprint
+from supancl.data.sources import Data, Split, absolute_source, fingerprint
 from supancl.errors import BadInput
 from supancl.evaluate import (
     collapse,
@@ -27,34 +26,38 @@ from supancl.evaluate.features import Features, View
 from supancl.evaluate.linear import EpochOfBatches
 from supancl.evaluate.transfer import TransferMetric
 from supancl.judge.classes import check_each, check_episodes, check_same, warn_unknown
-from supancl.judge.subject import (
-    Subject,
+from supancl.judge.naming import data_label, registered, usual_metric
+from supancl.judge.sources import (
+    HELD_OUT,
+    check_unchanged,
     data_for,
-    data_name,
     few_shot_split,
     is_own,
     judged,
+    not_whole,
     opened,
     own_source,
-    plain_crops,
-    registered,
     spec_for,
+    split_asked,
     three_splits,
+    was_trained_on,
 )
+from supancl.judge.subject import Subject, plain_crops
 from supancl.run import commit, versions
 
 SPLITS = ("train", "val", "test")
 
 
-def finished(subject: Subject, name: str, since: float, **result: Any) -> dict[str, Any]:
-    """The result with its conditions, kept in the run folder."""
+def finished(subject: Subject, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
+    """The result with its conditions, kept in the run folder under `base` and what is unusual about it."""
     device = subject.look.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    whole = {"encoder": subject.where, "label": subject.label, "weights": subject.weights, "layer": subject.look.layer,
-             "normalize": subject.look.normalize, **result, "seconds": round(time.perf_counter() - since, 2),
+    whole = {"base": base, "source": absolute_source(source), "encoder": subject.where, "label": subject.label,
+             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize, **result,
+             "seconds": round(time.perf_counter() - since, 2),
              "hardware": hardware, "versions": versions(), "commit": commit()}
-    subject.keep_result(name, whole)
+    subject.keep_result(base, whole)
     return whole
 
 
@@ -62,7 +65,7 @@ def file_name(protocol: str, subject: Subject, source: str | None) -> str:
     """`knn` on the run's own data as the run took them, `knn-pets` on other data, or on more of the run's own."""
     own = subject.recipe.data if subject.recipe is not None and is_own(subject, source) else None
     whole = own is not None and own.limit is None and not own.leave_out and own.labelled == 1.0
-    return protocol if source is None or whole else f"{protocol}-{data_name(source)}"
+    return protocol if source is None or whole else f"{protocol}-{data_label(source)}"
 
 
 def knn_of(
@@ -80,19 +83,30 @@ def knn_of(
         raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
                        f"there are {len(reference.labels)} and {len(queries.labels)}")
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
+    most = len(reference.labels) - leave_one_out
+    if max(ks) > most:
+        subject.reporter.warn(f"{where}: there are {most} images to compare with, so k = {max(ks)} is k = {most}")
     if leave_one_out:
         found = knn_leave_one_out(reference, tuple(ks), **options)
     else:
         warn_unknown(subject, data.classes, where, reference.labels, queries.labels)
         found = knn_accuracies(reference, queries, tuple(ks), **options)
     return finished(
-        subject, file_name("knn", subject, source), since, protocol="knn", data=own_source(subject, source), k=ks[0],
+        subject, file_name("knn", subject, source), since, protocol="knn",
+        **of_data(subject, source, data, judged_from), k=ks[0], split=split_asked(data, split),
         accuracy=found[ks[0]], by_k={str(k): value for k, value in found.items()}, temperature=temperature,
         metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
-        queries=len(queries.labels), classes=len(torch.unique(reference.labels)), judged=judged_from,
-        held_out_from=data.described["held_out_from"], skipped=len(data.skipped),
-        remarks=list(data.remarks), tested_on=fingerprint(images),
+        queries=len(queries.labels), classes=len(torch.unique(reference.labels)), tested_on=fingerprint(images),
     )
+
+
+def of_data(subject: Subject, source: str | None, data: Data, judged_from: str) -> dict[str, Any]:
+    """What a result says of its data: where they are from, and whether its figure can be set beside others'."""
+    where = own_source(subject, source)
+    return {"data": where, "source": where, "judged": judged_from, "held_out_from": data.described["held_out_from"],
+            "skipped": len(data.skipped), "remarks": list(data.remarks),
+            "partial": not_whole(where, data.remarks, data.skipped),
+            "overlaps_training": was_trained_on(subject, where, judged_from)}
 
 
 def linear_of(
@@ -120,10 +134,10 @@ def linear_of(
             outcome = sgd_probe(train, test.labelled(), len(data.classes), **options).to_json()
         else:
             outcome = sgd_probe(subject.features(data.train, view), test, **options).to_json()
+        outcome |= {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
-                    augmented=augmented, data=own_source(subject, source), seed=seed, view=view, **outcome,
-                    queries=len(test.labelled().labels), judged=judged_from,
-                    held_out_from=data.described["held_out_from"], skipped=len(data.skipped))
+                    augmented=augmented, seed=seed, view=view, split=split_asked(data, split), **outcome,
+                    queries=len(test.labelled().labels), **of_data(subject, source, data, judged_from))
 
 
 def judged_name(judged_from: str) -> str:
@@ -164,8 +178,8 @@ def variance_of(
     names = [data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
     return finished(subject, file_name("variance", subject, source), since, protocol="variance", normalize=True,
-                    data=own_source(subject, source), split=split, judged=judged_from, view=view,
-                    images=len(features.labelled().labels), **outcome)
+                    split=split_asked(data, split), view=view, images=len(features.labelled().labels), **outcome,
+                    **of_data(subject, source, data, judged_from))
 
 
 def _two_classes(data: Data, where: str, images: Split) -> None:
@@ -179,24 +193,26 @@ def transfer_metric(source: str, metric: str | None) -> TransferMetric:
     """As the registry has it for its data sets; top-1 for others unless asked for."""
     if metric is not None:
         return metric  # type: ignore[return-value]
-    name = registered(source)
-    return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
+    return usual_metric(source)  # type: ignore[return-value]
 
 
 def transfer_of(
     subject: Subject, source: str, metric: str | None = None, view: View = "whole", name: str | None = None
 ) -> dict[str, Any]:
     """App. E on a source; `name` is what the result is called where another source has the same one."""
-    since, name = time.perf_counter(), name or data_name(source)
+    since, name = time.perf_counter(), name or data_label(source)
     spec = spec_for(subject, source)
     found = opened(subject, spec, view, "transfer")
+    check_unchanged(subject, source, found)
     splits = three_splits(found, spec)
     check_same(found.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
     train, validation, test = (subject.features(split, view) for split in splits)
     kind = transfer_metric(source, metric)
     outcome = transfer(train, validation, test, metric=kind, device=subject.look.device).to_json()
+    seen = was_trained_on(subject, source, "test" if "test" in found.splits else "val")
     return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
-                    remarks=list(found.remarks), tested_on=fingerprint(splits[2]), **outcome)
+                    remarks=list(found.remarks), partial=not_whole(source, found.remarks, found.skipped),
+                    overlaps_training=seen, tested_on=fingerprint(splits[2]), **outcome)
 
 
 def few_shot_of(
@@ -204,11 +220,14 @@ def few_shot_of(
     seed: int = 0, view: View = "whole", name: str | None = None,
 ) -> dict[str, Any]:
     """N-way K-shot episodes on a source; they depend on its labels and the seed alone."""
-    since, name = time.perf_counter(), name or data_name(source)
+    since, name = time.perf_counter(), name or data_label(source)
     spec = spec_for(subject, source)
     found = opened(subject, spec, view, "few-shot")
+    if registered(source) is None:  # others have one split here, with every image
+        check_unchanged(subject, source, found)
     which, split = few_shot_split(subject, found, spec)
-    check_episodes(found.classes, source, split.labels, ways, shots)
+    check_episodes(found.classes, source, split.labels, ways, shots, held_out=which == HELD_OUT)
+    seen = was_trained_on(subject, source, which, every=which == "train")
     features: Features = subject.features(split, view)
     outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device)
     dropped = [found.classes[label] for label in outcome.dropped]
@@ -218,6 +237,6 @@ def few_shot_of(
     told = outcome.to_json() | {"dropped": dropped}
     return finished(subject, f"fewshot-{name}-{ways}w{shots}s", since, protocol="fewshot", data=name, source=source,
                     split=which, view=view, remarks=list(found.remarks), tested_on=fingerprint(split),
-                    accuracy=outcome.mean,
-                    images=len(features.labelled().labels),
+                    partial=not_whole(source, found.remarks, found.skipped), overlaps_training=seen,
+                    accuracy=outcome.mean, images=len(features.labelled().labels),
                     classes=len(torch.unique(features.labelled().labels)) - len(dropped), **told)

@@ -1,33 +1,17 @@
-"""Who is judged and on what: an encoder with its features, a source with its splits."""
+"""Who is judged: an encoder with its features, and where its results are kept."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from supancl.config import flattened
-from supancl.data import benchmarks
-from supancl.data.benchmark_rows import ALIASES, Use
-from supancl.data.order import seeded
-from supancl.data.sources import (
-    SPLIT_SEED,
-    Data,
-    DataSpec,
-    Source,
-    Split,
-    open_source,
-    prepared,
-    same_source,
-    stratified,
-)
+from supancl.data.sources import Source, Split, same_source
 from supancl.data.views import Crops
 from supancl.encoders import Encoder
 from supancl.errors import BadInput
@@ -35,6 +19,8 @@ from supancl.evaluate import Features, embed
 from supancl.evaluate.features import View
 from supancl.evaluate.kept import KeptFeatures, encoder_key
 from supancl.importing import open_encoder
+from supancl.judge.groups import group_of
+from supancl.judge.naming import result_name, short, source_of
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
 from supancl.start import pick_device
@@ -104,10 +90,8 @@ class Subject:
         """The same for runs that differ in their seed alone."""
         if self.recipe is None:
             return self.where
-        settings = flattened(replace(self.recipe, sources={}))
-        settings.pop("train.seed", None)
-        text = json.dumps({key: str(value) for key, value in settings.items()}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        assert self.run is not None
+        return group_of(self.recipe, str(self.run.read_data()[0].get("fingerprint") or ""))
 
     def features(self, split: Split, view: View = "margin") -> Features:
         look, path = self.look, None
@@ -134,9 +118,23 @@ class Subject:
             raise BadInput(f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
                            "take weights from before the run diverged, or leave that image out")
 
-    def keep_result(self, name: str, result: dict[str, Any]) -> None:
-        if self.run is not None:
-            self.run.write_evaluation(name, result)
+    def keep_result(self, base: str, result: dict[str, Any]) -> None:
+        """In the run folder, if it is one; what another measurement, or one of other data, wrote there stays."""
+        if self.run is None:
+            return
+        name, mine = result_name(base, result), source_of(result)
+        theirs = source_of(self._kept(name))
+        if mine and theirs and not same_source(mine, theirs):
+            name = f"{name}-{short(mine)}"
+        self.run.write_evaluation(name, result)
+
+    def _kept(self, name: str) -> dict[str, Any]:
+        assert self.run is not None
+        try:
+            content = json.loads((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
 
 def plain_crops(subject: Subject, scale: tuple[float, float]) -> Crops:
@@ -152,143 +150,3 @@ def open_subject(where: str, look: Look, reporter: Reporter, **foreign: Any) -> 
 
 def make_look(device: str, **options: Any) -> Look:
     return Look(pick_device(device), **options)
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def evaluation_short_side(encoder: Encoder, view: View = "margin") -> int:
-    """Images need not be decoded larger than what the crop is cut from: 256 for an input of 224 with a margin."""
-    return round(encoder.size * 8 / 7) if view == "margin" else encoder.size
-
-
-def check_kind(encoder: Encoder, split: Split, source: str) -> None:
-    """Vectors are for a linear encoder, images of as many channels as it takes for any other."""
-    pixels = split.batch(torch.zeros(1, dtype=torch.long)).pixels
-    vectors = pixels.ndim == 2
-    if vectors != (encoder.spec.name == "linear"):
-        kind, wants = ("vectors", "images") if vectors else ("images", "vectors (toy)")
-        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {wants}; name other --data")
-    if not vectors and pixels.shape[1] != encoder.spec.channels:
-        raise BadInput(f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
-                       f"{encoder.spec.channels} channels; give an encoder of 1 or 3, or a .npz of that many")
-
-
-def is_own(subject: Subject, source: str | None) -> bool:
-    """Whether the run was trained on this source."""
-    return source is None or (subject.recipe is not None and same_source(source, subject.recipe.data.source))
-
-
-def own_source(subject: Subject, source: str | None) -> str:
-    """The named source, or the one of the run itself."""
-    return spec_for(subject, source).source
-
-
-def spec_for(subject: Subject, source: str | None) -> DataSpec:
-    """What to take of a source: the run's own settings without one; what a run held out of it stays held out."""
-    own = None if subject.recipe is None else subject.recipe.data
-    if source is None:
-        if own is None:
-            raise BadInput(f"{subject.where} is no run folder, so it brings no data; name some with --data")
-        return own
-    return DataSpec(source=source, holdout=own.holdout if own is not None and is_own(subject, source) else None)
-
-
-def registered(source: str) -> str | None:
-    """The registry's name of NAME@ROOT; None for any other source."""
-    name, at, _ = source.partition("@")
-    name = ALIASES.get(name, name)
-    return name if at and name in benchmarks.BENCHMARKS else None
-
-
-def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None) -> Source:
-    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use."""
-    encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
-    spec = DataSpec(source=spec.source, short_side=evaluation_short_side(encoder, view), cache=spec.cache,
-                    memory_gb=spec.memory_gb, skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
-                    resample="bicubic" if view == "whole" else "bilinear")
-    name, root = registered(spec.source), spec.source.partition("@")[2]
-    use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
-
-    def read() -> Source:
-        found = (open_source(spec, encoder.spec.channels, tell) if name is None else
-                 benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial))
-        for remark in found.remarks:
-            subject.reporter.warn(remark)
-        return found
-
-    found = read() if look.shelf is None else look.shelf.get((spec, encoder.spec.channels, use), read)
-    check_kind(encoder, next(iter(found.splits.values())), spec.source)
-    return found
-
-
-def data_for(subject: Subject, source: str | None, view: View = "margin") -> Data:
-    """The named source, or that of the run with what the run held out and left out."""
-    spec = spec_for(subject, source)
-    return prepared(opened(subject, spec, view), replace(spec, balanced=False))
-
-
-def judged(data: Data, split: str, where: str) -> tuple[str, Split]:
-    """Which images are judged, and from which split they are: those held out, or the test split."""
-    if split == "held-out":
-        return str(data.described["held_out_from"]), data.held_out
-    if data.test is None:
-        raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
-    return "test", data.test
-
-
-def data_name(source: str) -> str:
-    """What a result file is called after: the registry's name, or the last part of a path."""
-    name, at, _ = source.partition("@")
-    if at and not Path(source).exists():
-        found = name.rpartition(":")[2].lower()
-        return ALIASES.get(found, found)
-    path = Path(source.rpartition(":")[2])
-    stem = path.stem if path.suffix.lower() in (".npz", ".csv", ".tar") else path.name
-    return re.sub(r"[^A-Za-z0-9._]+", "-", stem).strip("-.") or "data"
-
-
-def data_names(sources: Sequence[str]) -> list[str]:
-    """A name of its own for each source: two folders may have the same last part."""
-    names = [data_name(source) for source in sources]
-    told = [name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
-            for name, source in zip(names, sources, strict=True)]
-    return [name if told.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(told)]
-
-
-def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
-    """train, val and test. A source without test or val is tested on the images that every run on it holds out."""
-    splits, where = dict(source.splits), spec.source
-    if "test" not in splits and "val" in splits:
-        splits["test"] = splits.pop("val")
-    if "test" not in splits:
-        data = prepared(source, spec)
-        if not len(data.held_out):
-            raise BadInput(f"{where}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "
-                           "on; name other data")
-        splits = {"train": data.train, "test": data.held_out}
-    train = splits["train"]
-    if "val" not in splits:
-        train, splits["val"] = divided(train, 0.2, "val", where)
-    return train, splits["val"], splits["test"]
-
-
-def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
-    known = train.take((train.labels >= 0).nonzero()[:, 0])
-    chosen = stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
-    if not len(chosen):
-        raise BadInput(f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
-                       f"or a {name}/ folder")
-    rest = torch.ones(len(known), dtype=torch.bool)
-    rest[chosen] = False
-    return known.take(rest.nonzero()[:, 0]), known.take(chosen)
-
-
-def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
-    """The images that episodes are drawn from: those not trained on, where the source has such."""
-    name = next(name for name in ("test", "val", "train") if name in source.splits)
-    if name == "train" and is_own(subject, spec.source):
-        if registered(spec.source) is None:
-            return "held out of train", prepared(source, spec).held_out
-        subject.reporter.warn(f"{spec.source}: the run was trained on some of these images")
-    return name, source.splits[name]

@@ -10,17 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from supancl.data.benchmarks import find_benchmark, official_name, present_benchmarks
 from supancl.data.images import file_stamp
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.files import write_atomically
+from supancl.judge.compared import check_seeds
+from supancl.judge.naming import result_name
 from supancl.judge.protocols import few_shot_of, knn_of, transfer_of
+from supancl.judge.sources import array_mark
 from supancl.judge.subject import Subject
 from supancl.run import jsonable
 from supancl.train import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
-VERSION = 1  # of what is measured; results of another number are measured again
+VERSION = 2  # of what is measured; results of another number are measured again
+
+OUT_OF_MEMORY = "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Plan:
 
     def _knn(self, name: str) -> Task:
         # of the same view as transfer, so that its features serve for both
-        return Task("knn", name, f"knn-{name}", {"k": self.k, "view": "whole"}, lambda subject: knn_of(
+        return Task("knn", name, f"knn-{name}", {"k": self.k, "view": "whole", "split": "test"}, lambda subject: knn_of(
             subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"))
 
     def _transfer(self, name: str) -> Task:
@@ -101,9 +108,11 @@ class Suite:
 def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> Suite:
     """Every result, measured now or in an earlier call with the same encoder, data and settings.
 
-    A data set that cannot be used is told and left out; the others go on.
+    What cannot be measured is told and left out; the others go on.
     """
     tasks, suite = plan.tasks(), Suite()
+    check_seeds(subjects)
+    make_out(out)
     data_keys = {name: data_key(name, plan.root) for name in dict.fromkeys(task.data for task in tasks)}
     done, total = 0, len(tasks) * len(subjects)
     for task in tasks:
@@ -112,19 +121,32 @@ def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Repor
             key = {"version": VERSION, "weights": subject.weights, "layer": subject.look.layer,
                    "normalize": subject.look.normalize, "data": data_keys[task.data],
                    "partial": subject.look.partial, "skip_bad_images": subject.look.skip_bad_images, **task.settings}
-            path = out / folder_name(subject) / "evaluate" / f"{task.name}.json"
+            name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
+            path = out / folder_name(subject) / "evaluate" / f"{name}.json"
             where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
             try:
                 result, before = kept_or_measured(subject, task, path, key)
-            except BadInput as error:
-                reporter.warn(f"{where}: {error}")
-                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data,
-                                       "why": str(error)})
+            except Interrupted:
+                raise
+            except (SupanclError, torch.OutOfMemoryError) as error:
+                why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
+                reporter.warn(f"{where}: {why}")
+                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data, "why": why})
                 continue
             suite.results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
             spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
             reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
     return suite
+
+
+def make_out(out: Path) -> None:
+    """Asked before the work, not after it: whether results can be kept."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
 def kept_or_measured(
@@ -149,10 +171,11 @@ def folder_name(subject: Subject) -> str:
 def data_key(name: str, root: Path) -> str:
     """Of the data set's files: other ones, or changed ones, give other results."""
     place = find_benchmark(name, root)
+    mark = array_mark(name, root)
     if place.files is not None:
         paths = sorted(path for _, path, _ in place.files(place.folder).entries)
-    else:  # a few large files
-        paths = sorted(path for path in place.folder.iterdir() if path.is_file())
+    else:  # beside it there may be anything; of pickles none is opened that is not the published one
+        paths = [mark] if mark is not None else []
     content = hashlib.sha256()
     for path in paths:
         told = file_stamp(path) if path.is_file() else None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from supancl.errors import BadInput
+from supancl.evaluate.ranks import shared_ranks
 from supancl.studies.table_layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
 from supancl.studies.table_runs import Entry, Group, Score, grouped
 
@@ -81,6 +82,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
         notes += _summarize(layout, here, section)
         _place(layout, here)
     notes += [f"not in this table: {group.told}" for group in left]
+    notes += [text for group in groups for text in group.copies]
     notes += sorted({text for group in groups for entry in group.entries for text in entry.passed_over})
     return Filled(layout, lines, [*notes, *_spread_notes(layout, lines)])
 
@@ -180,16 +182,14 @@ def _way_out(layout: Layout) -> str:
     return f"{', '.join(f'supancl {commands[kind]}' for kind in wanted if kind in commands)} would fill it"
 
 
-def average_ranks(scores: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over columns of each line's rank, 1 for the highest score; equal scores share a rank.
+def average_ranks(scores: Sequence[Sequence[float]], decimals: int = 2) -> list[float]:
+    """The mean over columns of each line's rank, 1 for the highest score; scores that are printed alike share a rank.
 
-    >>> average_ranks([[90.0, 70.0], [80.0, 70.0]])
+    >>> average_ranks([[90.0, 70.001], [80.0, 70.0]])
     [1.25, 1.75]
     """
-    from scipy.stats import rankdata
-
-    ranks = rankdata(-np.asarray(scores, dtype=float), method="average", axis=0)
-    return [float(value) for value in ranks.mean(axis=1)]
+    printed = np.array([[round(value, decimals) for value in line] for line in scores], dtype=np.float64)
+    return [float(value) for value in shared_ranks(printed).mean(axis=1)]
 
 
 def _summarize(layout: Layout, lines: Sequence[Line], section: Section) -> list[str]:

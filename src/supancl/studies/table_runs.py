@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 from supancl.checkpoint import load_newest
 from supancl.config import flattened
+from supancl.data.benchmarks import BENCHMARKS
 from supancl.data.sources import same_source
 from supancl.errors import BadInput
+from supancl.judge.groups import INCIDENTAL, group_of
+from supancl.judge.naming import registered, source_of, unusual
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.run import RunFolder
 from supancl.studies import toy_tables
 from supancl.studies.many import spread
 
-# what makes no other setting of a run: its seed, where and how fast it ran, how often it told or saved something
-INCIDENTAL = ("sources", "paper", "train.seed", "train.device", "train.log_every", "train.checkpoint_every",
-              "train.monitor_every", "train.on_collapse", "train.on_nan", "train.deterministic", "train.compile",
-              "train.replay", "data.source", "data.short_side", "data.memory_gb", "data.skip_bad_images")
 # measures of the toy study under the names that runs have for them
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
 
@@ -45,7 +44,7 @@ class Entry:
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)  # of a toy study, which keeps no run folders
     fingerprint: str = ""  # of the data, wherever they lie
-    passed_over: set[str] = field(default_factory=set)  # evaluations that are of other data than the run's own
+    passed_over: set[str] = field(default_factory=set)  # evaluations that do not belong in the table, and why
 
     def value(self, measure: str) -> tuple[float, float] | None:
         """The number and its interval (nan: none); None where it was not measured."""
@@ -64,22 +63,47 @@ class Entry:
         if kind in ("ap", "ap50"):
             return self._number("detect-voc", kind)
         if kind == "linear" and rest and self.family != rest:
-            return self._number(f"linear-{rest}", "accuracy")
+            return self._number(f"linear-{rest}", "accuracy", of=rest, but="split")
         if kind in ("knn", "linear"):
             return self._number(kind, "accuracy", own=True)
-        return self._number(f"{kind}-{rest.replace(':', '-')}", "accuracy")
+        return self._number(f"{kind}-{rest.replace(':', '-')}", "accuracy", of=rest.partition(":")[0])
 
-    def _number(self, name: str, key: str, own: bool = False, scale: float = 1) -> tuple[float, float] | None:
-        """`own`: only if it was measured on the data that the run was trained on."""
-        kept = self.evaluations.get(name)
-        if kept is None or not isinstance(kept.get(key), (int, float)):
+    def _number(
+        self, base: str, key: str, own: bool = False, of: str = "", but: str = "", scale: float = 1
+    ) -> tuple[float, float] | None:
+        """`own`: only if measured on the data that the run was trained on; `of`: on that data set of the registry.
+
+        Only with the protocol's own settings; `but` names one that may be another, and is then preferred.
+        """
+        fitting = []
+        for name, kept in self.evaluations.items():
+            if kept.get("base", name) != base or not isinstance(kept.get(key), (int, float)):
+                continue
+            fault = self._fault(kept, own, of, but)
+            if fault:
+                self.passed_over.add(f"{self.path}: {name}.json {fault}")
+            else:
+                fitting.append(kept)
+        if not fitting:
             return None
-        data = kept.get("data")
-        if own and self.recipe is not None and data and not same_source(str(data), self.recipe.data.source):
-            self.passed_over.add(f"{self.path}: {name}.json is of {data}, not of the data it was trained on")
-            return None
+        kept = max(fitting, key=lambda kept: len(unusual(kept)))
         interval = kept.get("interval")
         return scale * float(kept[key]), float(interval) if isinstance(interval, (int, float)) else math.nan
+
+    def _fault(self, kept: Mapping[str, Any], own: bool, of: str, but: str) -> str:
+        """Why an evaluation does not belong in a table of the paper; empty where it does."""
+        source, other = source_of(kept), {key: value for key, value in unusual(kept).items() if key != but}
+        if own and self.recipe is not None and source and not same_source(source, self.recipe.data.source):
+            return f"is of {source}, not of the data it was trained on"
+        if of in BENCHMARKS and source and of not in (source, registered(source)):
+            return f"is of {source}, not of {of}@ROOT, the data set that the table means"
+        if kept.get("overlaps_training"):
+            return "was measured on images that the run was trained on"
+        if kept.get("partial"):
+            return "is of a data set that was not whole"
+        if other:
+            return f"has other settings ({', '.join(f'{key} {value}' for key, value in other.items())})"
+        return ""
 
     def _logged(self, measure: str) -> float | None:
         """From metrics.jsonl: losses over the last epoch; k-NN and variance of the monitor's last check."""
@@ -103,6 +127,11 @@ class Entry:
         return chosen.loss.supervised or chosen.pool.kind != "none"
 
     @property
+    def weights(self) -> set[str]:
+        """Of the encoders that the evaluations were made of."""
+        return {kept["weights"] for kept in self.evaluations.values() if isinstance(kept.get("weights"), str)}
+
+    @property
     def family(self) -> str:
         """cifar10 of cifar10.supsiam: the setting its recipe belongs to."""
         return self.recipe.name.split(".")[0] if self.recipe is not None else ""
@@ -110,9 +139,21 @@ class Entry:
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed alone; of `copies` it is said that they are not counted."""
 
     entries: list[Entry]
+    copies: list[str] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        """A run that is there already, copied or trained again with the same seed, is no further seed."""
+        for other in self.entries:
+            if entry.recipe is not None and other.recipe is not None and not entry.values:
+                alike = f"seed {entry.recipe.train.seed}" if entry.recipe.train.seed == other.recipe.train.seed else ""
+                alike = "the weights" if entry.weights & other.weights else alike
+                if alike:
+                    self.copies.append(f"{entry.path}: not counted, it has {alike} of {other.path}")
+                    return
+        self.entries.append(entry)
 
     @property
     def recipe(self) -> Recipe | None:
@@ -176,10 +217,8 @@ def grouped(entries: Iterable[Entry]) -> list[Group]:
     for entry in entries:
         key: Any = str(entry.path)
         if entry.recipe is not None:
-            settings = {name: value for name, value in flattened(entry.recipe).items() if name not in INCIDENTAL}
-            data = entry.fingerprint or entry.recipe.data.source
-            key = json.dumps([settings, data, str(entry.path) if entry.values else ""], default=str, sort_keys=True)
-        groups.setdefault(key, Group([])).entries.append(entry)
+            key = (group_of(entry.recipe, entry.fingerprint), str(entry.path) if entry.values else "")
+        groups.setdefault(key, Group([])).add(entry)
     return list(groups.values())
 
 

@@ -1,0 +1,84 @@
+"""What results are called: no measurement takes the place of another one."""
+
+import json
+import re
+
+import pytest
+
+from supancl.judge import few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.judge.naming import STANDARD, data_label, data_names, result_name, unusual
+from tests.judge.made import run_folder, source, subject
+
+
+@pytest.fixture
+def run(tmp_path):
+    return subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, val=30, test=30))))
+
+
+def kept(tmp_path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in (tmp_path / "run/evaluate").iterdir()}
+
+
+def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
+    path = str(source(tmp_path / "x.npz", train=60, test=60))
+    results = [knn_of(run), linear_of(run), variance_of(run), transfer_of(run, path), few_shot_of(run, path, 3, 5)]
+    assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
+    for result in results:
+        usual = STANDARD[result["protocol"]]
+        sgd = {"epochs", "lr", "batch_size"}  # the convex probe has none of them
+        assert set(usual) - set(result) == (sgd if result["protocol"] == "linear" else set())
+        assert unusual(result) == {}
+
+
+def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
+    first = knn_of(run)
+    for change in ({"ks": (1,), "leave_one_out": True}, {"metric": "l2"}, {"split": "test"}, {"view": "whole"},
+                   {"temperature": 0.07}):
+        knn_of(run, **change)
+    linear_of(run, probe="sgd", epochs=2, lr=1.0)
+    linear_of(run, seed=3)
+    variance_of(run, split="train")
+    transfer_of(run, run.recipe.data.source, "mean-per-class")
+    assert set(kept(tmp_path)) == {
+        "knn", "knn-k1-loo", "knn-l2", "knn-test", "knn-whole", "knn-t0.07", "linear-sgd-e2-lr1.0", "linear-seed3",
+        "variance-train", "transfer-own-mean-per-class"}
+    assert kept(tmp_path)["knn"] == json.loads(json.dumps(first))
+    assert {result["base"] for result in kept(tmp_path).values()} == {"knn", "linear", "variance", "transfer-own"}
+
+
+def test_layer_and_length_are_told(tmp_path):
+    assert result_name("knn-pets", {"protocol": "knn", "layer": "blocks.9/x", "normalize": True}) == (
+        "knn-pets-layer-blocks.9-x-unit")
+    assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "top-1"}) == (
+        "transfer-pets-top-1")
+    assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "mean-per-class"}) == (
+        "transfer-pets")
+
+
+def test_test_is_no_other_choice_where_it_is_what_is_held_out(tmp_path):
+    run = subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
+    assert knn_of(run, split="test")["accuracy"] == knn_of(run)["accuracy"]
+    assert set(kept(tmp_path)) == {"knn"}
+
+
+@pytest.mark.parametrize("text", ["mine/pets", "pets.npz", "torchvision:CIFAR10@data"])
+def test_the_registrys_names_are_its_own(text):
+    name = "cifar10" if "CIFAR" in text else "pets"
+    assert re.fullmatch(rf"{name}-[0-9a-f]{{6}}", data_label(text))
+    assert data_label(f"{name}@data") == name
+    assert data_names([text, f"{name}@data"]) == [data_label(text), name]
+    assert data_label("mine/photos") == "photos"
+
+
+def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):
+    paths = []
+    for folder, count in (("a", 30), ("b", 60)):
+        (tmp_path / folder).mkdir()
+        paths.append(str(source(tmp_path / folder / "x.npz", train=60, test=count)))
+    for path in (*paths, *paths):
+        knn_of(run, path)
+    found = kept(tmp_path)
+    assert found["knn-x"]["source"] == paths[0]
+    (other,) = set(found) - {"knn-x"}
+    assert re.fullmatch(r"knn-x-[0-9a-f]{6}", other)
+    assert found[other]["source"] == paths[1]
