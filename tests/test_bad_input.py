@@ -389,7 +389,7 @@ FILES = [
     Row("an init folder without an encoder", init(lambda tmp: "data"),
         "data holds no encoder.safetensors; has the run finished its first epoch?"),
     Row("an init that is empty", init(of_bytes("w.pt", b"")),
-        "checkpoint w.pt is damaged (EOFError); copy it again, or give another --init"),
+        "checkpoint w.pt is damaged (it is no file of tensors); copy it again, or give another --init"),
     Row("an init that is text", init(of_bytes("w.pt", b"weights")),
         "checkpoint w.pt is damaged (it is no file of tensors); copy it again, or give another --init"),
     Row("an init cut short", init(lambda tmp: torn(saved({"a": torch.zeros(99)})(tmp))),
@@ -614,17 +614,18 @@ def test_without_bad_images_none_is_counted(finished):
 
 def test_judging_skips_bad_images_only_when_asked_for_and_says_so(place, finished, capsys):
     shutil.copytree(finished, place / "run")
-    class_folders(place / "data", each=8)
-    (place / "data" / "cat" / "1.png").write_text("x")
-    warning = "warning: 1 unreadable images were skipped: data/cat/1.png\n"
-    for command in (("evaluate", "knn", "run"), ("embed", "run", "--data", "data", "--out", "f.npz")):
+    class_folders(place / "other", each=8)
+    (place / "other" / "cat" / "1.png").write_text("x")
+    warning = "warning: 1 unreadable images were skipped: other/cat/1.png\n"
+    others = ("--data", "other")
+    for command in (("evaluate", "knn", "run", *others), ("embed", "run", *others, "--out", "f.npz")):
         assert supancl(capsys, *command).code == 2
         said = supancl(capsys, *command, "--skip-bad-images", "--json", "result.json", "--device", "cpu")
         assert (said.code, said.err) == (0, warning)
         assert json.loads((place / "result.json").read_text())["skipped"] == 1
     with np.load(place / "f.npz") as written:
         assert len(written["train_names"]) == 15
-        assert "data/cat/1.png" not in written["train_names"]
+        assert "other/cat/1.png" not in written["train_names"]
 
 
 # --- no permission ----------------------------------------------------------------------------------------------------
@@ -775,7 +776,7 @@ def test_a_disk_found_full_when_synced_keeps_the_file_before(place, finished, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_room)
-    said = supancl(capsys, "evaluate", "knn", "run", "--k", "1", "--device", "cpu", "--quiet")
+    said = supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--quiet")
     assert one_line(said) == f"run/evaluate/knn.json cannot be written (No space left on device); {UNTOUCHED}"
     assert said.code == 2
     assert contents(place) == before

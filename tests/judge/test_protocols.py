@@ -51,7 +51,7 @@ def close(one: Features, other: Features) -> bool:
 
 def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     said = []
-    monkeypatch.setattr(run.reporter, "warn", said.append)
+    monkeypatch.setattr(run.reporter, "note", said.append)
     result = knn_of(run, ks=(5000, 90))
     assert said == [f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
                     f"{result['references']}"]

@@ -85,7 +85,7 @@ def knn_of(
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
     most = len(reference.labels) - leave_one_out
     if max(ks) > most:
-        subject.reporter.warn(f"{where}: there are {most} images to compare with, so k = {max(ks)} is k = {most}")
+        subject.reporter.note(f"{where}: there are {most} images to compare with, so k = {max(ks)} is k = {most}")
     if leave_one_out:
         found = knn_leave_one_out(reference, tuple(ks), **options)
     else:
