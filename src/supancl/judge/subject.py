@@ -33,6 +33,7 @@ class Shelf:
     def __init__(self) -> None:
         self.key: Hashable = None
         self.source: Source | None = None
+        self.said: set[str] = set()  # remarks that need no repeating for every protocol and encoder
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:
