@@ -216,8 +216,12 @@ WITH_LIGHTLY: dict[str, Callable[[], dict[str, Tensor]]] = {
 
 def listed(name: str) -> str:
     """One line for each tensor: its name and its shape."""
-    with torch.device("meta"):  # only names and shapes are wanted
-        state = {**MODELS, **WITH_LIGHTLY}[name]()
+    build = {**MODELS, **WITH_LIGHTLY}[name]
+    try:
+        with torch.device("meta"):  # only names and shapes are wanted
+            state = build()
+    except RuntimeError:  # timm 1.0.20 looks at the values of a tensor while it builds a vision transformer
+        state = build()
     return "".join(f"{key} {'x'.join(map(str, value.shape)) or '-'}\n" for key, value in state.items())
 
 
