@@ -80,6 +80,8 @@ def held(lock: Path, waiting: Callable[[str], None], every: float = 0.2) -> Iter
                         waiting(file.read().strip() or "unknown")
                         told = True
                     time.sleep(every)
+                except OSError as error:  # says which file it is about
+                    raise OSError(error.errno, error.strerror, str(lock)) from None
             if not _still_there(lock, file.fileno()):
                 continue
             file.truncate(0)

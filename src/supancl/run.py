@@ -18,13 +18,8 @@ from typing import IO, Any
 from supancl.config import to_json
 from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
-from supancl.files import write_atomically
+from supancl.files import held, write_atomically
 from supancl.recipes import Recipe, recipe_from_json
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
-    fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
@@ -62,26 +57,16 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """One writer at a time; the lock goes with the process, so a killed run never blocks the next."""
-        lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held for the length of the run
-        try:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    lock.seek(0)
-                    owner = lock.read().strip() or "unknown"
-                    raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, "
-                                   "or choose another --out") from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+
+        def refuse(owner: str) -> None:
+            raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
+
+        with held(self.path / ".lock", refuse):
             try:
                 yield
             finally:
                 if not self.holds_run:
                     self._unmake()
-        finally:
-            lock.close()
 
     def _unmake(self) -> None:
         with contextlib.suppress(OSError):  # a folder in which something lies stays

@@ -139,16 +139,10 @@ def _begin(
     if init is not None:
         initialize(trainer.branches.encoder, init)  # type: ignore[arg-type]
         trainer.branches.copy_to_target()
-    state = None
-    if resume:
-        state, damaged = load_newest(folder.checkpoints)
-        for line in damaged:
-            reporter.warn(f"{line}; going on from the one before it")
-        if state is None:
-            reporter.note(f"{folder.path} holds no checkpoint yet: starting at step 0")
-        else:
-            check_same_data(folder, data)
-            trainer.load(state)
+    state = state_to_resume(folder.checkpoints, reporter) if resume else None
+    if state is not None:
+        check_same_data(folder, data)
+        trainer.load(state)
     if not folder.holds_run:
         folder.write_recipe(recipe, data.classes, data.described)
     folder.keep_metrics_until(trainer.step)
@@ -158,6 +152,16 @@ def _begin(
         reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
                       f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
     reporter.begins(recipe, data, folder.path, str(trainer.device), trainer.step, trainer.steps)
+
+
+def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
+    """The newest sound checkpoint of a run; what was passed over, or that there is none, is said."""
+    state, damaged = load_newest(checkpoints)
+    for line in damaged:
+        reporter.warn(f"{line}; going on from the one before it")
+    if state is None:
+        reporter.note(f"{checkpoints.parent} holds no checkpoint yet: starting at step 0")
+    return state
 
 
 def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.checkpoint import load_newest, save_checkpoint
+from supancl.checkpoint import save_checkpoint
 from supancl.config import flattened, to_json
 from supancl.data.order import seeded
 from supancl.detect.batches import Batches
@@ -30,7 +30,7 @@ from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.run import MetricsLog
 from supancl.signals import signals_noted
 from supancl.start import pick_device
-from supancl.train import Reporter
+from supancl.train import Reporter, state_to_resume
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
 LEFT_OPEN = {"device": "auto", "precision": "auto"}
@@ -146,12 +146,8 @@ def _begin(
             if was != now:
                 raise BadInput(f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "
                                "start another run")
-        state, damaged = load_newest(folder.checkpoints)
-        for line in damaged:
-            reporter.warn(f"{line}; going on from the one before it")
-        if state is None:
-            reporter.note(f"{folder.path} holds no checkpoint yet: starting at step 0")
-        else:
+        state = state_to_resume(folder.checkpoints, reporter)
+        if state is not None:
             training.load(state, folder)
             reporter.note(f"going on at step {training.step} of {training.spec.iters}")
     else:
