@@ -1,5 +1,6 @@
 """On a GPU: the same losses as on the CPU, bf16 and compilation near them, and the same bits after a resume."""
 
+import copy
 import os
 import warnings
 from pathlib import Path
@@ -8,9 +9,13 @@ import pytest
 import torch
 
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
+from supancl.data.augment import Draws
 from supancl.data.images import Batch, PackedImages
 from supancl.data.sources import whole
-from supancl.data.views import Crops
+from supancl.data.views import Crops, render, render_in_chunks
+from supancl.encoders import EncoderSpec
+from supancl.layers import arrange
+from supancl.reuse import serves
 from supancl.run import RunFolder
 from supancl.trainer import WARM_UP, Trainer
 from tests.test_resume import crash_and_resume
@@ -27,7 +32,7 @@ def same_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """Views drawn on the CPU from the pixels themselves, so that both devices see the same ones; no tf32."""
     original = Crops.__call__
 
-    def drawn(self, batch, mean, std, generator, views=2, renderer=None):
+    def drawn(self, batch, mean, std, generator, views=2, renderer=None, dtype=torch.float32):
         seed = torch.Generator().manual_seed(int(batch.pixels.sum()))
         return original(self, Batch(batch.pixels.cpu()), mean, std, seed, views).to(batch.pixels.device)
 
@@ -172,3 +177,61 @@ def test_a_run_with_replay_stops_resumes_and_names_its_bad_step(tmp_path: Path) 
     assert whole_run[-1]["knn"] > 80
     with pytest.raises(NonFinite, match=r"at step \d+ \(images"):
         pretrain(made.with_set({"optimizer.lr": 1e6, "schedule.warmup_epochs": 0}), out=tmp_path / "bad")
+
+
+@pytest.mark.parametrize("method", ["supsiam", "supbyol"])
+def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
+    settings = {"train.replay": True}
+    trainer = digits_trainer(method, **settings)
+    losses_of(trainer, 8)
+    changes: dict = {"train.seed": 3, "loss.alpha": 0.1, "optimizer.lr": 0.02}
+    captured, other = trainer.replay, trainer.recipe.with_set(changes)
+    assert captured is not None
+    assert serves(trainer, other)
+    trainer.restart(other, open_data(other.data, other.encoder.channels))
+    again = losses_of(trainer, 30)
+    assert trainer.replay is captured
+    fresh = digits_trainer(method, **settings, **changes)
+    expected = losses_of(fresh, 30)
+    assert again[:5] == pytest.approx(expected[:5], rel=1e-3)
+    assert sum(again) / 30 == pytest.approx(sum(expected) / 30, rel=2e-2)
+    unlike = losses_of(digits_trainer(method, **settings), 5)
+    assert again[:5] != pytest.approx(unlike, rel=1e-3)
+
+
+def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> None:
+    crops = Crops(size=64, blur=(1.0, 0.1))
+    pixels = torch.randint(0, 256, (16, 3, 80, 96), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    draws = crops.draw(32, torch.tensor([[80, 96]] * 32), torch.Generator().manual_seed(2), 2)
+    expected = render_in_chunks(crops, pixels, draws, (0.0,), (1.0,))
+    moved = Draws._make(None if drawn is None else drawn.cuda() for drawn in draws)
+    for make in (render, torch.compile(render)):
+        made = make(crops, pixels.cuda(), moved, (0.0,), (1.0,), torch.bfloat16)
+        assert made.is_contiguous(memory_format=torch.channels_last)
+        difference = (made.cpu().float() - expected).abs()
+        assert float((difference - expected / 256).max()) < 0.5 / 255  # beside bfloat16's own rounding
+        assert float(difference.mean()) < 0.3 / 255
+
+
+def test_arranged_layers_compiled_are_the_plain_ones() -> None:
+    torch.manual_seed(0)
+    plain_one = EncoderSpec("resnet18", size=64).build().cuda().to(memory_format=torch.channels_last)
+    arranged = copy.deepcopy(plain_one)
+    arrange(arranged)
+    images = torch.randn(8, 3, 64, 64, device="cuda")
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        found = {}
+        for name, encoder in (("plain", plain_one), ("arranged", torch.compile(arranged))):
+            made = encoder(images)
+            made.square().sum().backward()
+            found[name] = made.detach()
+        torch.testing.assert_close(found["arranged"], found["plain"], rtol=1e-3, atol=1e-3)
+        for (name, one), other in zip(plain_one.named_parameters(), arranged.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            apart = (one.grad - other.grad).norm() / one.grad.norm().clamp(min=1e-6)
+            assert float(apart) < 2e-2, name
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

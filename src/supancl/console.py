@@ -13,13 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from supancl.data.sources import Data
+from supancl.distributed import speaks
 from supancl.recipes import Recipe
 from supancl.train import Reporter
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
-    """Standard output, or standard error when the JSON goes to standard output."""
-    made = Console(stderr=json_to_stdout, quiet=quiet, markup=False, highlight=False, soft_wrap=True)
+    """Standard output, or standard error when the JSON goes to standard output; of several ranks only one prints."""
+    made = Console(stderr=json_to_stdout, quiet=quiet or not speaks(), markup=False, highlight=False, soft_wrap=True)
     if not made.is_terminal:
         made.width = 160  # a file has no edge to wrap at
     return made
@@ -75,7 +76,7 @@ class Terminal(Reporter):
             self.note(f"{what}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        labelled = int((data.train.labels >= 0).sum())
+        labelled = data.train.labelled
         share = "" if labelled == len(data.train) else f", {labelled} of them labelled"
         self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: {len(data.train)} training images{share}, "
                   f"{len(data.held_out)} held out, {len(data.classes)} classes; {device} -> {folder}")
@@ -136,4 +137,5 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def say_error(text: str) -> None:
-    print(f"supancl: {text}", file=sys.stderr)
+    if speaks():
+        print(f"supancl: {text}", file=sys.stderr)

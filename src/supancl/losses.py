@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.config import Count, Fraction, Positive
+from supancl.distributed import Part
 from supancl.pools import Pool
 
 
@@ -25,6 +26,23 @@ class Terms(NamedTuple):
     total: Tensor
     ssl: Tensor
     sup: Tensor
+
+
+class Whole(NamedTuple):
+    """The targets (2, N, D) and labels (N,) of a whole batch, where anchors are of a part of its rows."""
+
+    targets: Tensor
+    labels: Tensor
+    part: Part
+
+    @classmethod
+    def of(cls, targets: Tensor, labels: Tensor) -> Whole:
+        """The batch itself, where all of it is here."""
+        return cls(targets, labels, Part(0, len(labels), len(labels)))
+
+    def themselves(self) -> Tensor:
+        """(B, N): which of all the samples each row is."""
+        return self.part.of(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
 
 
 @dataclass(frozen=True)
@@ -54,18 +72,25 @@ class Align:
         return self.supervised and pool is None
 
     def __call__(
-        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, alpha: Tensor | None = None
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        pool: Pool | None = None,
+        alpha: Tensor | None = None,
+        whole: Whole | None = None,
     ) -> Terms:
-        """`alpha`, one value per sample (B,), takes the place of the run's single value."""
-        own = targets.flip(0).to(anchors.dtype)  # z2 for the anchors of view 1, z1 for those of view 2
+        """`alpha`, one value per sample (B,), takes the place of the run's single value.
+
+        `whole` is the batch of which these anchors are a part; the loss is the mean over these.
+        """
         if len(anchors) > 2:
-            local = len(anchors) - 2
             anchors = torch.cat([anchors[:2], anchors[2:].repeat_interleave(2, dim=0)])
-            own = torch.cat([own, own.repeat(local, 1, 1)])
+        own = _facing(targets, anchors)
         ssl = self.distance(anchors, own)
         if alpha is None and not self.supervised and pool is None:
             return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())
-        sup = self.distance(anchors, self.supervised_target(own, labels, pool))
+        sup = self.distance(anchors, self.supervised_target(own, labels, pool, whole))
         weight = self.alpha if alpha is None else alpha.to(anchors.dtype)
         total = weight * ssl + (1 - weight) * sup
         return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())
@@ -75,14 +100,15 @@ class Align:
             return (anchors - targets).square().sum(-1)
         return -(anchors * targets).sum(-1)
 
-    def supervised_target(self, own: Tensor, labels: Tensor, pool: Pool | None) -> Tensor:
+    def supervised_target(self, own: Tensor, labels: Tensor, pool: Pool | None, whole: Whole | None = None) -> Tensor:
         """z_sup: the mean of same-class targets, not re-normalised (Eq. 2); the own target where there are none."""
         if pool is not None:
-            return pool.class_mean(labels, fallback=own, samples=self.samples)
+            return pool.class_mean(labels, own, self.samples, None if whole is None else whole.part)
         # without a pool (Table 8): the batch's other-view targets of the class, the own one included
-        same = same_class(labels, labels) | torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-        weight = same.to(own.dtype)
-        return (weight / weight.sum(1, keepdim=True)) @ own
+        candidates = own if whole is None else _facing(whole.targets, own)
+        whole = whole or Whole.of(own, labels)
+        weight = (same_class(labels, whole.labels) | whole.themselves()).to(own.dtype)
+        return (weight / weight.sum(1, keepdim=True)) @ candidates
 
 
 @dataclass(frozen=True)
@@ -107,16 +133,21 @@ class Contrast:
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
 
-    def __call__(self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None) -> Terms:
+    def __call__(
+        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+    ) -> Terms:
+        """The mean over these anchors, which are compared with the targets of the `whole` batch they are a part of."""
         # bf16 has 8 bits: at temperature 0.07 a similarity off by 0.004 moves a logit by 0.06
         with torch.autocast(anchors.device.type, enabled=False):
-            total = self._mean_over_anchors(anchors, targets, labels, pool)
+            if whole is None or self.against == "pool":  # there an anchor needs no target of the batch but its own
+                whole = Whole.of(targets, labels)
+            total = self._mean_over_anchors(anchors, labels, pool, whole)
         return Terms(total, total.detach(), total.detach())
 
-    def _mean_over_anchors(self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None) -> Tensor:
+    def _mean_over_anchors(self, anchors: Tensor, labels: Tensor, pool: Pool | None, whole: Whole) -> Tensor:
         dtype = torch.promote_types(anchors.dtype, torch.float32)
-        anchors, targets = anchors.to(dtype), targets.to(dtype)
-        logits, positive = self._batch_candidates(anchors, targets, labels)
+        anchors, whole = anchors.to(dtype), whole._replace(targets=whole.targets.to(dtype))
+        logits, positive = self._batch_candidates(anchors, labels, whole)
         if self.against.endswith("pool"):
             if pool is None:
                 raise ValueError(f"Contrast against {self.against!r} needs a pool")
@@ -128,18 +159,17 @@ class Contrast:
         matched = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
         return -(matched / positive.sum(-1)).mean()
 
-    def _batch_candidates(self, anchors: Tensor, targets: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        size = len(labels)
-        itself = torch.eye(size, dtype=torch.bool, device=labels.device)
-        same = (itself | same_class(labels, labels)) if self.supervised else itself
-        other = anchors @ targets.flip(0).mT / self.temperature  # (2, B, B): the other view's targets
+    def _batch_candidates(self, anchors: Tensor, labels: Tensor, whole: Whole) -> tuple[Tensor, Tensor]:
+        targets, itself = whole.targets, whole.themselves()
+        same = (itself | same_class(labels, whole.labels)) if self.supervised else itself
+        other = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
             return other.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(anchors[..., :1], dtype=torch.bool)
         if not self.against.startswith("both-views"):
             return other, same.expand_as(other)
         own = (anchors @ targets.mT / self.temperature).masked_fill(itself, -torch.inf)  # without the anchor itself
         positive = torch.cat([same, same & ~itself], dim=-1)
-        return torch.cat([other, own], dim=-1), positive.expand(2, size, 2 * size)
+        return torch.cat([other, own], dim=-1), positive.expand(2, *positive.shape)
 
     def _pool_candidates(self, anchors: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         stored = pool.stored()
@@ -166,8 +196,10 @@ class CrossEntropy:
     def sees_batch(self, pool: Pool | None) -> bool:
         return False
 
-    def __call__(self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None) -> Terms:
-        logits = anchors.flatten(0, 1).float()
+    def __call__(
+        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+    ) -> Terms:
+        logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
         summed = F.cross_entropy(
             logits, labels.repeat(len(anchors)), ignore_index=-1, reduction="sum", label_smoothing=self.smoothing
         )
@@ -177,6 +209,19 @@ class CrossEntropy:
 
 
 Loss = Align | Contrast | CrossEntropy
+
+
+def share(loss: Loss, labels: Tensor, of: Tensor) -> Tensor | float:
+    """How much the mean over samples with these labels counts in the mean over all of them, of which they are some."""
+    if isinstance(loss, CrossEntropy):  # its mean runs over samples with a label
+        return (labels >= 0).sum() / (of >= 0).sum().clamp(min=1)
+    return len(labels) / len(of)
+
+
+def _facing(targets: Tensor, anchors: Tensor) -> Tensor:
+    """(2, N, D) -> (A, N, D), for A anchors of a sample: z2 for those of view 1, z1 for those of view 2, and so on."""
+    own = targets.flip(0).to(anchors.dtype)
+    return own if len(anchors) == 2 else own.repeat(len(anchors) // 2, 1, 1)
 
 
 def same_class(labels: Tensor, others: Tensor) -> Tensor:

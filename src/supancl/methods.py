@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from supancl.branches import Branches, BranchSpec, HeadSpec
+from supancl.distributed import ALONE, Ranks
 from supancl.encoders import EncoderSpec
 from supancl.losses import Align, Contrast, CrossEntropy, Loss
 from supancl.pools import Pool, PoolSpec
@@ -72,7 +73,13 @@ COLLAPSE_CELLS: dict[tuple[bool, bool], str] = {
 
 
 def assemble(
-    encoder: EncoderSpec, heads: HeadSpec, branches: BranchSpec, pool: PoolSpec, loss: Loss, classes: int
+    encoder: EncoderSpec,
+    heads: HeadSpec,
+    branches: BranchSpec,
+    pool: PoolSpec,
+    loss: Loss,
+    classes: int,
+    ranks: Ranks = ALONE,
 ) -> tuple[Branches, Pool | None]:
     """The two things of a run that hold tensors: the branches and the pool."""
     body = encoder.build()
@@ -86,4 +93,4 @@ def assemble(
         body, projector.build(body.width), predictor, branches.target, normalize=not isinstance(loss, CrossEntropy)
     )
     # to a contrastive loss a target without a label is still a negative
-    return built, pool.build(width, classes, unlabelled=isinstance(loss, Contrast))
+    return built, pool.build(width, classes, unlabelled=isinstance(loss, Contrast), ranks=ranks)

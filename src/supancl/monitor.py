@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.sources import Data, Split
+from supancl.data.sources import Data
 from supancl.encoders import Encoder
 from supancl.errors import NonFinite
 from supancl.evaluate import effective_rank, embed, knn_accuracy, variance
@@ -45,8 +45,8 @@ class Monitor:
     """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.reference = _sample(data.train)
-        self.held_out = _sample(data.held_out)
+        self.reference = data.train.some(MOST_IMAGES)
+        self.held_out = data.held_out.some(MOST_IMAGES)
         # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
         self.low_readings = self.low_ranks = 0
@@ -91,13 +91,6 @@ class Monitor:
     def load(self, state: dict[str, Any]) -> None:
         self.low_readings, self.low_ranks = int(state["low_readings"]), int(state["low_ranks"])
         self.collapsed, self.told = bool(state["collapsed"]), bool(state["told"])
-
-
-def _sample(split: Split) -> Split:
-    if len(split) <= MOST_IMAGES:
-        return split
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-    return split.take(order[:MOST_IMAGES].sort().values)
 
 
 def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:

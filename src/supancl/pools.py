@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from supancl.config import Count, Fraction
+from supancl.distributed import ALONE, Part, Ranks
 
 UNLABELLED = -1
 EMPTY = -2  # a slot that holds nothing
@@ -35,14 +36,17 @@ class PoolSpec:
     kind: Literal["none", "queue", "class-queues", "prototypes"] = "none"
     size: Count = 8192
     rate: Fraction = 0.9  # of a prototype: how much of the old value one push keeps
+    sharded: bool = False  # prototypes: each of several ranks holds those of its share of the classes
 
-    def build(self, width: int, classes: int, unlabelled: bool = False) -> Pool | None:
+    def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = ALONE) -> Pool | None:
         if self.kind == "none":
             return None
         if self.kind == "queue":
             return Queue(self.size, width, classes, unlabelled=unlabelled)
         if self.kind == "class-queues":
             return ClassQueues(self.size, width, classes)
+        if self.sharded and ranks.size > 1:
+            return ShardedPrototypes(width, classes, self.rate, ranks)
         return Prototypes(width, classes, self.rate)
 
 
@@ -62,10 +66,13 @@ class Pool(nn.Module, ABC):
         """Store detached targets (B, D) with their labels (B,); -1 is unlabelled."""
 
     @abstractmethod
-    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+    def class_mean(
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+    ) -> Tensor:
         """Per label the mean of the held targets of that class; `fallback` (..., B, D) where there is none.
 
-        `samples` draws that many with replacement, anew for every anchor, instead of taking all.
+        `samples` draws that many with replacement, anew for every anchor, instead of taking all: for every anchor of
+        the batch that these labels are a `part` of, so that each gets the same wherever it is.
         """
 
     @abstractmethod
@@ -144,23 +151,27 @@ class _Rings(Pool):
         # what rounding left behind goes with the last target
         self.sums[row] = torch.where((self.tally[row] > 0)[:, None], self.sums[row], 0.0)
 
-    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+    def class_mean(
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+    ) -> Tensor:
         _check_labels(labels, self.classes)
         row = torch.where(labels >= 0, labels, self.classes)
         count = self.tally[row]
         if samples is None:
             mean = self.sums[row] / count.clamp(min=1)[:, None]
         else:
-            mean = self._sampled(row, count, samples, fallback.shape[:-1])
+            mean = self._sampled(row, count, samples, fallback.shape[:-1], part)
         return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
 
-    def _sampled(self, row: Tensor, count: Tensor, samples: int, shape: torch.Size) -> Tensor:
+    def _sampled(self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, part: Part | None) -> Tensor:
         """The mean of `samples` draws with replacement, drawn anew for every anchor."""
         # sorting by label makes each class one run of slots, so that a draw is an offset into it
         label = self.labels[:-1]
         order = torch.where(label >= 0, label, self.classes).argsort(stable=True)
         first = self.tally.cumsum(0) - self.tally
-        draws = (torch.rand(*shape, samples, device=row.device) * count[:, None]).long()
+        part = part or Part(0, len(row), len(row))
+        chance = part.of(torch.rand(*shape[:-1], part.total, samples, device=row.device), -2)
+        draws = (chance * count[:, None]).long()
         offset = torch.minimum(draws, (count - 1).clamp(min=0)[:, None])
         chosen = order[(first[row][:, None] + offset).clamp(max=len(order) - 1)]
         return self.targets[chosen].mean(-2)
@@ -225,7 +236,7 @@ class Prototypes(Pool):
         # samples of one class all write the same value
         same = (labels[:, None] == labels[None, :]).to(targets.dtype)
         mean = same @ targets / same.sum(1, keepdim=True)
-        row = torch.where(labels >= 0, labels, self.classes)
+        row = self._row_of(labels)
         self.clock += 1
         self.prototypes[row] = torch.where(
             self.seen[row][:, None], torch.lerp(mean, self.prototypes[row], self.rate), mean
@@ -234,14 +245,67 @@ class Prototypes(Pool):
         self.seen.index_fill_(0, row, True)
         self.seen[-1].fill_(False)
 
-    def class_mean(self, labels: Tensor, fallback: Tensor, samples: int | None = None) -> Tensor:
+    def class_mean(
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+    ) -> Tensor:
         _check_labels(labels, self.classes)
-        row = torch.where(labels >= 0, labels, self.classes)
+        row = self._row_of(labels)
         return torch.where(self.seen[row][:, None], self.prototypes[row].to(fallback.dtype), fallback)
+
+    def _row_of(self, labels: Tensor) -> Tensor:
+        """Where a label's prototype is; the last row for what has none."""
+        return torch.where(labels >= 0, labels, self.classes)
 
     def stored(self) -> Stored:
         labels = torch.arange(self.classes, device=self.seen.device)
         return Stored(self.prototypes[:-1], labels, self.seen[:-1])
+
+
+class ShardedPrototypes(Prototypes):
+    """Prototypes of very many classes: each rank holds those of every so manyth class, and tells the others.
+
+    A look-up takes the labels of the whole batch and one sum over the ranks, to which the holder of a class brings
+    its prototype and all others zeros. Coverage and staleness are those of the classes held here.
+    """
+
+    def __init__(self, width: int, classes: int, rate: float, ranks: Ranks) -> None:
+        super().__init__(width, len(range(ranks.rank, classes, ranks.size)), rate)
+        self.held, self.classes, self.ranks = self.classes, classes, ranks
+
+    def _row_of(self, labels: Tensor) -> Tensor:
+        mine = (labels >= 0) & (labels % self.ranks.size == self.ranks.rank)
+        return torch.where(mine, labels // self.ranks.size, self.held)
+
+    def class_mean(
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+    ) -> Tensor:
+        part = part or Part(0, len(labels), len(labels))
+        _check_labels(labels, self.classes)
+        row = self._row_of(labels if part.whole else self.ranks.gather(labels, part.total))
+        known = torch.cat([self.prototypes[row], self.seen[row][:, None].to(self.prototypes.dtype)], dim=1)
+        known = part.of(self.ranks.summed(torch.where(row[:, None] < self.held, known, 0.0)))
+        return torch.where(known[:, -1:] > 0, known[:, :-1].to(fallback.dtype), fallback)
+
+    def stored(self) -> Stored:
+        labels = torch.arange(self.ranks.rank, self.classes, self.ranks.size, device=self.seen.device)
+        return Stored(self.prototypes[:-1], labels, self.seen[:-1])
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """That of all classes, on the first rank: what one process would hold. Every rank must ask for it."""
+        kept = super().state_dict(*args, **named)
+        return {name: value if value.ndim == 0 else self._of_all(value) for name, value in kept.items()}
+
+    def _of_all(self, rows: Tensor) -> Tensor:
+        most = -(-self.classes // self.ranks.size)
+        spare = rows.new_zeros(most - self.held, *rows.shape[1:])
+        shards = torch.stack(self.ranks.to_first(torch.cat([rows[:-1], spare])))
+        return torch.cat([shards.transpose(0, 1).flatten(0, 1)[: self.classes], rows[-1:].cpu()])
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **named: Any) -> Any:
+        shard = slice(self.ranks.rank, self.classes, self.ranks.size)
+        own = {name: value if value.ndim == 0 else torch.cat([value[:-1][shard], value[-1:]])
+               for name, value in state_dict.items()}
+        return super().load_state_dict(own, *args, **named)
 
 
 def _rank_within(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, Tensor]:

@@ -165,6 +165,18 @@ class MetricsLog:
                 end()
 
 
+class NoLog(MetricsLog):
+    """For ranks that do not write."""
+
+    def __init__(self) -> None: ...
+
+    def write(self, row: dict[str, Any]) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def jsonable(value: Any) -> Any:
     """JSON has no NaN: what is not a number becomes null."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -18,12 +18,30 @@ CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, local: int | None = None) -> torch.device:
+    """`local`: of several ranks on this machine, which one this is; each has a GPU of its own."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: no GPU that torch can use; take --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and local is not None:
+        if local >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise BadInput(f"{count} GPUs are too few for at least {local + 1} ranks on this machine; take torchrun "
+                           f"--nproc-per-node {count}, or --device cpu")
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
     return torch.device(name)
+
+
+def check_ranks(recipe: Recipe, ranks: int) -> None:
+    """Every rank needs rows of every micro-batch, and two of them where its batch norm sees no others."""
+    settings = recipe.train
+    micro, least = settings.batch_size // settings.accumulate, 1 if settings.sync_norm else 2
+    if ranks > 1 and micro < ranks * least:
+        why = "" if settings.sync_norm else " at 2 each, which batch norm needs with train.sync_norm=false"
+        raise BadInput(f"{micro} images at a time (train.batch_size / train.accumulate) are too few for {ranks} "
+                       f"ranks{why}; use --batch-size {ranks * least * settings.accumulate} or more, or fewer ranks")
 
 
 def check_data(recipe: Recipe, data: Data) -> None:
@@ -45,7 +63,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
         raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
                        "--set heads.projector.out=null takes their number")
     if recipe.loss.supervised:
-        present = sorted({int(label) for label in data.train.labels.tolist() if label >= 0})
+        present = data.train.present()
         if not present:
             raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
                            "class folders, or take simsiam or byol")
@@ -79,8 +97,11 @@ def with_short_side(recipe: Recipe) -> Recipe:
     return recipe.with_set({"data.short_side": side}, because="views.size and views.scale")
 
 
-def with_speed(recipe: Recipe, device: torch.device, images: int) -> Recipe:
-    """Precision, compilation and replay as they are best on this device, where the recipe leaves them open."""
+def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1) -> Recipe:
+    """Precision, compilation and replay as they are best on this device, where the recipe leaves them open.
+
+    Several ranks neither compile nor replay: that is left open, for the run may go on with one of them.
+    """
     settings, cuda = recipe.train, device.type == "cuda"
     has_bf16 = not cuda or torch.cuda.is_bf16_supported(including_emulation=False)
     if settings.precision == "bf16" and not has_bf16:
@@ -92,7 +113,8 @@ def with_speed(recipe: Recipe, device: torch.device, images: int) -> Recipe:
         "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
     }
     open_ones = {key: value for key, value in chosen.items()
-                 if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]}
+                 if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]
+                 and (ranks == 1 or key == "train.precision")}
     return recipe.with_set(open_ones, because=f"by itself, on {device.type}") if open_ones else recipe
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from torch import Tensor
 from supancl.checkpoint import initialize, load_newest, save_checkpoint, save_encoder
 from supancl.config import flattened
 from supancl.data.sources import Data, open_data, same_source
+from supancl.data.stream import stream_remarks
+from supancl.distributed import Ranks, desynchronize, opened
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import reason
+from supancl.layers import plain
 from supancl.monitor import alarm
 from supancl.recipes import Recipe
-from supancl.run import MetricsLog, RunFolder, next_folder
+from supancl.reuse import is_kept, trainer_for
+from supancl.run import MetricsLog, NoLog, RunFolder, next_folder
 from supancl.signals import signals_noted
-from supancl.start import agrees, check_data, check_same_data, pick_device, with_short_side, with_speed
+from supancl.start import agrees, check_data, check_ranks, check_same_data, pick_device, with_short_side, with_speed
 from supancl.trainer import WARM_UP, Trainer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
@@ -72,46 +77,73 @@ def pretrain(
 
     `data` takes the place of the recipe's own source. `resume` goes on from the newest checkpoint in `out`, with
     the settings kept there (`recipe` may then be None). The caller's random state is left as it was.
+    Started by torchrun, all its ranks train together: every one calls this alike, and gets the same run.
     """
-    reporter = reporter or Reporter()
-    folder = _folder(recipe, out)
     if recipe is not None and data is not None and "source" in data.described:
         recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
-    recipe = _settings(recipe, folder, resume, init)
-    device = pick_device(recipe.train.device)
+    with opened(torch.cuda.is_available()) as ranks:
+        reporter = reporter if reporter is not None and ranks.leads else Reporter()
+        return _pretrained(recipe, data, out, resume, init, reporter, ranks)
+
+
+def _pretrained(
+    recipe: Recipe | None, data: Data | None, out: Path | str | None, resume: bool, init: Path | str | None,
+    reporter: Reporter, ranks: Ranks,
+) -> Run:
+    settings = ranks.once(lambda: _settings(recipe, _folder(recipe, out), resume, init))
+    device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
+    chosen = with_speed(settings, device, len(found.train), ranks.size)
+    for remark in found.remarks:
+        reporter.warn(remark)
+    with ExitStack() as stack:
+        folder = RunFolder(ranks.once(lambda: stack.enter_context(_own_folder(chosen, out, resume))))
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(_determinism(chosen.train.deterministic))
+        try:
+            trainer = _trained(chosen, found, device, folder, resume, init, reporter, ranks)
+        except torch.OutOfMemoryError:
+            raise BadInput(_too_large(chosen, device)) from None
+    desynchronize(trainer.branches)
+    trainer.branches.join(1)  # whoever trains it further brings batches of their own
+    plain(trainer.branches)
+    encoder: Encoder = trainer.branches.encoder  # type: ignore[assignment]
+    if is_kept(trainer):
+        encoder = copy.deepcopy(encoder)
+    return Run(folder.path, encoder.eval(), ranks.once(folder.metrics), trainer.monitor.collapsed)
+
+
+def _means(recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks) -> tuple[torch.device, Data]:
+    """The device and the data of this process, which fit the recipe and each other."""
+    device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local)
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
     check_data(recipe, data)
-    recipe = with_speed(recipe, device, len(data.train))
-    for remark in data.remarks:
-        reporter.warn(remark)
+    check_ranks(recipe, ranks.size)
+    return device, data
+
+
+@contextmanager
+def _own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator[Path]:
+    """A folder that this run alone writes in, made where there is none."""
+    folder = _folder(recipe, out)
     folder.create()
     while out is None and not folder.made:  # another run has taken the number meanwhile
         folder = _folder(recipe, out)
         folder.create()
-    with (
-        folder.locked(),
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        _determinism(recipe.train.deterministic),
-    ):
+    with folder.locked():
         if folder.holds_run and not resume:
             raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-        try:
-            trainer = _trained(recipe, data, device, folder, resume, init, reporter)
-        except torch.OutOfMemoryError:
-            raise BadInput(_too_large(recipe, device)) from None
-    trainer.branches.join(1)  # whoever trains it further brings batches of their own
-    encoder: Encoder = trainer.branches.encoder  # type: ignore[assignment]
-    return Run(folder.path, encoder.eval(), folder.metrics(), trainer.monitor.collapsed)
+        yield folder.path
 
 
 def _trained(
     recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, init: Path | str | None,
-    reporter: Reporter,
+    reporter: Reporter, ranks: Ranks,
 ) -> Trainer:
-    trainer = Trainer(recipe, data, device, reporter.reading)
+    ranks.alike(data.described.get("fingerprint"), "the data")
+    trainer = trainer_for(recipe, data, device, reporter.reading, ranks)
     _begin(trainer, data, folder, resume, init, reporter)
-    log = MetricsLog(folder, trainer.step if resume else None)
+    log = MetricsLog(folder, trainer.step if resume else None) if ranks.leads else NoLog()
     try:
         _loop(trainer, folder, data, log, reporter)
     finally:
@@ -135,23 +167,38 @@ def _too_large(recipe: Recipe, device: torch.device) -> str:
 def _begin(
     trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
 ) -> None:
-    recipe = trainer.recipe
+    recipe, ranks = trainer.recipe, trainer.ranks
     if init is not None:
-        initialize(trainer.branches.encoder, init)  # type: ignore[arg-type]
+        trainer.branches.encoder.load_state_dict(ranks.once(lambda: _initial(trainer, init)))
         trainer.branches.copy_to_target()
-    state = state_to_resume(folder.checkpoints, reporter) if resume else None
+    state = ranks.once(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
-        check_same_data(folder, data)
+        ranks.once(lambda: check_same_data(folder, data))
         trainer.load(state)
-    if not folder.holds_run:
-        folder.write_recipe(recipe, data.classes, data.described)
-    folder.keep_metrics_until(trainer.step)
+    ranks.once(lambda: _write_start(trainer, data, folder))
     if recipe.train.on_nan == "rollback" and state is None:
-        save_checkpoint(folder.checkpoints, 0, trainer.state())  # so that there is something to go back to
+        _save(trainer, folder)  # so that there is something to go back to
     if recipe.loss.sees_batch(trainer.pool) and recipe.train.accumulate > 1:
         reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
                       f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
-    reporter.begins(recipe, data, folder.path, str(trainer.device), trainer.step, trainer.steps)
+    where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
+    reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)
+
+
+def _initial(trainer: Trainer, init: Path | str) -> dict[str, Tensor]:
+    initialize(trainer.branches.encoder, init)  # type: ignore[arg-type]
+    return {name: value.cpu() for name, value in trainer.branches.encoder.state_dict().items()}
+
+
+def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
+    if not folder.holds_run:
+        folder.write_recipe(trainer.recipe, data.classes, data.described)
+    folder.keep_metrics_until(trainer.step)
+
+
+def _save(trainer: Trainer, folder: RunFolder) -> None:
+    state = trainer.state()
+    trainer.ranks.once(lambda: save_checkpoint(folder.checkpoints, trainer.step, state))
 
 
 def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
@@ -180,10 +227,11 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                     rollbacks = _not_finite(trainer, trainer.step, folder, data, rollbacks, log, reporter)
                     continue
                 targets, images = stepped, images + settings.batch_size
+            stop = trainer.ranks.stopped(received)  # whichever rank was told to
             row, epoch_ends = None, trainer.step % trainer.steps_per_epoch == 0
             often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
             looks = trainer.step % settings.log_every == 0 or epoch_ends
-            bad = trainer.bad_step() if looks or often or received else None
+            bad = trainer.bad_step() if looks or often or stop else None
             if bad is not None:
                 rollbacks = _not_finite(trainer, bad, folder, data, rollbacks, log, reporter)
                 continue
@@ -192,7 +240,7 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 log.write(row)
                 since, images = time.perf_counter(), 0
             reporter.stepped(trainer.step, row)
-            if (epoch_ends or often or received) and not trainer.sound():
+            if (epoch_ends or often or stop) and not trainer.sound():
                 raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
                                 "the last checkpoint; try a lower --set optimizer.lr")
             if epoch_ends:
@@ -200,15 +248,15 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 since = time.perf_counter()
             collapsing = trainer.monitor.collapsed and not trainer.monitor.told
             trainer.monitor.told |= collapsing
-            if epoch_ends or often or received or collapsing:
-                save_checkpoint(folder.checkpoints, trainer.step, trainer.state())
+            if epoch_ends or often or stop or collapsing:
+                _save(trainer, folder)
             if collapsing:
                 _tell_collapse(trainer, reporter)
-            if received and trainer.step < trainer.steps:
-                name = signal.Signals(received[0]).name
+            if stop and trainer.step < trainer.steps:
+                name = signal.Signals(stop).name
                 how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
-                raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", received[0])
+                raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", stop)
 
 
 def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
@@ -262,10 +310,13 @@ def _close_epoch(
     done = trainer.step // trainer.steps_per_epoch
     if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
         row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
-        row |= trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device)  # type: ignore[arg-type]
+        row |= trainer.ranks.once(lambda: trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device))  # type: ignore[arg-type]
+        trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
-    save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name)  # type: ignore[arg-type]
+    for remark in stream_remarks(trainer.train_images.store):
+        reporter.warn(remark)
+    trainer.ranks.once(lambda: save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
 
 
 def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
@@ -288,7 +339,7 @@ def _not_finite(
     if policy == "rollback":
         if rollbacks >= MOST_ROLLBACKS:
             raise NonFinite(f"{what}, after {rollbacks} rollbacks; {ways}")
-        known, (state, _) = trainer.bad_steps, load_newest(folder.checkpoints)
+        known, (state, _) = trainer.bad_steps, trainer.ranks.once(lambda: load_newest(folder.checkpoints))
         if state is not None:
             trainer.load(state)
             log.rewind(trainer.step)

@@ -16,10 +16,15 @@ from torch import Tensor
 from supancl.capture import Replay, aside
 from supancl.data.images import Batch
 from supancl.data.loader import Feed
-from supancl.data.order import Order, seeded
+from supancl.data.order import seeded
+from supancl.data.parts import in_part
 from supancl.data.sources import Data, Progress, resident
-from supancl.data.views import Crops, render
+from supancl.data.stream import StreamSplit, order_of
+from supancl.data.views import Crops, draw_and_render
+from supancl.distributed import ALONE, Part, Ranks, synchronize
 from supancl.errors import BadInput
+from supancl.layers import arrange
+from supancl.losses import Align, Terms, Whole, share
 from supancl.methods import assemble
 from supancl.monitor import Monitor
 from supancl.recipes import Recipe
@@ -31,56 +36,106 @@ WARM_UP = 3  # steps before one is captured: libraries choose their kernels and 
 class Trainer:
     """Everything that changes while training, and the step that changes it."""
 
-    def __init__(self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None) -> None:
-        self.recipe, self.device = recipe, device
+    def __init__(
+        self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.recipe, self.device, self.ranks = recipe, device, ranks
         self.train_images = resident(data.train, device, progress)
-        self.labels = data.train.labels.to(device)
+        streamed = isinstance(data.train, StreamSplit)  # then batches bring their labels
+        self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = assemble(
-            recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1)
+            recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1),
+            ranks,
         )
         self.branches.to(device)
         if self.pool is not None:
             self.pool.to(device)
         if device.type == "cuda":
             self.branches.to(memory_format=torch.channels_last)
-            if not isinstance(recipe.views, Crops) or recipe.views.local is None:
-                self.branches.join(2)
-        self.compiled = bool(recipe.train.compile)
-        self.forward = torch.compile(self.branches) if self.compiled else self.branches
-        self.render = torch.compile(render) if self.compiled and device.type == "cuda" else render
-        self.order = Order(data.train.labels, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
+        self._arrange()
+        if ranks.size > 1 and recipe.train.sync_norm:
+            synchronize(self.branches, device)
+        self.compiled = bool(recipe.train.compile) and ranks.size == 1
+        wrapped = ranks.wrapped(self.branches, device, recipe.train.gradients)
+        self.forward = torch.compile(wrapped) if self.compiled else wrapped
+        self.render = torch.compile(draw_and_render) if self.compiled and device.type == "cuda" else draw_and_render
+        self.optimizer = build_optimizer(recipe, self.branches, device)
+        self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
+        self.micros = shared_rows(recipe.train.batch_size, recipe.train.accumulate, ranks, device)
+        self._plan(data)
+        self._to_device()
+        self.replay: Replay | None = None
+        self.warmed = 0
+
+    def _arrange(self) -> None:
+        """The layers as they are trained fastest on this device; what they compute stays the same."""
+        if self.device.type != "cuda":
+            return
+        arrange(self.branches)
+        if not isinstance(self.recipe.views, Crops) or self.recipe.views.local is None:
+            self.branches.join(2)
+
+    def _plan(self, data: Data) -> None:
+        """What a run goes through: which images when, which rates, and who watches."""
+        recipe = self.recipe
+        self.order = order_of(data.train, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * recipe.train.epochs
-        self.feed = Feed(self.train_images, self.order.positions, device, self.steps)
+        self.feed = Feed(self.train_images, self.own_positions, self.device, self.steps)
         self.rates = [
             learning_rate(recipe.schedule, recipe.learning_rate, recipe.train.epochs, self.steps_per_epoch, predictor)
             for predictor in (False, True)
         ]
         self.momentum_at = ema_momentum(recipe.branches.momentum, recipe.branches.momentum_end, self.steps)
-        self.optimizer = build_optimizer(recipe, self.branches, device)
-        self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
         self.monitor = Monitor(data, recipe.loss.supervised)
         self.step = 0
         self.bad_steps: list[int] = []  # steps that gave no finite loss and are passed over
-        self.interval = torch.zeros(4, dtype=torch.float64, device=device)  # loss, ssl, sup, steps since the last row
-        self._to_device()
-        self.replay: Replay | None = None
-        self.warmed = 0
 
     def _to_device(self) -> None:
         """What the step reads on the device: its number, the order of the epoch, and all that follows a schedule."""
-        steps = range(self.steps)
-        table = [[rate(step) for step in steps] for rate in self.rates]
-        table.append([self.momentum_at(step) for step in steps])
-        # in double: 1 - 0.9999 would lose four digits
-        self.schedule = torch.tensor(table, dtype=torch.float64, device=self.device)
+        self.schedule = self.scheduled().to(self.device)
+        self.interval = torch.zeros(4, dtype=torch.float64, device=self.device)  # loss, ssl, sup, steps since a row
+        loss, of_device = self.recipe.loss, self.pool is not None and self.device.type == "cuda"
+        # where a captured step reads it; on a CPU it is the loss's own number
+        self.alpha = torch.tensor(loss.alpha, device=self.device) if of_device and isinstance(loss, Align) else None
         self.momentum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
         self.at_on_host, self.epoch = 0, -1
         self.epoch_order = torch.zeros(len(self.labels), dtype=torch.long, device=self.device)
         self.rows = torch.arange(self.recipe.train.batch_size, device=self.device)
         self.first_bad = torch.full((1,), -1, device=self.device)
+
+    def scheduled(self) -> Tensor:
+        """(3, steps): both learning rates and the momentum; in double: 1 - 0.9999 would lose four digits."""
+        steps = range(self.steps)
+        rows = [[rate(step) for step in steps] for rate in (*self.rates, self.momentum_at)]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def restart(self, recipe: Recipe, data: Data) -> None:
+        """Begin anew in the same tensors, so that a step captured before serves another run (see `reuse`)."""
+        self.recipe = recipe
+        torch.manual_seed(recipe.train.seed)
+        branches, pool = assemble(
+            recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1)
+        )
+        self.branches.load_state_dict(branches.state_dict())
+        self.branches.train()
+        self._arrange()
+        if self.pool is not None and pool is not None:
+            self.pool.load_state_dict(pool.state_dict())
+        for kept in self.optimizer.state.values():
+            for value in kept.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        self.generator.manual_seed(seeded(recipe.train.seed, 2))
+        self._plan(data)
+        self.schedule.copy_(self.scheduled())
+        if self.alpha is not None and isinstance(recipe.loss, Align):
+            self.alpha.fill_(recipe.loss.alpha)
+        self.interval.zero_()
+        self.first_bad.fill_(-1)
+        self.epoch, self.at_on_host = -1, -1
 
     # --- the step -----------------------------------------------------------------------------------------------------
 
@@ -90,36 +145,70 @@ class Trainer:
         `batch` brings the pixels where they are not resident on the device.
         """
         recipe, released = self.recipe, self.recipe.compat == "released-code"
-        positions = self.epoch_order.index_select(0, self.at % self.steps_per_epoch * len(self.rows) + self.rows)
-        labels = self.labels.index_select(0, positions)
+        if batch is not None and batch.labels is not None:
+            positions, labels = self.rows, self.all_labels(batch.labels)
+        else:
+            positions = self.epoch_order.index_select(0, self.at % self.steps_per_epoch * len(self.rows) + self.rows)
+            labels = self.labels.index_select(0, positions)
         self.set_rates()
         before = self.remembered(released)
         self.optimizer.zero_grad(set_to_none=True)
         if released:
             self.branches.update_target(self.momentum)  # the released code moves the target before its forward
-        parts, seen = [], []
-        for micro in self.rows.chunk(recipe.train.accumulate):
-            images = self.train_images.batch(positions[micro]) if batch is None else batch.take(micro)
-            mean, std = recipe.encoder.mean, recipe.encoder.std
-            views = recipe.views(images, mean, std, self.generator, renderer=self.render)
-            local = recipe.views.local_views(images, mean, std, self.generator, self.render)
-            with self.autocast():
-                anchors, targets = self.forward(views, local)
-            terms = recipe.loss(anchors, targets, labels[micro], self.pool)
-            (terms.total / recipe.train.accumulate).backward()
+        parts: list[Tensor] = []
+        seen: list[Tensor] = []
+        for micro, part, fed in self.micros:
+            images = self.train_images.batch(positions[part.of(micro)]) if batch is None else batch.take(fed)
+            mean, std, augment = recipe.encoder.mean, recipe.encoder.std, in_part(recipe.views, part)
+            views = augment(images, mean, std, self.generator, renderer=self.render, dtype=self.view_dtype)
+            local = augment.local_views(images, mean, std, self.generator, self.render, self.view_dtype)
+            with self.ranks.apart(self.forward, yes=len(seen) + 1 < len(self.micros)):
+                with self.autocast():
+                    anchors, targets = self.forward(views, local)
+                terms, targets = self.compared(anchors, targets, labels[micro], part)
+                (terms.total * self.ranks.size / recipe.train.accumulate).backward()  # averaged over the ranks
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
-            seen.append(targets.detach())
-        losses, targets = torch.stack(parts).double().mean(0), torch.cat(seen, dim=1)
+            seen.append(targets)
+        losses, targets = self.ranks.summed(torch.stack(parts).double().mean(0)), torch.cat(seen, dim=1)
         if not self.accepted(losses, before):
             return None
         self.optimizer.step()
         if not released:
             self.branches.update_target(self.momentum)
         if self.pool is not None:
-            self.pool.push(targets[0 if released else 1], labels)  # z2, after the loss: never its own positive
+            self.pool.push(targets[0 if released else -1], labels)  # z2, after the loss: never its own positive
         self.interval += torch.cat([losses, losses.new_ones(1)])
         self.at += 1
-        return targets[1]
+        return targets[-1]
+
+    def compared(self, anchors: Tensor, targets: Tensor, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
+        """The loss of the rows that are here as their share in the batch's, and the targets (z2 at least) of all."""
+        loss, total = self.recipe.loss, part.total
+        if part.whole:
+            if self.alpha is not None and isinstance(loss, Align):
+                return loss(anchors, targets, labels, self.pool, self.alpha), targets.detach()
+            return loss(anchors, targets, labels, self.pool), targets.detach()
+        sees, own = loss.sees_batch(self.pool), part.of(labels)
+        of_all = self.ranks.gather(targets, total, 1) if sees else targets
+        terms = loss(anchors, targets, own, self.pool, whole=Whole(of_all, labels, part))
+        weight = share(loss, own, labels)
+        if not sees:
+            kept = targets.detach() if self.recipe.compat == "released-code" else targets.detach()[1:]
+            of_all = self.ranks.gather(kept, total, 1)
+        return Terms(*(term * weight for term in terms)), of_all.detach()
+
+    def own_positions(self, step: int) -> Tensor:
+        """Which images of a step this rank takes."""
+        positions: Tensor = self.order.positions(step)
+        if self.ranks.size == 1:
+            return positions
+        return torch.cat([positions[part.of(micro).cpu()] for micro, part, _ in self.micros])
+
+    def all_labels(self, labels: Tensor) -> Tensor:
+        """The labels of the whole batch, from those that came with this rank's images."""
+        if self.ranks.size == 1:
+            return labels
+        return torch.cat([self.ranks.gather(labels[fed], part.total) for _, part, fed in self.micros])
 
     def advance(self) -> Tensor | None:
         """The next step, replayed once it has been captured."""
@@ -147,7 +236,7 @@ class Trainer:
     def may_replay(self) -> bool:
         settings = self.recipe.train
         return (self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
-                and self.feed.one_shape)
+                and self.feed.one_shape and self.ranks.size == 1)
 
     def capture(self) -> None:
         """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
@@ -156,7 +245,7 @@ class Trainer:
 
     def uncompile(self) -> None:
         """Run what the compiler could not compile as it is written."""
-        self.compiled, self.forward, self.render = False, self.branches, render
+        self.compiled, self.forward, self.render = False, self.branches, draw_and_render
 
     def set_rates(self) -> None:
         now = self.schedule.index_select(1, self.at)[:, 0]
@@ -207,6 +296,12 @@ class Trainer:
             # a captured step must not rely on casts of an earlier one
             return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=not self.may_replay)
         return nullcontext()
+
+    @property
+    def view_dtype(self) -> torch.dtype:
+        """Views are made as the encoder reads them; on a CPU always in single precision."""
+        half = self.device.type == "cuda" and self.recipe.train.precision == "bf16"
+        return torch.bfloat16 if half else torch.float32
 
     def mean_since(self) -> tuple[float, float, float]:
         """Loss, ssl and sup averaged over the steps since this was last asked."""
@@ -267,6 +362,16 @@ class Trainer:
         self.optimizer.load_state_dict({**state, "param_groups": groups})
         for group, here in zip(self.optimizer.param_groups, own, strict=True):
             group["lr"] = here["lr"]
+
+
+def shared_rows(batch: int, micros: int, ranks: Ranks, device: torch.device) -> list[tuple[Tensor, Part, Tensor]]:
+    """For each micro-batch: its rows, which of them this rank takes, and where those are in what this rank reads."""
+    shared, at = [], 0
+    for micro in torch.arange(batch, device=device).chunk(micros):
+        part = ranks.part(len(micro))
+        shared.append((micro, part, torch.arange(at, at + part.count, device=device)))
+        at += part.count
+    return shared
 
 
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from supancl.data import augment
+from supancl.data import augment, products
 from supancl.data.augment import (
     blur,
-    blur_by_products,
     crop_and_resize,
     draw_boxes,
     jitter,
@@ -181,7 +180,11 @@ def test_luma_is_torchvisions_grey():
     torch.testing.assert_close(luma(images), TF.rgb_to_grayscale(images), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("blurred", [blur, blur_by_products])
+def by_products(images, sigma, kernel):
+    return products.blur(images.transpose(1, 2), sigma, kernel).transpose(1, 2)
+
+
+@pytest.mark.parametrize("blurred", [blur, by_products])
 @pytest.mark.parametrize(("height", "width"), [(12, 12), (9, 31), (70, 150)])
 @pytest.mark.parametrize("kernel", [3, 5, 9, 17])
 def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, blurred):
@@ -196,7 +199,7 @@ def test_blur_is_torchvisions_with_a_sigma_for_every_row(height, width, kernel, 
     assert torch.equal(ours[4], images[4])
 
 
-@pytest.mark.parametrize("blurred", [blur, blur_by_products])
+@pytest.mark.parametrize("blurred", [blur, by_products])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, blurred):
     flat = torch.full((1, 3, size, size), 0.7)
@@ -206,15 +209,15 @@ def test_blur_of_an_image_smaller_than_its_kernel_keeps_a_flat_image_flat(size, 
 @pytest.mark.parametrize(("size", "kernel"), [(224, 23), (64, 7), (65, 7), (1, 3), (7, 9)])
 def test_both_ways_to_blur_are_one(size, kernel):
     images, sigma = pictures(3, size, size), torch.tensor([0.3, 1.1, 2.0])
-    torch.testing.assert_close(blur(images, sigma, kernel), blur_by_products(images, sigma, kernel), rtol=0, atol=1e-6)
+    torch.testing.assert_close(blur(images, sigma, kernel), by_products(images, sigma, kernel), rtol=0, atol=1e-6)
 
 
 def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
     device = torch.device("cuda")
     for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
-        assert augment.exact_products(device) == exact
-    assert augment.exact_products(torch.device("cpu"))
+        assert products.exact(device) == exact
+    assert products.exact(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])

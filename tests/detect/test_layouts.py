@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.datasets import VOCDetection
+from torchvision.transforms.functional import pil_to_tensor
 
 from supancl.detect.batches import Batches, flipped
 from supancl.detect.layouts import DetectData, open_scenes, read_coco, read_voc
@@ -43,6 +45,24 @@ def test_the_union_of_both_years_is_tested_on_the_earlier(tmp_path):
     assert [each.path.stem for each in test.scenes] == ["000002"]
     assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit"), "2007"))[0]) == 2
     assert len(open_scenes(DetectData(str(tmp_path / "VOCdevkit" / "VOC2007"), "2007"))[0]) == 2
+
+
+@pytest.mark.parametrize(("year", "name"), [("2007", "trainval"), ("2007", "test"), ("2012", "train"), ("2012", "val")])
+def test_lists_and_annotations_are_those_of_torchvision(tmp_path, year, name):
+    write_voc(tmp_path, {name: [4, 0, 2], "other": [1]}, year, difficult=[1])
+    rewrite(tmp_path / "VOCdevkit" / f"VOC{year}", annotation([]), 2)
+    ours, theirs = read_voc(tmp_path, ((year, name),)), VOCDetection(tmp_path, year, name)
+    assert [str(each.path) for each in ours.scenes] == theirs.images
+    for position, each in enumerate(ours.scenes):
+        picture, told = theirs[position]
+        size, objects = told["annotation"]["size"], told["annotation"]["object"]
+        assert (each.height, each.width) == (int(size["height"]), int(size["width"]))
+        assert [ours.classes[label] for label in each.labels.tolist()] == [one["name"] for one in objects]
+        assert each.difficult.tolist() == [one["difficult"] == "1" for one in objects]
+        corners = [[float(one["bndbox"][side]) for side in ("xmin", "ymin", "xmax", "ymax")] for one in objects]
+        assert each.boxes.tolist() == [[left - 1, top - 1, right, bottom] for left, top, right, bottom in corners]
+        assert torch.equal(ours.image(position), pil_to_tensor(picture))
+    assert [len(each.boxes) for each in ours.scenes] == [2, 2, 0]
 
 
 def test_a_coco_file_gives_the_same_scenes_as_voc(tmp_path):

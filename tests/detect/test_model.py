@@ -7,7 +7,7 @@ from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
 from supancl.checkpoint import save_encoder
-from supancl.detect.model import Look, build_detector, open_body, resnet_of
+from supancl.detect.model import Look, build_detector, laid_out, open_body, resnet_of
 from supancl.detect.spec import detect_spec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
@@ -135,6 +135,29 @@ def test_half_precision_moves_no_anchor(arch):
         found.append(generator(images, maps)[0])
     assert found[1].dtype == torch.float32
     assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("arch", ["c4", "fpn"])
+def test_channels_last_changes_no_loss_and_no_gradient(arch):
+    torch.manual_seed(0)
+    images = [torch.rand(3, SIDE, SIDE), torch.rand(3, 80, SIDE)]
+    target = {"boxes": torch.tensor([[10.0, 12.0, 50.0, 60.0]]), "labels": torch.tensor([1])}
+    told = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        detector = built(arch).to(memory_format=layout).train()
+        torch.manual_seed(3)
+        losses = detector(images, [target, target])
+        sum(losses.values()).backward()
+        told.append({**losses, "kernel": dict(detector.named_parameters())["rpn.head.cls_logits.weight"].grad})
+    kernels = [module.weight for module in detector.modules() if isinstance(module, nn.Conv2d)]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in kernels)
+    for name, value in told[0].items():
+        torch.testing.assert_close(told[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_on_a_cpu_the_layout_stays():
+    detector = laid_out(built(), torch.device("cpu"))
+    assert detector.backbone.conv1.weight.is_contiguous()
 
 
 def test_a_region_is_read_where_it_lies():

@@ -1,10 +1,12 @@
-"""`supancl detect train|eval|export`."""
+"""`supancl detect train|eval|compare|crops|export`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import torch
 from rich.console import Console
 
 from supancl.console import Terminal, table
+from supancl.detect.comparing import COLUMNS, cells, compared, markdown, open_finished
+from supancl.detect.crops import write_crops
 from supancl.detect.export import FORMATS, export_detector
 from supancl.detect.layouts import YEARS, DetectData, open_scenes
 from supancl.detect.metrics import coco_counter, coco_scores
-from supancl.detect.model import absolute_encoder
+from supancl.detect.model import absolute_encoder, laid_out
 from supancl.detect.saving import DetectFolder, load_detector
 from supancl.detect.scenes import relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
@@ -24,7 +28,7 @@ from supancl.detect.train import DetectRun, spread, told, train_detector
 from supancl.errors import BadInput
 from supancl.files import write_atomically
 from supancl.flags import OneLineParser, Override, common
-from supancl.report.detections import detection_curves, detection_sheet
+from supancl.report.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.run import jsonable, next_folder
 from supancl.start import pick_device
 
@@ -58,6 +62,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_data(test)
     test.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     test.add_argument("--out", help="folder for the picture and the scores (default: the run's own)")
+    compare = below.add_parser("compare", parents=[common()], help="several encoders and seeds in one table and figure")
+    compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, or of several seeds")
+    compare.add_argument("--out", required=True, help="folder for compare.json, compare.md, curves.png, classes.png")
+    cut = below.add_parser("crops", parents=[common()], help="annotated objects as a folder of images to pretrain on")
+    add_data(cut)
+    cut.add_argument("--out", required=True, help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg")
+    cut.add_argument("--margin", type=float, default=0.1, help="surroundings, as a share of the box (default: 0.1)")
+    cut.add_argument("--least", type=int, default=16, metavar="PX", help="boxes with a shorter side are left out")
+    cut.add_argument("--difficult", action="store_true", help="VOC's difficult boxes as well")
     export = below.add_parser("export", parents=[common()], help="write weights that other libraries load by name")
     export.add_argument("detector", help="a detector's run, or an encoder (then the backbone is written)")
     export.add_argument("--format", required=True, choices=FORMATS)
@@ -72,7 +85,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    return {"train": train, "eval": evaluate, "export": export}[args.what](args, console)
+    what = {"train": train, "eval": evaluate, "compare": compare, "crops": crops, "export": export}
+    return what[args.what](args, console)
 
 
 def data_of(args: argparse.Namespace, kept: DetectData | None = None) -> DetectData:
@@ -162,6 +176,48 @@ def cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+# --- what goes before, what comes after -------------------------------------------------------------------------------
+
+
+def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    train, test = open_scenes(data_of(args))
+    terminal = Terminal(console)
+    for remark in (*train.remarks, *test.remarks):
+        terminal.warn(remark)
+    result = write_crops(train, test, Path(args.out), margin=args.margin, least=args.least, difficult=args.difficult,
+                         progress=terminal.reading)
+    terminal.ends()
+    rows = [[name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
+            for name in ("train", "val")]
+    console.print(table(f"crops -> {args.out}", ["split", "images", "boxes", "crops", "classes"], rows))
+    console.print(f"pretrain on them: supancl pretrain imagenet100.supsiam --data {shlex.quote(args.out)}")
+    return result
+
+
+def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    runs = [run for text in args.runs for run in open_finished(text)]
+    result, out = compared(runs), Path(args.out)
+    made_folder(out)
+    for remark in result["remarks"]:
+        Terminal(console).warn(remark)
+    groups = {name: [run.rows for run in runs if run.name == name] for name in result["groups"]}
+    comparison_curves(groups, out / "curves.png")
+    class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
+    texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": markdown(result)}
+    for name, text in texts.items():
+        write_atomically(out / name, partial(written, text=text))
+    rows = [[name, *cells(group)] for name, group in result["groups"].items()]
+    console.print(table(f"{len(runs)} runs -> {out}", COLUMNS, rows))
+    return result
+
+
+def made_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+
+
 # --- eval and export --------------------------------------------------------------------------------------------------
 
 
@@ -174,15 +230,12 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for remark in test.remarks:
         terminal.warn(remark)
     test = relabelled(test, saved.classes)
-    detector = saved.detector.to(device)
+    detector = laid_out(saved.detector, device)
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     found = detect(detector, test, device, "bf16" if bf16 else "fp32", terminal.reading)
     scores = coco_scores(test, found)
     out = Path(args.out) if args.out else folder.path / "evaluate"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+    made_folder(out)
     detection_sheet(test, found, out / "detections.png")
     result = {**scores, "data": test.where, "detector": str(args.detector), "picture": str(out / "detections.png")}
     text = json.dumps(jsonable(result), indent=2) + "\n"

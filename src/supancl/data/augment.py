@@ -11,15 +11,14 @@ order that is known on the host.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+TRIES = 10  # attempts at a box that fits, as torchvision makes
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as Pillow and torchvision weigh R, G, B
-BLOCK = 64  # pixels of a side that one product of the banded blur makes
 
 
 class Draws(NamedTuple):
@@ -46,16 +45,16 @@ class Taps(NamedTuple):
 
 
 def draw_boxes(
-    sizes: Tensor,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    generator: torch.Generator | None = None,
-    tries: int = 10,
+    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator | None = None
 ) -> Tensor:
     """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once."""
-    n, device = len(sizes), sizes.device
+    draws = torch.rand(4, len(sizes), TRIES, generator=generator, device=sizes.device, dtype=torch.float64)
+    return boxes(draws, sizes, scale, ratio)
+
+
+def boxes(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """The boxes that (4, n, tries) numbers drawn from [0, 1) stand for: area, aspect, top and left of each attempt."""
     height, width = sizes[:, :1].double(), sizes[:, 1:].double()
-    draws = torch.rand(4, n, tries, generator=generator, device=device, dtype=torch.float64)
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
     low, high = math.log(ratio[0]), math.log(ratio[1])
     aspect = (low + (high - low) * draws[1]).exp()
@@ -154,29 +153,35 @@ def luma(images: Tensor) -> Tensor:
 def jitter(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue, in each row's own order.
 
-    The first three all blend the image with something (black, its mean grey, its grey), so whatever comes
-    before the hue is three blends, and whatever comes after is three more, with factor 1 where there is none.
+    Contrast alone looks at a whole image, at its mean grey; what comes before it and what comes after it are
+    pixel by pixel.
     """
-    hue_place = order[:, 3]
-    blends = order[:, :3].argsort(1)  # which blend comes first, second, third
-    factor, place = factors.gather(1, blends), order.gather(1, blends)
-    early = torch.where(place < hue_place[:, None], factor, torch.ones_like(factor))
-    late = torch.where(place > hue_place[:, None], factor, torch.ones_like(factor))
-    for step in range(3):
-        images = _blend(images, blends[:, step], early[:, step])
-    images = torch.where((hue == 0)[:, None, None, None], images, shift_hue(images, hue))
-    for step in range(3):
-        images = _blend(images, blends[:, step], late[:, step])
+    before = order < order[:, 1:2]
+    images = _by_pixel(images, factors, hue, order, before)
+    images = _blend(images, luma(images).mean((-1, -2), keepdim=True), factors[:, 1])
+    return _by_pixel(images, factors, hue, order, ~before)
+
+
+def _by_pixel(images: Tensor, factors: Tensor, hue: Tensor, order: Tensor, acts: Tensor) -> Tensor:
+    """Of brightness, saturation and hue those that act, (n, 4): two blends, the hue, two blends, 1 where none is."""
+    brightness_first = order[:, 0] < order[:, 2]
+    for late in (False, True):
+        if late:
+            turns = torch.where(acts[:, 3], hue, torch.zeros_like(hue))
+            images = torch.where((turns == 0)[:, None, None, None], images, shift_hue(images, turns))
+        for first in (True, False):
+            bright = brightness_first if first else ~brightness_first
+            place = torch.where(bright, order[:, 0], order[:, 2])
+            on = torch.where(bright, acts[:, 0], acts[:, 2]) & ((place > order[:, 3]) == late)
+            factor = torch.where(on, torch.where(bright, factors[:, 0], factors[:, 2]), torch.ones_like(hue))
+            images = _blend(images, luma(images) * ~bright[:, None, None, None], factor)
     return images
 
 
-def _blend(images: Tensor, which: Tensor, factor: Tensor) -> Tensor:
-    """factor * image + (1 - factor) * base: black (which = 0), the mean of the grey image (1), the grey image (2)."""
-    which, factor = which[:, None, None, None], factor[:, None, None, None].to(images.dtype)
-    grey = luma(images)
-    mean = grey.mean((-1, -2), keepdim=True)
-    base = (grey * ((1 - factor) * (which == 2))).add_((1 - factor) * mean * (which == 1))
-    return torch.addcmul(base, images, factor).clamp_(0, 1)
+def _blend(images: Tensor, base: Tensor, factor: Tensor) -> Tensor:
+    """factor * image + (1 - factor) * base: black for brightness, the mean grey for contrast, grey for saturation."""
+    factor = factor[:, None, None, None].to(images.dtype)
+    return torch.addcmul(base * (1 - factor), images, factor).clamp(0, 1)
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
@@ -270,43 +275,6 @@ def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
 
 def _for_each(weight: Tensor, pixels: int, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)[:, None].expand(-1, pixels, -1)
-
-
-def blur_by_products(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """`blur` as two batched matrix products that leave out what lies outside the band: faster on GPUs."""
-    n, channels, height, width = images.shape
-    half = kernel // 2
-    across = blur_matrix(sigma, width, kernel).to(images.dtype)
-    down = across if height == width else blur_matrix(sigma, height, kernel).to(images.dtype)
-    lines = images.reshape(n, channels * height, width)
-    lines = torch.cat([lines[:, :, c:d] @ across[:, a:b, c:d].mT for a, b, c, d in _bands(width, half)], dim=2)
-    lines, down = lines.view(images.shape), down[:, None]
-    return torch.cat([down[..., a:b, c:d] @ lines[:, :, c:d] for a, b, c, d in _bands(height, half)], dim=2)
-
-
-def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
-    """(n, pixels, pixels): the blur along one side; a pixel counts by itself and by its image in either border."""
-    half = min(kernel // 2, pixels - 1)
-    _, weight = blur_taps(sigma, pixels, kernel)
-    by_distance = F.pad(weight[:, half:], (0, 1))  # the last entry, 0, is for whatever is farther away
-    place = torch.arange(pixels, device=sigma.device)
-    near, far, none = place - place[:, None], place + place[:, None], half + 1
-    above = torch.where(place > 0, far, none)  # a border pixel is its own image: counted once
-    below = torch.where(place < pixels - 1, 2 * (pixels - 1) - far, none)
-    direct, upper, lower = (by_distance[:, d.clamp(max=none)] for d in (near.abs(), above, below))
-    return direct + upper + lower
-
-
-def _bands(pixels: int, half: int) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks [a, b) of output pixels and the input pixels [c, d) that they need."""
-    for start in range(0, pixels, BLOCK):
-        stop = min(start + BLOCK, pixels)
-        yield start, stop, max(0, start - half), min(pixels, stop + half)
-
-
-def exact_products(device: torch.device) -> bool:
-    """Whether products of float32 keep its 24 bits there: with TF32 they keep 11."""
-    return device.type != "cuda" or torch.backends.cuda.matmul.fp32_precision in ("ieee", "none")
 
 
 def solarize(images: Tensor, threshold: float) -> Tensor:

@@ -31,19 +31,20 @@ MOST_PADDING = 16  # a canvas for all images may be so many times as large as th
 class Batch(NamedTuple):
     """Pixels (B, C, H, W) as uint8, and each image's own (height, width) where smaller ones were padded.
 
-    Toy data are vectors (B, D) of floats.
+    Toy data are vectors (B, D) of floats. `labels` (B,) come along where the images are streamed: of those nobody
+    holds the labels of all.
     """
 
     pixels: Tensor
     sizes: Tensor | None = None
+    labels: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
         """Some of the images."""
-        return Batch(self.pixels[rows], None if self.sizes is None else self.sizes[rows])
+        return Batch(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
-        sizes = None if self.sizes is None else self.sizes.to(device, non_blocking=True)
-        return Batch(self.pixels.to(device, non_blocking=True), sizes)
+        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))  # type: ignore[arg-type]
 
 
 class ImageStore(Protocol):

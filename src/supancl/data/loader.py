@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.data.images import ArrayImages, Batch, PackedImages
 from supancl.data.sources import Split
+from supancl.data.stream import StreamImages
 
 
 class Feed:
@@ -42,13 +42,16 @@ class Feed:
         store = self.split.store
         if isinstance(store, PackedImages):
             return store.uniform or (self.device.type != "cpu" and store.one_canvas)
+        if isinstance(store, StreamImages):
+            return self.device.type != "cpu" and store.canvas is not None
         return isinstance(store, ArrayImages)
 
     def batch(self, step: int) -> Batch:
         if self.resident:
             return self.split.batch(self.positions(step))
         if self.thread is None:
-            self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+            makers = 2 if isinstance(self.split.store, StreamImages) else 1  # one decodes while one pads and pins
+            self.thread = ThreadPoolExecutor(max_workers=makers, thread_name_prefix="feed")
         for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
             if later not in self.ready:
                 self.ready[later] = self.thread.submit(self._make, later)
@@ -78,13 +81,17 @@ class Feed:
     def _of_one_shape(self, batch: Batch) -> Batch:
         """Ragged images on the canvas of the largest one, so that a captured step can read every batch."""
         store = self.split.store
-        if not isinstance(store, PackedImages) or store.uniform or not store.one_canvas:
+        streamed = isinstance(store, StreamImages) and store.canvas is not None
+        if not streamed and (not isinstance(store, PackedImages) or store.uniform or not store.one_canvas):
             return batch
-        (height, width), shape = store.canvas, batch.pixels.shape
+        (height, width), shape = store.canvas, batch.pixels.shape  # type: ignore[attr-defined]
         sizes = batch.sizes
         if sizes is None:
             sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
-        return Batch(F.pad(batch.pixels, (0, width - shape[-1], 0, height - shape[-2])), sizes)
+        # where it goes on to a GPU it is pinned already: one copy less
+        pixels = torch.zeros(*shape[:2], height, width, dtype=batch.pixels.dtype, pin_memory=self.stream is not None)
+        pixels[..., : shape[-2], : shape[-1]] = batch.pixels
+        return Batch(pixels, sizes, batch.labels)
 
     def close(self) -> None:
         if self.thread is not None:

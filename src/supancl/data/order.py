@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -70,3 +72,61 @@ def seeded(seed: int, *parts: int) -> int:
     for part in parts:
         value = (value * 1_000_003 + part + 1) % 2**63
     return value
+
+
+class WindowedOrder:
+    """The order of images that lie in shards, worked out a window of shards at a time: a billion need no permutation.
+
+    Positions count through the shards one after another, `counts` in each. An epoch shuffles the shards, takes
+    `window` of them at a time and shuffles the images of those among each other; so a batch mixes that many shards.
+    """
+
+    def __init__(self, counts: Sequence[int], seed: int, batch_size: int, window: int) -> None:
+        self.counts, self.seed, self.batch_size, self.window = torch.tensor(counts), seed, batch_size, window
+        self.firsts = self.counts.cumsum(0) - self.counts
+        self.images = int(self.counts.sum())
+        self.steps_per_epoch = self.images // batch_size
+        self.lock = threading.Lock()  # a feed asks from threads of its own
+        self.layouts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.windows: dict[tuple[int, int], Tensor] = {}
+
+    def epoch(self, epoch: int) -> Tensor:
+        """Nothing: there is no order of a whole epoch to look things up in; batches bring their labels."""
+        return torch.empty(0, dtype=torch.long)
+
+    def positions(self, step: int) -> Tensor:
+        """The images of one step; it may reach from one window into the next."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        begin, end = at * self.batch_size, (at + 1) * self.batch_size
+        with self.lock:
+            _, ends = self._layout(epoch)
+            number = int(torch.searchsorted(ends, begin, right=True))
+            parts = []
+            while begin < end:
+                start = int(ends[number - 1]) if number else 0
+                parts.append(self._window(epoch, number)[begin - start : end - start])
+                begin, number = begin + len(parts[-1]), number + 1
+        return torch.cat(parts)
+
+    def _layout(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """The epoch's order of shards, and where each window of them ends."""
+        if epoch not in self.layouts:
+            order = torch.randperm(len(self.counts), generator=self._generator(epoch, 0))
+            last = torch.arange(self.window - 1, len(order) + self.window - 1, self.window).clamp(max=len(order) - 1)
+            made = order, self.counts[order].cumsum(0)[last]
+            self.layouts = {**dict(list(self.layouts.items())[-1:]), epoch: made}
+        return self.layouts[epoch]
+
+    def _window(self, epoch: int, number: int) -> Tensor:
+        """The images of one window, shuffled; the last few windows are kept."""
+        if (epoch, number) not in self.windows:
+            chosen = self._layout(epoch)[0][number * self.window : (number + 1) * self.window]
+            counts = self.counts[chosen]
+            within = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            every = self.firsts[chosen].repeat_interleave(counts) + within
+            shuffled = every[torch.randperm(len(every), generator=self._generator(epoch, number + 1))]
+            self.windows = {**dict(list(self.windows.items())[-3:]), (epoch, number): shuffled}
+        return self.windows[epoch, number]
+
+    def _generator(self, epoch: int, part: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seeded(self.seed, epoch, part))

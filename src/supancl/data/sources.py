@@ -7,7 +7,7 @@ SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `tor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,6 +39,8 @@ class DataSpec:
     balanced: bool = False  # every class equally often in an epoch, whatever its number of images
     cache: Literal["auto", "always", "never"] = "auto"  # auto: where decoded images take more than 256 MB
     memory_gb: Positive = 8.0  # without a cache, images beyond this are decoded again each time
+    stream: bool = False  # tar shards are read while training, neither cached nor held in memory
+    window: Count = 16  # of streamed shards, so many are shuffled among each other at a time
     skip_bad_images: bool = False
 
 
@@ -62,6 +64,31 @@ class Split:
 
     def take(self, positions: Tensor) -> Split:
         return replace(self, index=self.index[positions], labels=self.labels[positions])
+
+    def listed(self) -> Split:
+        """The split with rows and labels in memory, as all but streamed ones have them."""
+        return self
+
+    @property
+    def labelled(self) -> int:
+        return int((self.labels >= 0).sum())
+
+    def present(self) -> list[int]:
+        """The classes that have an image, by id."""
+        found: list[int] = torch.unique(self.labels[self.labels >= 0]).tolist()
+        return found
+
+    def some(self, count: int) -> Split:
+        """At most so many images, the same ones every time."""
+        if len(self) <= count:
+            return self
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        return self.take(order[:count].sort().values)
+
+    def content(self) -> Iterator[bytes]:
+        """What tells it apart from other files or other labels, wherever the files lie."""
+        yield self.labels.numpy().tobytes()
+        yield "\n".join(Path(name).name for name in self.named(torch.arange(len(self)))).encode()
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels replaced by ids[label]; -1 stays."""
@@ -121,8 +148,8 @@ def fingerprint(*splits: Split) -> str:
     """Tells other files or other labels apart, wherever the files lie."""
     content = hashlib.sha256()
     for split in splits:
-        content.update(split.labels.numpy().tobytes())
-        content.update("\n".join(Path(name).name for name in split.named(torch.arange(len(split)))).encode())
+        for part in split.content():
+            content.update(part)
     return content.hexdigest()[:16]
 
 
@@ -136,11 +163,17 @@ def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -
 
 
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source:
-    from supancl.data import benchmarks, libraries, readers, tars  # readers build Splits, so they are above this file
+    # readers build Splits, so they are above this file
+    from supancl.data import benchmarks, libraries, readers, stream, tars
 
     name = spec.source
     if not name:
         raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
+    if spec.stream:
+        if not tars.is_tar(name):
+            raise BadInput(f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
+                           "leave it out for other sources")
+        return stream.read_stream(name, channels, spec, progress)
     if name in readers.BUILT_IN:
         return readers.BUILT_IN[name](channels)
     kind, _, rest = name.partition(":")
@@ -209,9 +242,8 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     train = _limited(_hidden(train, spec.labelled), spec.limit)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
-    labelled = int((train.labels >= 0).sum())
     described: dict[str, object] = {
-        "source": spec.source, "train": len(train), "labelled": labelled, "held_out": len(held_out),
+        "source": spec.source, "train": len(train), "labelled": train.labelled, "held_out": len(held_out),
         "held_out_from": held_out_from, "classes": len(classes), "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
@@ -225,6 +257,8 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
     share = 0.1 if spec.holdout is None else spec.holdout
+    if share == 0:
+        return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     # an image without a label can judge nothing, so it is trained on, unless there are no others
     judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
     chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
@@ -270,7 +304,7 @@ def _hidden(train: Split, share: float) -> Split:
     kept = stratified(train.labels, share, SPLIT_SEED + 1)
     labels = torch.full_like(train.labels, -1)
     labels[kept] = train.labels[kept]
-    return replace(train, labels=labels)
+    return replace(train.listed(), labels=labels)
 
 
 def _limited(train: Split, limit: int | None) -> Split:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data import augment
+from supancl.data import products as by_products
 from supancl.data.augment import Draws, Taps
 from supancl.data.images import Batch
 from supancl.errors import BadInput
@@ -46,7 +47,7 @@ class LocalCrops:
         _ascending("views.local.scale", self.scale)
 
 
-Renderer = Callable[..., Tensor]  # see `render`
+Renderer = Callable[..., Tensor]  # see `draw_and_render`
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,20 @@ class Crops:
         generator: torch.Generator | None = None,
         views: int = 2,
         renderer: Renderer | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """(views, B, C, size, size): normalised views of a batch of uint8 images.
 
-        `renderer` takes the place of `render` on a GPU: the same function, compiled.
+        `renderer` takes the place of `draw_and_render` on a GPU: the same function, compiled; there `dtype` may be
+        bfloat16.
         """
-        pixels = batch.pixels
-        draws = self.draw(len(pixels) * views, _sizes(batch).repeat(views, 1), generator, views)
+        pixels, sizes = batch.pixels, _sizes(batch).repeat(views, 1)
+        taken = self.uniforms(len(sizes), pixels.device, generator)
         if pixels.device.type == "cpu":
-            made = render_in_chunks(self, pixels, draws, mean, std)
+            made = render_in_chunks(self, pixels, self.drawn(taken, sizes, views), mean, std)
         else:
-            make = renderer or render
-            made = make(self, pixels, draws, mean, std, products=augment.exact_products(pixels.device))
+            products = dtype != torch.float32 or by_products.exact(pixels.device)
+            made = (renderer or draw_and_render)(self, pixels, taken, sizes, views, mean, std, dtype, products)
         return made.view(views, len(pixels), *made.shape[1:])
 
     def local_views(
@@ -107,45 +110,56 @@ class Crops:
         std: tuple[float, ...],
         generator: torch.Generator | None = None,
         renderer: Renderer | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor | None:
         """(count, B, C, small, small) from the same operations; None where no local crops are asked for."""
         if self.local is None:
             return None
         small = replace(self, size=self.local.size, scale=self.local.scale, local=None)
-        return small(batch, mean, std, generator, self.local.count, renderer)
+        return small(batch, mean, std, generator, self.local.count, renderer, dtype)
 
     def draw(self, n: int, sizes: Tensor, generator: torch.Generator | None = None, views: int = 1) -> Draws:
         """For n rows: the first n / views of them are first views, and so on."""
-        device = sizes.device
+        return self.drawn(self.uniforms(n, sizes.device, generator), sizes, views)
 
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(*shape, generator=generator, device=device)
+    def uniforms(self, n: int, device: torch.device, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """The random numbers that n rows take, all from [0, 1)."""
 
-        def happens(probability: PerView) -> Tensor:
-            if isinstance(probability, tuple):
-                drawn = uniform(n).view(views, -1)
-                return torch.cat([row < probability[view % 2] for view, row in enumerate(drawn)])
-            return uniform(n) < probability
+        def uniform(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.rand(*shape, generator=generator, device=device, dtype=dtype)
 
-        def around(middle: float, *strengths: float) -> Tensor:
-            drawn = 2 * uniform(n, len(strengths)) - 1
-            return middle + torch.stack([s * row for s, row in zip(strengths, drawn.unbind(1), strict=True)], dim=1)
-
-        jittered = happens(self.jitter)[:, None]
-        factors = around(1.0, self.brightness, self.contrast, self.saturation)
-        low, high = self.blur_sigma
-        draws = Draws(
-            box=augment.draw_boxes(sizes, self.scale, self.ratio, generator),
-            flip=happens(self.flip),
-            factors=torch.where(jittered, factors, torch.ones_like(factors)),
-            hue=(around(0.0, self.hue) * jittered)[:, 0],
-            order=uniform(n, 4).argsort(1),
-            grey=happens(self.grey),
-            sigma=happens(self.blur) * (low + (high - low) * uniform(n)),
-        )
+        taken = {
+            "jitter": uniform(n), "factors": uniform(n, 3), "box": uniform(4, n, augment.TRIES, dtype=torch.float64),
+            "flip": uniform(n), "hue": uniform(n), "order": uniform(n, 4), "grey": uniform(n), "blur": uniform(n),
+            "sigma": uniform(n),
+        }  # fmt: skip
         if self.solarize not in NEVER:  # drawn last, and only when asked for: the other draws stay as they are
-            draws = draws._replace(solarize=happens(self.solarize))
-        return draws
+            taken["solarize"] = uniform(n)
+        return taken
+
+    def drawn(self, taken: dict[str, Tensor], sizes: Tensor, views: int = 1) -> Draws:
+        """What those random numbers stand for."""
+
+        def happens(probability: PerView, by: Tensor) -> Tensor:
+            if isinstance(probability, tuple):
+                rows = by.view(views, -1)
+                return torch.cat([row < probability[view % 2] for view, row in enumerate(rows)])
+            return by < probability
+
+        jittered = happens(self.jitter, taken["jitter"])
+        strengths = zip((self.brightness, self.contrast, self.saturation), taken["factors"].unbind(1), strict=True)
+        factors = [torch.where(jittered, 1 + s * (2 * by - 1), torch.ones_like(by)) for s, by in strengths]
+        low, high = self.blur_sigma
+        return Draws(
+            box=augment.boxes(taken["box"], sizes, self.scale, self.ratio),
+            flip=happens(self.flip, taken["flip"]),
+            factors=torch.stack(factors, dim=1),
+            hue=self.hue * (2 * taken["hue"] - 1) * jittered,
+            order=taken["order"].argsort(1),
+            grey=happens(self.grey, taken["grey"]),
+            sigma=happens(self.blur, taken["blur"]) * (low + (high - low) * taken["sigma"]),
+            solarize=happens(self.solarize, taken["solarize"]) if "solarize" in taken else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +177,7 @@ class Masks:
         generator: torch.Generator | None = None,
         views: int = 2,
         renderer: Renderer | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         vectors = batch.pixels
         n, width = vectors.shape
@@ -176,6 +191,7 @@ class Masks:
         std: tuple[float, ...],
         generator: torch.Generator | None = None,
         renderer: Renderer | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """A vector has no small crops."""
 
@@ -183,36 +199,68 @@ class Masks:
 ViewSpec = Crops | Masks
 
 
-def render(
-    crops: Crops,
-    pixels: Tensor,
-    draws: Draws,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    products: bool = True,
+def draw_and_render(
+    crops: Crops, pixels: Tensor, taken: dict[str, Tensor], sizes: Tensor, views: int, *how: Any
 ) -> Tensor:
+    """`render` from the random numbers themselves: what is compiled into a few kernels on a GPU."""
+    return render(crops, pixels, crops.drawn(taken, sizes, views), *how)
+
+
+def render(
+    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
+    dtype: torch.dtype = torch.float32, products: bool = True,
+) -> Tensor:  # fmt: skip
     """(n, C, size, size): what was drawn, made of uint8 images; row i is of image i % len(pixels).
 
     Shapes are static and the host waits for nothing, so that it can be captured in a graph or compiled.
-    `products` blurs by matrix products, which must not be TF32's.
+    `products` crops and blurs by matrix products, which must not be TF32's; then `dtype` may be bfloat16, which is
+    what an autocast encoder would round the views to: the products are float16's.
     """
+    if not products:
+        return _rendered_by_lines(crops, pixels, draws, mean, std).to(dtype)
+    count, within = len(pixels), torch.float32 if dtype == torch.float32 else torch.float16
+    views = len(draws.box) // count
+    # views of an image side by side, so that one product makes them all
+    draws = Draws._make(None if drawn is None else _swapped(drawn, views) for drawn in draws)
+    images = by_products.crop_and_resize(pixels, draws.box, crops.size, draws.flip, within)
+    images = _coloured(images.transpose(1, 2).float() / 255, draws)
+    if crops.blur not in NEVER:
+        lines = images.transpose(1, 2).to(within)
+        images = by_products.blur(lines, draws.sigma, augment.kernel_size(crops.size)).transpose(1, 2).float()
+    made = _swapped(augment.normalized(_solarized(images, draws, crops), mean, std).to(dtype), count)
+    # as an autocast encoder reads them on a GPU
+    return made if dtype == torch.float32 else made.contiguous(memory_format=torch.channels_last)
+
+
+def _swapped(rows: Tensor, first: int) -> Tensor:
+    """Rows (view, image) -> rows (image, view), and the other way round; `first` is how many the first are."""
+    return rows.view(first, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+
+def _rendered_by_lines(
+    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
     height, width = pixels.shape[-2:]
     rows, columns = augment.crop_taps(draws.box, height, width, crops.size, draws.flip, torch.float32)
     image = torch.arange(len(draws.box), device=pixels.device) % len(pixels)
     rows = rows._replace(weight=rows.weight / 255)
-    images = augment.upright(augment.resampled(pixels.float(), image, rows, columns))
+    images = _coloured(augment.upright(augment.resampled(pixels.float(), image, rows, columns)), draws)
+    if crops.blur not in NEVER:
+        images = augment.blur(images, draws.sigma, augment.kernel_size(crops.size))
+    return augment.normalized(_solarized(images, draws, crops), mean, std)
+
+
+def _coloured(images: Tensor, draws: Draws) -> Tensor:
     if images.shape[1] == 3:
         images = augment.jitter(images, draws.factors, draws.hue, draws.order)
-        images = torch.where(draws.grey[:, None, None, None], augment.luma(images), images)
-    elif images.shape[1] == 1:
-        images = augment.jitter_grey(images, draws.factors, draws.order)
-    if crops.blur not in NEVER:
-        blur = augment.blur_by_products if products else augment.blur
-        images = blur(images, draws.sigma, augment.kernel_size(crops.size))
-    if draws.solarize is not None:
-        solarized = augment.solarize(images, crops.solarize_threshold)
-        images = torch.where(draws.solarize[:, None, None, None], solarized, images)
-    return augment.normalized(images, mean, std)
+        return torch.where(draws.grey[:, None, None, None], augment.luma(images), images)
+    return augment.jitter_grey(images, draws.factors, draws.order) if images.shape[1] == 1 else images
+
+
+def _solarized(images: Tensor, draws: Draws, crops: Crops) -> Tensor:
+    if draws.solarize is None:
+        return images
+    return torch.where(draws.solarize[:, None, None, None], augment.solarize(images, crops.solarize_threshold), images)
 
 
 def render_in_chunks(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from supancl.detect.comparing import Finished, compared, open_finished
+from supancl.detect.crops import write_crops
 from supancl.detect.layouts import YEARS, DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_scores
 from supancl.detect.model import Detector, build_detector, open_body
@@ -17,20 +19,24 @@ __all__ = [
     "DetectRun",
     "DetectSpec",
     "Detector",
+    "Finished",
     "Found",
     "Saved",
     "Scene",
     "Scenes",
     "build_detector",
     "coco_scores",
+    "compared",
     "detect",
     "detect_spec",
     "load_detector",
     "measure_norms",
     "open_body",
+    "open_finished",
     "open_scenes",
     "rate",
     "save_detector",
     "spread",
     "train_detector",
+    "write_crops",
 ]

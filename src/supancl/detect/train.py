@@ -20,7 +20,7 @@ from supancl.data.order import seeded
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_counter, coco_scores
-from supancl.detect.model import Detector, absolute_encoder, build_detector, look_of, open_body
+from supancl.detect.model import Detector, absolute_encoder, build_detector, laid_out, look_of, open_body
 from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_training
 from supancl.detect.spec import DetectSpec, rate
@@ -52,7 +52,7 @@ class Training:
 
     def __init__(self, detector: Detector, device: torch.device, precision: str) -> None:
         self.spec, self.device, self.precision = detector.spec, device, precision
-        self.detector = detector.to(device).train()
+        self.detector = laid_out(detector, device).train()
         self.optimizer = torch.optim.SGD(detector.groups(), lr=self.spec.lr, momentum=self.spec.momentum)
         self.step = 0
         self.total: dict[str, Tensor] = {}
@@ -197,8 +197,7 @@ def _loop(
                 raise Interrupted(f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: "
                                   f"{how}", received[0])
     scores, found = _test(training, train, test, log, reporter)
-    if training.device.type == "cuda":
-        scores["peak_memory_gb"] = torch.cuda.max_memory_allocated(training.device) / 1e9
+    scores |= _memory(training.device)
     save_detector(folder.detector, training.detector, encoder, train.classes)
     folder.write_evaluation("detect", {**scores, "data": test.where, "iters": spec.iters, "seed": spec.seed})
     return DetectRun(folder.path, scores, folder.metrics(), test, found)
@@ -213,9 +212,15 @@ def _test(
         measure_norms(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
     found = detect(training.detector, test, training.device, training.precision, reporter.reading)
     scores = coco_scores(test, found)
-    log.write({"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")}})
+    log.write({"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")},
+               **_memory(training.device)})
     reporter.note(f"step {training.step}: {told(scores)}")
     return scores, found
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """The most that tensors have taken on a GPU since the process began, training and testing."""
+    return {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
 
 
 def told(scores: dict[str, Any]) -> str:

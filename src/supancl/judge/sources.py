@@ -78,7 +78,8 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None)
     """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use."""
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
     spec = DataSpec(source=spec.source, short_side=evaluation_short_side(encoder, view), cache=spec.cache,
-                    memory_gb=spec.memory_gb, skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
+                    memory_gb=spec.memory_gb, stream=spec.stream,
+                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
                     resample="bicubic" if view == "whole" else "bilinear")
     name, root = registered(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]

@@ -44,6 +44,8 @@ class TrainSpec:
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
     compile: bool | None = None  # None: on a GPU, for runs long enough to earn the minute it takes
     replay: bool | None = None  # None: on a GPU the step is captured once and replayed
+    sync_norm: bool = True  # batch norm sees the whole batch, however many ranks share it
+    gradients: Literal["fp32", "bf16"] = "fp32"  # as what they travel between ranks
     deterministic: bool = False
     log_every: Count = 10  # steps
     checkpoint_every: Count | None = None  # steps; beside the one at the end of each epoch
@@ -75,6 +77,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.loss.kind == "contrast" and self.loss.against.endswith("pool") and self.pool.kind == "none":
             raise BadInput(f"loss.against = {self.loss.against!r} needs a pool; set pool.kind=queue")
+        if self.pool.sharded and (self.pool.kind != "prototypes" or self.loss.kind == "contrast"):
+            raise BadInput(f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
+                           "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:

@@ -87,3 +87,50 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
         if key == "loss" and len(metrics) > 1:
             axis.legend()
     figure.savefig(path, dpi=110)
+
+
+def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
+    """The loss and AP, AP50, AP75 over the steps: a thin line for every seed, a thick one for the mean of a group."""
+    panels = (("loss", "train", "loss"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
+              ("AP75", "test", "AP75 (%)"))  # fmt: skip
+    figure = Figure(figsize=(16, 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    for axis, (key, kind, title) in zip(axes, panels, strict=True):
+        for i, (name, runs) in enumerate(groups.items()):
+            colour = COLOURS[i % len(COLOURS)]
+            by_step: dict[int, list[float]] = {}
+            for rows in runs:
+                points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
+                axis.plot(list(points), list(points.values()), color=colour, alpha=0.35, linewidth=0.9)
+                for step, value in points.items():
+                    by_step.setdefault(step, []).append(value)
+            means = {step: sum(values) / len(values) for step, values in sorted(by_step.items())
+                     if len(values) == len(runs)}
+            style = {"marker": "o"} if kind == "test" else {}
+            axis.plot(list(means), list(means.values()), color=colour, linewidth=2, label=f"{name} ({len(runs)})",
+                      **style)
+        if kind == "test":
+            axis.set_ylim(bottom=0)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
+    """AP50 of every class, a bar for every group; classes from the best found to the worst."""
+    kinds = {kind for values in groups.values() for kind in values}
+    best = {kind: max((values.get(kind) or 0.0) for values in groups.values()) for kind in sorted(kinds)}
+    order = sorted(best, key=lambda kind: -best[kind])
+    figure = Figure(figsize=(max(6.0, 0.7 * len(order)), 3.8), layout="constrained")
+    axis, width = figure.subplots(), 0.8 / len(groups)
+    for i, (name, values) in enumerate(groups.items()):
+        places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
+        axis.bar(places, [values.get(kind) or 0.0 for kind in order], width, label=name,
+                 color=COLOURS[i % len(COLOURS)])
+    axis.set_xticks(range(len(order)), order, rotation=40, ha="right")
+    axis.set_ylabel("AP50 (%)")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=110)

@@ -22,6 +22,7 @@ from supancl.data.sources import Data, open_data, same_source
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, Interrupted
 from supancl.recipes import Recipe
+from supancl.reuse import one_step
 from supancl.run import RunFolder
 from supancl.start import agrees, pick_device, with_short_side
 from supancl.train import Reporter, pretrain
@@ -66,9 +67,10 @@ def train_all(recipes: Mapping[str, Recipe], out: Path, jobs: int | None, consol
 def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[str]:
     """The names of the runs as they end, one after another or `jobs` at a time."""
     if jobs == 1 or len(recipes) <= 1:
-        for name, recipe in recipes.items():
-            _train_one(recipe, out / name)
-            yield name
+        with one_step():
+            for name, recipe in recipes.items():
+                _train_one(recipe, out / name)
+                yield name
         return
 
     def stop(number: int, frame: Any) -> None:

@@ -1,0 +1,106 @@
+"""python -m evidence {plan,run,judge,page,defaults}."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evidence.plan import PLANS, Plan, branches_of, rehearsal
+from supancl.errors import BadInput, SupanclError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        plan = named_plan(args.plan)
+        {"plan": show_plan, "run": run, "judge": judge_one, "page": page, "defaults": defaults}[args.what](plan, args)
+        return 0
+    except SupanclError as error:
+        print(f"evidence: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m evidence", description="The runs behind RESULTS.md, and the page.")
+    made.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
+    made.add_argument("name", nargs="?", help="of the run to judge")
+    made.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
+    made.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the files, one a run")
+    made.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/")
+    made.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
+    made.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
+    made.add_argument("--only", action="append", default=[], help="runs whose name contains this; may be repeated")
+    made.add_argument("--commit", help="of the code, where it runs from no repository")
+    made.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
+    made.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
+    return made
+
+
+def named_plan(name: str) -> Plan:
+    base = name.removesuffix("-rehearsal")
+    if base not in PLANS:
+        raise BadInput(f"--plan {name}: no such plan{nearest(base, PLANS)}")
+    return PLANS[base]() if base == name else rehearsal(PLANS[base]())
+
+
+def show_plan(plan: Plan, args: argparse.Namespace) -> None:
+    """What is done, and what is left with the seconds it should take, in the order it will be made."""
+    from evidence.results import expected_seconds, read_results, waiting
+
+    results = read_results(args.results, plan)
+    left = waiting(plan, results)
+    total, compiled = 0.0, set[str]()
+    for step in left:
+        branches = branches_of(step.method)
+        seconds = expected_seconds(step, plan, results, branches in compiled, judged=not args.beside)
+        compiled.add(branches)
+        total += seconds
+        print(f"{step.name:24s} {step.epochs:4d} epochs {seconds:6.0f} s {total:7.0f} s in all")
+    print(f"{len(plan.steps) - len(left)} of {len(plan.steps)} runs are there; the others should take {total:.0f} s")
+
+
+def run(plan: Plan, args: argparse.Namespace) -> None:
+    from evidence.drive import Driver, check_data
+
+    check_data(plan, args.work)
+    if args.until_seconds is not None and args.until_seconds <= 0:
+        raise BadInput(f"--until-seconds {args.until_seconds:g}: must be above 0")
+    made = Driver(plan, args.results, args.work, args.until_seconds, args.beside, args.only, args.commit).run()
+    print(f"{len(made)} runs were made: {', '.join(made) or 'none'}")
+
+
+def judge_one(plan: Plan, args: argparse.Namespace) -> None:
+    from evidence.drive import TOLD, called, inside
+    from evidence.judge import judge
+
+    if args.name is None or not (args.work / "runs" / args.name / TOLD).exists():
+        raise BadInput(f"judge {args.name}: no such run in {args.work / 'runs'}; name one that was trained there")
+    results = args.results.resolve()
+    with inside(args.work):
+        judge(plan, args.name, Path("runs") / args.name, results, called)
+
+
+def page(plan: Plan, args: argparse.Namespace) -> None:
+    from evidence.figures import draw
+    from evidence.page import write_page
+    from evidence.results import read_results
+
+    results = read_results(args.results, plan)
+    drawn = draw(plan, results, args.results / "maps", args.figures)
+    args.out.write_text(write_page(plan, results, drawn), encoding="utf-8")
+    print(f"{args.out}: {len(results)} runs; figures: {', '.join(drawn) or 'none yet'}")
+
+
+def defaults(plan: Plan, args: argparse.Namespace) -> None:
+    from evidence.choices import default_lines
+    from evidence.results import read_results
+
+    print("\n".join(default_lines(plan, read_results(args.results, plan))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

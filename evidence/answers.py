@@ -1,0 +1,100 @@
+"""The questions, answered from the numbers by rule: no word here is chosen after seeing them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from evidence.plan import Plan
+from evidence.results import Results
+from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
+from evidence.spread import Gap, gap
+
+ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
+CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
+AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
+STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
+NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
+
+
+def gaps(plan: Plan, results: Results, ours: str, theirs: str) -> dict[str, Gap]:
+    """ours - theirs, for every accuracy that both have."""
+    rows = method_rows(plan, results)
+    if ours not in rows or theirs not in rows:
+        return {}
+    found = {measure: gap(rows[ours].values(measure), rows[theirs].values(measure),
+                          seed_spread(plan, results, measure)) for measure in ACCURACIES}
+    return {measure: one for measure, one in found.items() if one is not None}
+
+
+def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str, str]) -> str:
+    """One verdict where every measure gives it; the measures are named where they disagree."""
+    verdicts = {measure: words.get(found[measure].verdict, found[measure].verdict)
+                for measure in measures if measure in found}
+    if not verdicts:
+        return "not measured yet"
+    said = {verdict: [MEASURES[m][0] for m, v in verdicts.items() if v == verdict] for verdict in verdicts.values()}
+    if len(said) == 1:
+        return next(iter(said))
+    return ", ".join(f"{verdict} ({', '.join(names)})" for verdict, names in said.items())
+
+
+def pair_lines(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]], kinds: Sequence[str],
+               words: Mapping[str, str] | None = None) -> list[str]:
+    lines = []
+    for ours, theirs in pairs:
+        found = gaps(plan, results, ours, theirs)
+        title = f"{NAMES[ours]} - {NAMES[theirs]}"
+        if not found:
+            lines.append(f"- **{title}**: {missing(plan, results, (ours, theirs))}.")
+            continue
+        told = "; ".join(f"{kind}: {summed_up(found, KINDS[kind], words or {})}" for kind in kinds)
+        lines.append(f"- **{title}**: {told}.")
+    return lines
+
+
+def missing(plan: Plan, results: Results, methods: Sequence[str]) -> str:
+    rows = method_rows(plan, results)
+    without = [NAMES[method] for method in methods if method not in rows or not rows[method].values("linear")]
+    return f"not measured yet ({' and '.join(without)} missing)" if without else "not measured yet"
+
+
+def best_alpha(plan: Plan, results: Results) -> list[str]:
+    """For each accuracy the best alpha, and how far the best one inside (0, 1) lies above the better end."""
+    rows, lines = alpha_rows(plan, results), []
+    for measure in ACCURACIES:
+        found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
+        inner, ends = [a for a in found if 0 < a < 1], [a for a in found if a in (0, 1)]
+        if not inner or len(ends) < 2:
+            continue
+        means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
+        top, end = max(inner, key=lambda a: means[a]), max(ends, key=lambda a: means[a])
+        between = gap(found[top], found[end], seed_spread(plan, results, measure))
+        assert between is not None
+        best = max(means, key=lambda a: means[a])
+        told = {"helps": "yes", "hurts": "no"}.get(between.verdict, between.verdict)
+        lines.append(f"- {MEASURES[measure][0]}: best at {best:g}; {top:g} - {end:g} = {between.text()}: {told}")
+    without = ", ".join(row.name for row in rows.values() if not row.results)
+    return lines or [f"- not measured yet: alpha {without} missing"]
+
+
+def collapse_lines(plan: Plan, results: Results) -> list[str]:
+    rows, lines = cell_rows(plan, results), []
+    for key, what in (((True, False), "The pool alone"), ((False, True), "EMA alone"), ((True, True), "Both together")):
+        lines.append(f"- {what}: {prevents(rows[False, False], rows[key])}.")
+    return lines
+
+
+def prevents(without: Row, row: Row) -> str:
+    if not row.results or not without.results:
+        return "not measured yet"
+    knn, before = row.values("knn"), without.values("knn")
+    told = f"k-NN {statistics.fmean(knn):.2f} against {statistics.fmean(before):.2f} with neither, one seed"
+    if not lost(without):
+        return f"nothing to prevent: with neither nothing collapsed ({told})"
+    return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"
+
+
+def lost(row: Row) -> bool:
+    """The monitor says so, or neighbours say nothing about the class."""
+    return bool(row.collapsed) or statistics.fmean(row.values("knn") or [0.0]) < NOTHING

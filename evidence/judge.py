@@ -1,0 +1,104 @@
+"""A trained run becomes one small file: every evaluation's values, with the commands, and the map for the figure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evidence.plan import Plan
+from evidence.results import write_result
+from supancl.errors import BadInput
+from supancl.evaluate import Features
+from supancl.judge import make_look, open_subject
+from supancl.judge.sources import data_for
+from supancl.report.pictures import tsne_map
+from supancl.run import commit, versions
+from supancl.train import Reporter
+
+Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
+
+
+def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> dict[str, Any]:
+    """Judge the run and write results/NAME.json; what could not be measured is told there, the rest goes on."""
+    told, since = json.loads((run / "evidence.json").read_text()), time.perf_counter()
+    values: dict[str, float | None] = {}
+    commands, failures = [told.pop("command")], {}
+    for task in plan.tasks[told["stage"]] if told["exit"] == 0 else ():
+        words, wanted = task.of(str(run)), run / "wanted.json"
+        code, lines, _ = called([*words, "--quiet", "--json", str(wanted)])
+        commands.append(shlex.join(["supancl", *words]))
+        if code:
+            failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
+        else:
+            values |= task.keeps(json.loads(wanted.read_text()))
+    if failures and not values:  # not the run's fault: it is judged again the next time
+        raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
+    code, why = told.pop("exit"), told.pop("why")
+    result = {
+        **told, "plan": plan.name, "status": "failed" if code else "collapsed" if was_collapsed(run) else "finished",
+        "why": why or None, "commands": commands,
+        "values": {key: round(value, 4) for key, value in values.items() if value is not None},
+        "not_measured": failures, "judge_seconds": round(time.perf_counter() - since, 1), "hardware": hardware(),
+        "versions": versions(), "commit": told["commit"] or commit(), "data": data_of(run),
+    }
+    write_result(results, result)
+    if code == 0 and plan.picture and pictured(told):
+        write_map(plan, name, run, results)
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    return result
+
+
+def pictured(told: dict[str, Any]) -> bool:
+    """The alpha sweep's first seed: its own runs, SupSiam's final one, and SimSiam's, which may be its alpha = 1."""
+    return told["seed"] == 0 and (told["stage"] == "alpha" or (told["stage"] == "final"
+                                                               and told["method"] in ("supsiam", "simsiam")))
+
+
+def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
+    """Where t-SNE puts the test images of the related classes: two numbers an image, so that it can be kept."""
+    subject = open_subject(str(run), make_look("auto"), Reporter())
+    data = data_for(subject, None)
+    split = data.test if data.test is not None else data.held_out
+    wanted = torch.tensor([data.classes.index(label) for label in plan.picture])
+    mine = torch.isin(split.labels, wanted).nonzero()[:, 0]
+    if len(mine) < 4:
+        return
+    features: Features = subject.features(split.take(mine))
+    points = tsne_map(features)
+    content = {"classes": list(plan.picture),
+               "labels": [plan.picture.index(data.classes[label]) for label in features.labels.tolist()],
+               "points": [[round(float(x), 2), round(float(y), 2)] for x, y in points]}
+    folder = results / "maps"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def was_collapsed(run: Path) -> bool:
+    """The monitor's verdict, as the newest checkpoint has it."""
+    from supancl.checkpoint import load_newest
+
+    state, _ = load_newest(run / "checkpoints")
+    return state is not None and bool(state["monitor"]["collapsed"])
+
+
+def data_of(run: Path) -> dict[str, Any]:
+    """What was trained on; where it lay on the machine is no part of it."""
+    path = run / "recipe.json"
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8")).get("data") or {}
+    return {key: content[key] for key in ("train", "held_out", "held_out_from", "classes", "fingerprint")
+            if key in content}
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} threads"

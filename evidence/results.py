@@ -1,0 +1,131 @@
+"""What is known: one file a run in results/, and the settings that the pilots chose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from evidence.plan import (
+    COMPILE_SECONDS,
+    EPOCH_SECONDS,
+    FINAL_JUDGE_SECONDS,
+    GUESS,
+    GUESSED,
+    PILOT_JUDGE_SECONDS,
+    START_SECONDS,
+    Plan,
+    Setting,
+    Step,
+    identity,
+    recipe_of,
+    settings_of,
+)
+from supancl.errors import BadInput
+from supancl.files import write_atomically
+from supancl.run import jsonable
+
+Result = dict[str, Any]
+Results = Mapping[str, Result]
+
+
+def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
+    """By name, in the order of the names; results of another plan are refused, a rehearsal's above all."""
+    found: dict[str, Result] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found[str(content["name"])] = content
+        except (ValueError, KeyError, TypeError):
+            raise BadInput(f"{path}: not the result of a run; remove it, and the run is made again") from None
+        if plan is not None and content["plan"] != plan.name:
+            raise BadInput(f"{path} is of plan {content['plan']!r}, this is {plan.name!r}; give another --results")
+    return found
+
+
+def write_result(folder: Path, result: Result) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(jsonable(result), indent=1) + "\n"
+    write_atomically(folder / f"{result['name']}.json", lambda path: _write(path, text))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def choose(plan: Plan, results: Results, method: str) -> Setting | None:
+    """The setting of the best pilot; None until all of them are known, or where none of them trained.
+
+    Best is the highest linear accuracy on the images held out of training; of equal ones the first.
+    """
+    best = best_pilot(plan, results, method)
+    return None if best is None else plan.pilots[method][best]
+
+
+def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
+    names = [f"pilot-{method}-{number}" for number in range(len(plan.pilots[method]))]
+    if not all(name in results for name in names):
+        return None
+    scores = [results[name]["values"].get("linear") for name in names]
+    known = [number for number, score in enumerate(scores) if score is not None]
+    return max(known, key=lambda number: (scores[number], -number)) if known else None
+
+
+def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
+    """None while the pilots it follows are not known."""
+    chosen = None if step.follows is None else choose(plan, results, step.follows)
+    if step.follows is not None and chosen is None:
+        return None
+    return _identity(plan.family, step.method, step.epochs, tuple(settings_of(step, plan, chosen).items()))
+
+
+@cache
+def _identity(family: str, method: str, epochs: int, settings: tuple[tuple[str, Any], ...]) -> str:
+    """Kept, since every table asks for the same ones."""
+    return identity(recipe_of(family, method, epochs, dict(settings)), method)
+
+
+def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
+    """Its own result, or that of a run which differs in its name alone."""
+    if step.name in results:
+        return results[step.name]
+    return next((result for result in alike(step, plan, results) if result["seed"] == step.seed), None)
+
+
+def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
+    """The results of this run with any seed, by seed; pilots are like nothing else."""
+    wanted = None if step.stage == "pilot" else identity_of(step, plan, results)
+    found = [result for result in results.values()
+             if wanted is not None and result["identity"] == wanted and result["stage"] != "pilot"]
+    by_seed = {int(result["seed"]): result for result in reversed(found)}  # the same run twice is no further seed
+    return [by_seed[seed] for seed in sorted(by_seed)]
+
+
+def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True) -> float:
+    """Training, and judging where it is to be waited for; from measured runs of the method, else from a first guess."""
+    images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
+    mine = [max(0.0, result["train_seconds"] - START_SECONDS) / (result["data"]["train"] * result["epochs"])
+            for result in results.values()
+            if result["method"] == step.method and result["status"] != "failed" and not result["resumed"]]
+    # the least: others may have compiled first
+    training = images * min(mine) if mine else images / GUESS.get(step.method, GUESSED) + step.epochs * EPOCH_SECONDS
+    judging = PILOT_JUDGE_SECONDS if step.stage == "pilot" else FINAL_JUDGE_SECONDS
+    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging * judged
+
+
+def waiting(plan: Plan, results: Results) -> list[Step]:
+    """Steps without a result, in the plan's order; of two that are the same run, the first."""
+    found: list[Step] = []
+    taken: set[tuple[str, int]] = set()
+    for step in plan.steps:
+        if result_of(step, plan, results) is not None:
+            continue
+        one = identity_of(step, plan, results)
+        if one is not None and step.stage != "pilot":
+            if (one, step.seed) in taken:
+                continue
+            taken.add((one, step.seed))
+        found.append(step)
+    return found

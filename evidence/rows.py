@@ -1,0 +1,74 @@
+"""The rows of the tables: what each method, alpha and cell reached, by measure and seed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from evidence.plan import ALPHAS, CELLS, Plan, Step
+from evidence.results import Result, Results, alike
+from evidence.spread import Pooled, pooled
+
+# name -> title and decimals
+MEASURES: dict[str, tuple[str, int]] = {
+    "knn": ("k-NN", 2), "linear": ("linear", 2), "crossed": ("CIFAR-10 linear", 2), "pets": ("Pets", 2),
+    "omniglot_1": ("Omniglot 1-shot", 2), "omniglot_5": ("Omniglot 5-shot", 2),
+    "traffic-signs_1": ("GTSRB 1-shot", 2), "traffic-signs_5": ("GTSRB 5-shot", 2),
+    "ratio": ("S_W/S_T", 3), "train_ratio": ("S_W/S_T, train", 3), "effective_rank": ("effective rank", 1),
+}
+ACCURACIES = ("knn", "linear", "crossed", "pets", "omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")
+KINDS = {"in-domain": ("knn", "linear"), "crossed": ("crossed", "pets"),
+         "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")}
+NAMES = {"simclr": "SimCLR", "supcon": "SupCon", "moco2": "MoCo-v2", "supmoco": "SupMoCo", "simsiam": "SimSiam",
+         "supsiam": "SupSiam", "byol": "BYOL", "supbyol": "SupBYOL", "crossentropy": "cross-entropy"}
+
+
+class Row(NamedTuple):
+    """One set of settings with its seeds."""
+
+    name: str
+    results: list[Result]
+
+    def values(self, measure: str) -> list[float]:
+        return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
+
+    def last(self, term: str) -> list[float]:
+        """A training loss of the last epoch."""
+        return [float(result["last"][term]) for result in self.results if term in result["last"]]
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(result["seed"]) for result in self.results)
+
+    @property
+    def collapsed(self) -> int:
+        return sum(result["status"] == "collapsed" for result in self.results)
+
+
+def method_rows(plan: Plan, results: Results) -> dict[str, Row]:
+    """By method, in the order of the paper's table; a method without a result has no results in its row."""
+    order = [method for method in NAMES if method in plan.pilots]
+    return {method: Row(NAMES[method], of_step(plan, results, f"final-{method}-0")) for method in order}
+
+
+def alpha_rows(plan: Plan, results: Results) -> dict[float, Row]:
+    """alpha .5 is SupSiam's final run; alpha 1 may be SimSiam's, where the pilots chose the same for both."""
+    steps = {alpha: "final-supsiam-0" if alpha == 0.5 else f"alpha-{alpha:g}-0" for alpha in ALPHAS}
+    return {alpha: Row(f"{alpha:g}", of_step(plan, results, name)) for alpha, name in steps.items()}
+
+
+def cell_rows(plan: Plan, results: Results) -> dict[tuple[bool, bool], Row]:
+    return {key: Row(name, of_step(plan, results, f"collapse-{name}-0")) for key, name in CELLS.items()}
+
+
+def of_step(plan: Plan, results: Results, name: str) -> list[Result]:
+    step: Step | None = plan.step(name)
+    return [] if step is None else [one for one in alike(step, plan, results) if one["status"] != "failed"]
+
+
+def seed_spread(plan: Plan, results: Results, measure: str) -> Pooled | None:
+    """How far seeds lie apart, over every method and alpha that has several; a run that is in both counts once."""
+    rows: dict[str, Row] = {}
+    for row in (*method_rows(plan, results).values(), *alpha_rows(plan, results).values()):
+        if row.results and not row.collapsed:
+            rows[row.results[0]["identity"]] = row
+    return pooled(row.values(measure) for row in rows.values())

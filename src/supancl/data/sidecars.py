@@ -1,0 +1,158 @@
+"""What is kept about a tar shard, so that it need not be looked through again: one small file each, in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from supancl.data.cache import Progress, cache_root
+from supancl.data.images import file_stamp, in_order, why
+from supancl.data.tars import samples
+from supancl.errors import BadInput
+from supancl.files import reason, write_atomically
+
+VERSION = 1
+FOLDER = "tars"
+ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A shard as it was when it was indexed; its arrays stay on disk."""
+
+    tar: Path
+    path: Path
+    stamp: tuple[int, int]
+    images: int
+    labelled: int
+    digest: bytes  # of names and labels
+
+    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+        """Offsets, lengths, labels as numbers (-1: none), and the class names that the numbers stand for."""
+        self.check()
+        try:
+            with np.load(self.path, allow_pickle=False) as kept:
+                return kept["offsets"], kept["lengths"], kept["codes"], json.loads(bytes(kept["classes"]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise BadInput(f"{self.path}: the index of {self.tar} is gone or damaged; go on with --resume, "
+                           "which makes it anew") from None
+
+    def members(self) -> list[str]:
+        with np.load(self.path, allow_pickle=False) as kept:
+            return bytes(kept["members"]).decode("utf-8", "surrogateescape").split("\0")
+
+    def check(self) -> None:
+        """That the shard is what was indexed: its images are found by where they lay then."""
+        try:
+            changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
+        except OSError as error:
+            changed = why(error)
+        if changed:
+            raise BadInput(f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
+                           "continue with --resume")
+
+
+def indexed(
+    files: Sequence[Path], seen: Callable[[int, list[str]], None], progress: Progress | None = None
+) -> list[Sidecar]:
+    """What is kept of each shard; what is not there, or no longer true, is found out.
+
+    `seen` is given the class names of each shard, by its number: together they may be too many to be held.
+    """
+    tars = [path.resolve() for path in files]
+    found: dict[int, Sidecar] = {}
+
+    def read(numbers: Iterable[int]) -> list[int]:
+        """The shards of which nothing is known."""
+        unknown = []
+        for number, known in in_order(lambda number: (number, _kept(tars[number])), numbers):
+            if known is None:
+                unknown.append(number)
+            else:
+                found[number] = known[0]
+                seen(number, known[1])
+        return unknown
+
+    missing = read(range(len(tars)))
+    if missing:
+        _index_all([tars[number] for number in missing], progress)
+        for number in read(missing):
+            raise BadInput(f"{tars[number]}: changes while it is being read; begin when it has been written")
+    return [found[number] for number in range(len(tars))]
+
+
+def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
+    """Each process in an order of its own: several share the work, and what two do at once comes out the same."""
+
+    def index(tar: Path) -> None:
+        if _kept(tar) is None:  # another process may have done it meanwhile
+            _index(tar)
+
+    folder = cache_root() / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the cache {folder} cannot be written ({reason(error)}); {ELSEWHERE}") from None
+    mixed = random.Random(os.getpid()).sample(tars, len(tars))
+    for done, _ in enumerate(in_order(index, mixed), start=1):
+        if progress is not None:
+            progress("indexing tar shards", done, len(tars))
+
+
+def sidecar_path(tar: Path) -> Path:
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
+    return cache_root() / FOLDER / f"{name}-{hashlib.sha256(str(tar).encode()).hexdigest()[:16]}.npz"
+
+
+def _kept(tar: Path) -> tuple[Sidecar, list[str]] | None:
+    """The sidecar of a shard and its class names, where there is one and the shard is still the same."""
+    path = sidecar_path(tar)
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            about, classes = json.loads(bytes(kept["about"])), json.loads(bytes(kept["classes"]))
+        stamp = file_stamp(tar)
+        if about["version"] != VERSION or about["stamp"] != list(stamp):
+            return None
+        digest = bytes.fromhex(about["digest"])
+        return Sidecar(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _index(tar: Path) -> None:
+    """Look through a shard once; only its headers and labels are read."""
+    stamp, path = file_stamp(tar), sidecar_path(tar)
+    found = list(samples(tar))
+    labels = [label for _, label in found]
+    classes = sorted(set(labels) - {""})
+    codes = {label: i for i, label in enumerate(classes)} | {"": -1}
+    members = "\0".join(item.member for item, _ in found).encode("utf-8", "surrogateescape")
+    names = "\n".join(Path(item.member).name for item, _ in found).encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(json.dumps(labels).encode() + names).digest()
+    labelled = sum(label != "" for label in labels)
+    about = {"version": VERSION, "tar": str(tar), "stamp": stamp, "images": len(found), "labelled": labelled,
+             "digest": digest.hex()}
+    arrays: dict[str, Any] = {
+        "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
+        "classes": np.frombuffer(json.dumps(classes).encode(), np.uint8),
+        "offsets": np.array([item.offset for item, _ in found], np.int64),
+        "lengths": np.array([item.length for item, _ in found], np.int64),
+        "codes": np.array([codes[label] for label in labels], np.int32),
+        "members": np.frombuffer(members, np.uint8),
+    }
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            np.savez(file, **arrays)
+
+    write_atomically(path, write, ELSEWHERE)

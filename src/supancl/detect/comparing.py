@@ -1,0 +1,146 @@
+"""Runs side by side: detectors from several encoders, over seeds, at the same settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from supancl.detect.saving import DetectFolder
+from supancl.detect.spec import DetectSpec
+from supancl.detect.train import spread
+from supancl.errors import BadInput
+
+NOT_THE_METHOD = {"seed", "device", "workers", "memory_gb", "log_every", "checkpoint_every", "eval_every"}
+SCORES = ("AP", "AP50", "AP75")
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A finished run: where it began, its settings, the rows it logged and its scores."""
+
+    path: Path
+    name: str
+    encoder: str
+    spec: DetectSpec
+    rows: list[dict[str, Any]]
+    scores: dict[str, Any]
+
+    def cost(self) -> dict[str, float | None]:
+        """Seconds of training (without tests), images a second, GB on the GPU."""
+        trained = [row for row in self.rows if row["kind"] == "train"]
+        steps = [row["step"] - before for row, before in zip(trained, [0, *(r["step"] for r in trained)], strict=False)]
+        counts = [number * self.spec.batch_size for number in steps]
+        seconds = sum(count / row["images_per_second"] for count, row in zip(counts, trained, strict=True))
+        memory = [row["peak_memory_gb"] for row in self.rows if row.get("peak_memory_gb") is not None]
+        return {"seconds": seconds, "images_per_second": sum(counts) / seconds if seconds else None,
+                "memory_gb": max(memory, default=None)}
+
+
+def open_finished(text: str) -> list[Finished]:
+    """RUN or NAME=RUN; a folder of several seeds counts as its runs."""
+    name, equals, place = text.partition("=")
+    path = Path(place if equals and not Path(text).exists() else text)
+    name = name if str(path) == place else ""
+    folders = [path] if DetectFolder(path).holds_run else sorted(
+        (file.parent for file in path.glob("seed-*/detect.json")), key=lambda each: (len(each.name), each.name))
+    if not folders:
+        raise BadInput(f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train "
+                       "makes one")
+    return [_opened(folder, name) for folder in folders]
+
+
+def _opened(path: Path, name: str) -> Finished:
+    folder = DetectFolder(path)
+    spec, _, encoder, _ = folder.read_settings()
+    file = folder.evaluations / "detect.json"
+    try:
+        scores = json.loads(file.read_text())
+        assert all(key in scores for key in (*SCORES, "classes"))
+    except OSError:
+        raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with --resume") from None
+    except (ValueError, AssertionError, TypeError):
+        raise BadInput(f"{file}: not the scores of a detector; write it again with supancl detect eval") from None
+    return Finished(path, name or short_name(encoder), encoder, spec, folder.metrics(), scores)
+
+
+def short_name(encoder: str) -> str:
+    """`random:resnet18` as it is; of a path the folder of the run, or the file."""
+    path = Path(encoder)
+    named = path.parent if path.name == "encoder.safetensors" else path
+    return encoder if encoder.startswith("random:") else named.name
+
+
+def compared(runs: Sequence[Finished]) -> dict[str, Any]:
+    """Mean and spread for each name, in the order given; remarks where runs are not at equal settings."""
+    groups: dict[str, list[Finished]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    for name, members in groups.items():
+        known: dict[int, Path] = {}
+        for run in members:
+            if run.encoder != members[0].encoder:
+                raise BadInput(f"{name} is both {members[0].encoder} and {run.encoder}; tell them apart with NAME=RUN")
+            if run.spec.seed in known:
+                raise BadInput(f"{known[run.spec.seed]} and {run.path} are one seed of {name}; leave one out")
+            known[run.spec.seed] = run.path
+    return {"groups": {name: _group(members) for name, members in groups.items()}, "remarks": _differences(runs)}
+
+
+def _group(runs: Sequence[Finished]) -> dict[str, Any]:
+    costs = [run.cost() for run in runs]
+    paid = {name: [cost[name] for cost in costs] for name in costs[0]}
+    known = {name: [value for value in values if value is not None] for name, values in paid.items()}
+    kinds = sorted({kind for run in runs for kind in run.scores["classes"]})
+    by_class = {kind: [run.scores["classes"].get(kind, {}).get("AP50") for run in runs] for kind in kinds}
+    found = {kind: [value for value in values if value is not None] for kind, values in by_class.items()}
+    return {
+        "encoder": runs[0].encoder, "seeds": [run.spec.seed for run in runs],
+        "scores": [{key: run.scores[key] for key in SCORES} for run in runs],
+        "spread": spread([run.scores for run in runs]),
+        "classes_AP50": {kind: mean(values) if values else None for kind, values in found.items()},
+        **{name: median(values) if values else None for name, values in known.items()},
+    }  # fmt: skip
+
+
+def _differences(runs: Sequence[Finished]) -> list[str]:
+    told = []
+    for field in fields(DetectSpec):
+        values = {str(getattr(run.spec, field.name)) for run in runs}
+        if field.name not in NOT_THE_METHOD and len(values) > 1:
+            told.append(f"the runs differ in {field.name}: {', '.join(sorted(values))}")
+    tested = {(run.scores.get("images"), run.scores.get("boxes")) for run in runs}
+    if len(tested) > 1:
+        told.append("the runs were tested on different images")
+    return told
+
+
+def cells(group: dict[str, Any]) -> list[str]:
+    """A row of the table: seeds, AP, AP50, AP75 with their spread, seconds, images a second, memory."""
+    scores = []
+    for key in SCORES:
+        each = group["spread"][key]
+        deviation = "" if each["std"] is None else f" +- {each['std']:.2f}"
+        scores.append("-" if each["mean"] is None else f"{each['mean']:.2f}{deviation}")
+    costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
+    return [str(len(group["seeds"])), *scores, *("-" if value is None else f"{value:{form}}" for value, form in costs)]
+
+
+COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table, and AP50 of every class, for a page."""
+    rows = [COLUMNS, ["---"] * len(COLUMNS)]
+    rows += [[name, *cells(group)] for name, group in result["groups"].items()]
+    names = list(result["groups"])
+    kinds = sorted({kind for group in result["groups"].values() for kind in group["classes_AP50"]})
+    below = [["AP50 of", *names], ["---"] * (1 + len(names))]
+    for kind in kinds:
+        values = [group["classes_AP50"].get(kind) for group in result["groups"].values()]
+        below.append([kind, *("-" if value is None else f"{value:.1f}" for value in values)])
+    tables = ["\n".join(f"| {' | '.join(row)} |" for row in part) for part in (rows, below)]
+    return "\n\n".join([*tables, *(f"Note: {remark}." for remark in result["remarks"])]) + "\n"

@@ -1,0 +1,89 @@
+"""Batch norm over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from supancl.distributed.exchange import Sum
+from supancl.errors import BadInput
+
+
+class OfAllRanks(nn.modules.batchnorm._BatchNorm):
+    """Batch norm with the statistics of the whole batch, of each view by itself where several come as one batch."""
+
+    views = 1
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not self.training or self.views == 1:
+            made: Tensor = super().forward(features)
+            return made
+        return torch.cat([super(OfAllRanks, self).forward(view) for view in features.chunk(self.views)])
+
+
+class _Summed(nn.modules.batchnorm._BatchNorm):
+    """Two differentiable sums over the ranks: of the values, and of the squared distances from the mean they give."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions will do."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor
+        if not self.training:
+            made = super().forward(features)
+            return made
+        dims = [0, *range(2, features.ndim)]
+        shape = [1, -1] + [1] * (features.ndim - 2)
+        values = features.to(torch.promote_types(features.dtype, torch.float32))
+        count = values.new_full((1,), values.numel() // values.shape[1])
+        sums = Sum.apply(torch.cat([values.sum(dims), count]))
+        mean = sums[:-1] / sums[-1]
+        centred = values - mean.view(shape)
+        variance = Sum.apply(centred.square().sum(dims)) / sums[-1]
+        self._remember(mean.detach(), variance.detach(), sums[-1].detach())
+        result = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            result = result * self.weight.view(shape) + self.bias.view(shape)
+        made = result.to(features.dtype)
+        return made
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        toward = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), toward)
+        unbiased = variance * count / (count - 1)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), toward)
+
+
+class SyncedNorm(OfAllRanks, nn.SyncBatchNorm):
+    """On a GPU: torch's own."""
+
+
+class SummedNorm(OfAllRanks, _Summed):
+    """On the CPU, whose tensors torch's own refuses."""
+
+
+def synchronize(module: nn.Module, device: torch.device) -> None:
+    """Let every batch norm of the module see the whole batch; `desynchronize` takes it back."""
+    for name, norm in module.named_modules():
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, OfAllRanks):
+            continue
+        if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not hasattr(norm, "views"):
+            raise BadInput(f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
+                           "train.sync_norm=false, or choose an encoder with plain batch norm")
+        changed: Any = norm
+        changed.plain, changed.process_group = type(norm), None
+        changed.__class__ = SummedNorm if device.type == "cpu" else SyncedNorm
+
+
+def desynchronize(module: nn.Module) -> None:
+    for norm in module.modules():
+        if isinstance(norm, OfAllRanks):
+            changed: Any = norm
+            changed.__class__ = changed.plain
+            del changed.plain, changed.process_group

@@ -1,0 +1,64 @@
+"""Crop, resize and blur by matrix products: those of `augment` in single precision, and near them in half."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from supancl.data import augment, products
+from supancl.data.images import Batch
+from supancl.data.views import Crops, render, render_in_chunks
+from tests.helpers import seeded
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GREY_LEVEL = 1 / 255
+
+
+def pixels_of(count=4, channels=3, height=40, width=56):
+    return torch.randint(0, 256, (count, channels, height, width), generator=seeded(1), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("size", [16, 40, 64])
+@pytest.mark.parametrize("views", [1, 2, 3])
+def test_crops_by_products_are_crops_by_lines(size, views):
+    pixels = pixels_of()
+    sizes = torch.tensor([[40, 56]] * 4 * views)
+    box = augment.draw_boxes(sizes, (0.05, 1.0), (0.5, 2.0), seeded(2))
+    flip = torch.rand(len(box), generator=seeded(3)) < 0.5
+    image = torch.arange(4).repeat_interleave(views)  # the views of an image side by side
+    rows, columns = augment.crop_taps(box, 40, 56, size, flip, torch.float32)
+    expected = augment.resampled(pixels.float(), image, rows, columns)
+    made = products.crop_and_resize(pixels, box, size, flip, torch.float32).transpose(1, 2)
+    torch.testing.assert_close(made, expected, rtol=0, atol=255e-6)
+    half = products.crop_and_resize(pixels, box, size, flip, torch.float16).transpose(1, 2)
+    assert half.dtype == torch.float16
+    assert 0 < (half.float() - expected).abs().max() < 0.25  # grey levels
+
+
+@pytest.mark.parametrize("start", [0.0, 3.0])
+def test_the_weights_of_every_pixel_made_sum_to_one_and_reach_only_into_the_box(start):
+    weight = products.resize_matrix(torch.tensor([start]), torch.tensor([9.0]), 20, 6)[0]
+    torch.testing.assert_close(weight.sum(1), torch.ones(6))
+    outside = torch.ones(20, dtype=torch.bool)
+    outside[int(start):int(start) + 9] = False
+    assert (weight[:, outside] == 0).all()
+    assert (weight[:, ~outside].sum(0) > 0).all()
+
+
+@pytest.mark.parametrize("blur", [0.0, (1.0, 0.1)])
+def test_views_in_half_precision_are_within_half_a_grey_level_before_they_are_rounded(blur):
+    crops, pixels = Crops(size=48, blur=blur), pixels_of()
+    draws = crops.draw(8, torch.tensor([[40, 56]] * 8), seeded(4), 2)
+    exact = render_in_chunks(crops, pixels, draws, (0.0,), (1.0,))
+    half = render(crops, pixels, draws, (0.0,), (1.0,), torch.float16)  # bfloat16's rounding left out
+    difference = (half.float() - exact).abs()
+    assert 0 < difference.max() < 0.5 * GREY_LEVEL
+    assert difference.mean() < 0.05 * GREY_LEVEL
+    made = render(crops, pixels, draws, MEAN, STD, torch.bfloat16)
+    assert made.dtype == torch.bfloat16
+    assert made.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_half_precision_is_for_gpus():
+    made = Crops(size=32)(Batch(pixels_of()), MEAN, STD, seeded(5), dtype=torch.bfloat16)
+    assert made.dtype == torch.float32

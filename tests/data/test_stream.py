@@ -1,0 +1,490 @@
+"""Streamed tar shards: every image once, the same sequence for any number of readers, and nothing held."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from supancl import Reporter, pretrain
+from supancl.data import sidecars
+from supancl.data.loader import Feed
+from supancl.data.order import Order, WindowedOrder, seeded
+from supancl.data.sidecars import Sidecar, sidecar_path
+from supancl.data.sources import DataSpec, absolute_source, open_data
+from supancl.data.stream import StreamImages, StreamSplit, WholeStream, order_of, stream_remarks
+from supancl.errors import BadInput
+from tests.files import TINY, noise, picture
+from tests.helpers import property_test
+from tests.test_resume import Crash, CrashAt
+from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
+
+SIDE = 8
+
+
+def png(seed: int, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(noise(*size, 3, seed=seed)).save(content, "png")
+    return content.getvalue()
+
+
+def shard(path: Path, seeds: range, classes: int = 3, bad: tuple[int, ...] = (), sizes: bool = False) -> Path:
+    """Images whose pixels tell their seed; class seed % classes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for seed in seeds:
+            image = b"broken" if seed in bad else png(seed, (SIDE + seed % 3, SIDE) if sizes else (SIDE, SIDE))
+            for part, content in (("png", image), ("cls", str(seed % classes).encode())):
+                about = tarfile.TarInfo(f"{seed:05d}.{part}")
+                about.size = len(content)
+                tar.addfile(about, io.BytesIO(content))
+    return path
+
+
+def shards(
+    root: Path, counts: tuple[int, ...] = (7, 12, 3, 9, 10, 8), name: str = "train", first: int = 0, **how
+) -> Path:
+    for number, count in enumerate(counts):
+        shard(root / f"{name}-{number:03d}.tar", range(first, first + count), **how)
+        first += count
+    return root
+
+
+def spec(source: object, **options) -> DataSpec:
+    return DataSpec(source=str(source), **{"stream": True, "holdout": 0, "window": 2, **options})
+
+
+def keys(names: list[str]) -> list[int]:
+    return [int(name.rpartition("::")[2].partition(".")[0]) for name in names]
+
+
+def refused(match: str, source: object, **options) -> None:
+    with pytest.raises(BadInput, match=match):
+        open_data(spec(source, **options), 3)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def by_definition(counts: list[int], seed: int, epoch: int, window: int) -> list[int]:
+    """The order of a whole epoch, written out."""
+    shard_order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seeded(seed, epoch, 0))).tolist()
+    result = []
+    for number, at in enumerate(range(0, len(counts), window)):
+        there = [sum(counts[:s]) + i for s in shard_order[at : at + window] for i in range(counts[s])]
+        generator = torch.Generator().manual_seed(seeded(seed, epoch, number + 1))
+        result += [there[i] for i in torch.randperm(len(there), generator=generator).tolist()]
+    return result
+
+
+@property_test
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), window=st.integers(1, 14),
+       batch=st.integers(1, 20), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, batch, seed, epoch):
+    order = WindowedOrder(counts, seed, batch, window)
+    wanted = by_definition(counts, seed, epoch, window)
+    assert sorted(wanted) == list(range(sum(counts)))
+    steps = order.steps_per_epoch
+    assert steps == sum(counts) // batch
+    found = [order.positions(epoch * steps + at).tolist() for at in range(steps)]
+    assert found == [wanted[at * batch : (at + 1) * batch] for at in range(steps)]
+    if steps:  # asked for in the middle, by one who has seen nothing before
+        later = epoch * steps + steps // 2
+        assert WindowedOrder(counts, seed, batch, window).positions(later).tolist() == found[steps // 2]
+
+
+def test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed():
+    counts = [50] * 8
+    one, other = WindowedOrder(counts, 0, 100, 4), WindowedOrder(counts, 1, 100, 4)
+    assert not torch.equal(one.positions(0), one.positions(one.steps_per_epoch))
+    assert not torch.equal(one.positions(0), other.positions(0))
+    assert len(torch.unique(one.positions(0) // 50)) == 4
+    assert not torch.equal(one.positions(0).sort().values, one.positions(one.steps_per_epoch).sort().values)
+
+
+def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeypatch):
+    each = 10_000
+    arrays = (np.arange(each) * 1000, np.full(each, 900), np.arange(each, dtype=np.int32) % 2, ["a", "b"])
+    monkeypatch.setattr(Sidecar, "read", lambda self: arrays)
+    shard_list = [Sidecar(Path("t.tar"), Path("t.npz"), (0, 0), each, each, b"x")] * 100_000
+    store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    train = WholeStream(store, 0, len(shard_list), {"a", "b"})
+    order = order_of(train, 0, 256)
+    assert len(train) == train.labelled == 10**9
+    assert train.present() == [0, 1]
+    for step in (0, order.steps_per_epoch // 2, order.steps_per_epoch - 1):
+        positions = order.positions(step)
+        assert torch.equal(train.labels_at(positions), positions % 2)
+    assert len(train.some(5000)) == 5000
+    assert len(list(train.content())) == 100_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes; a list would take 8e6
+    assert not {"labels", "index"} & set(vars(train))
+    assert len(store.opened) <= 64
+    assert sum(window.numel() for window in order.windows.values()) <= 4 * 16 * each
+
+
+# --- what comes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr("supancl.data.stream.workers", lambda: threads)
+    source = shards(tmp_path, sizes=True)
+    sequences = {}
+    for ranks in (1, 2, 4):
+        found: list[list[int]] = []
+        readers = [open_data(spec(source), 3).train for _ in range(ranks)]  # each rank opens the shards itself
+        orders = [order_of(reader, 3, 7) for reader in readers]
+        for step in range(orders[0].steps_per_epoch):
+            batch = []
+            for reader, order, rows in zip(readers, orders, torch.arange(7).tensor_split(ranks), strict=True):
+                mine = order.positions(step)[rows]
+                seen = reader.batch(mine)
+                for key, pixels, size, label in zip(
+                    keys(reader.named(mine)), seen.pixels,
+                    [(SIDE, SIDE)] * len(rows) if seen.sizes is None else seen.sizes.tolist(), seen.labels.tolist(),
+                    strict=True,
+                ):
+                    wanted = torch.from_numpy(noise(SIDE + key % 3, SIDE, 3, seed=key)).permute(2, 0, 1)
+                    if seen.sizes is not None:
+                        pixels = pixels[:, : size[0], : size[1]]
+                    assert torch.equal(pixels, wanted)
+                    assert label == key % 3
+                    batch.append(key)
+            found.append(batch)
+        sequences[ranks] = found
+    assert sequences[1] == sequences[2] == sequences[4]
+    every = [key for batch in sequences[1] for key in batch]
+    assert len(every) == len(set(every)) == 49
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"holdout": None}, {"holdout": 0.3, "limit": 20}, {"leave_out": ("1",)}, {"labelled": 0.5, "holdout": None},
+])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_path, options, held):
+    shards(tmp_path)
+    if held:
+        shards(tmp_path, (5, 6), "val", 100)
+        shards(tmp_path, (4,), "test", 200)
+    streamed, plain = (open_data(spec(tmp_path, stream=stream, **options), 3) for stream in (True, False))
+    assert streamed.classes == plain.classes
+    pairs = [(streamed.train, plain.train), (streamed.held_out, plain.held_out)]
+    if held:
+        pairs.append((streamed.test, plain.test))
+    if "leave_out" in options:
+        pairs += list(zip(streamed.transfer, plain.transfer, strict=True))
+    for one, other in pairs:
+        positions = torch.arange(len(other))
+        assert len(one) == len(other)
+        assert torch.equal(one.labels, other.labels)
+        if len(other):
+            assert one.named(positions) == other.named(positions)
+            assert torch.equal(one.batch(positions).pixels, other.batch(positions).pixels)
+            assert torch.equal(one.batch(positions).labels, one.labels)
+    for key in ("train", "labelled", "held_out", "held_out_from", "classes"):
+        assert streamed.described[key] == plain.described[key]
+    assert isinstance(streamed.train, StreamSplit)
+    if not options and held:
+        assert isinstance(streamed.train, WholeStream)
+        assert not {"labels", "index"} & set(vars(open_data(spec(tmp_path), 3).train))
+
+
+def test_an_order_of_part_of_the_images_takes_each_of_them_once(tmp_path):
+    train = open_data(spec(shards(tmp_path), holdout=0.3), 3).train
+    order = order_of(train, 0, 5)
+    found = torch.cat([order.positions(step) for step in range(order.steps_per_epoch)])
+    assert len(torch.unique(found)) == len(found) == len(train) // 5 * 5
+    assert isinstance(order, WindowedOrder)
+    assert isinstance(order_of(open_data(spec(tmp_path, stream=False), 3).train, 0, 5), Order)
+
+
+def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
+    source = shards(tmp_path, (300,) * 8)
+    train = open_data(spec(source, short_side=SIDE), 3).train
+    order = order_of(train, 0, 50)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for step in range(order.steps_per_epoch):
+        train.batch(order.positions(step))
+    before = resident()
+    for step in range(order.steps_per_epoch, 2 * order.steps_per_epoch):
+        train.batch(order.positions(step))
+    assert resident() - before < 4 * 2**20
+    assert not (set(vars(train)) & {"index", "labels"})
+
+
+def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp_path):
+    wide = noise(10, 70, 3, seed=5)
+    content = io.BytesIO()
+    Image.fromarray(wide).save(content, "png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("a.png", content.getvalue()), ("b.png", png(1, (6, 6)))):
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            tar.addfile(about, io.BytesIO(data))
+    train = open_data(spec(tmp_path, short_side=10), 3).train
+    batch = train.batch(torch.tensor([0, 1]))
+    assert batch.sizes.tolist() == [[10, 20], [6, 6]]
+    assert torch.equal(batch.pixels[0], torch.from_numpy(wide[:, 25:45]).permute(2, 0, 1))
+    assert batch.labels.tolist() == [-1, -1]
+    feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
+    assert not feed.one_shape
+    for position in (0, 1):
+        fitted = feed._of_one_shape(train.batch(torch.tensor([position])))
+        assert fitted.pixels.shape == (1, 3, 20, 20)
+        assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
+        assert fitted.labels.tolist() == [-1]
+    feed.device = torch.device("cuda")
+    assert feed.one_shape
+    feed.close()
+
+
+# --- the index kept beside --------------------------------------------------------------------------------------------
+
+
+def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, monkeypatch):
+    source = shards(tmp_path)
+    looked: Counter[str] = Counter()
+    real = sidecars.samples
+
+    def samples(path):
+        looked[path.name] += 1
+        return real(path)
+
+    monkeypatch.setattr(sidecars, "samples", samples)
+    first = open_data(spec(source), 3)
+    assert looked == {f"train-{i:03d}.tar": 1 for i in range(6)}
+    again = open_data(spec(source), 3)
+    assert looked.total() == 6
+    assert again.described == first.described
+    changed = tmp_path / "train-001.tar"
+    times = changed.stat()
+    shard(changed, range(500, 512))  # as long as before, and as old
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    now = open_data(spec(source), 3)
+    assert looked.total() == 7
+    assert keys(now.train.named(torch.arange(7, 19))) == list(range(500, 512))
+    assert now.described["fingerprint"] != first.described["fingerprint"]
+    sidecar_path(changed.resolve()).write_bytes(b"damaged")
+    assert open_data(spec(source), 3).described == now.described
+    assert looked.total() == 8
+
+
+def test_several_processes_index_at_once_and_agree(tmp_path):
+    source = shards(tmp_path / "s")
+    wanted = open_data(spec(source), 3).described["fingerprint"]
+    shutil.rmtree(os.environ["SUPANCL_CACHE"])
+    code = f"from supancl.data.sources import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
+    code += "holdout=0), 3).described['fingerprint'])"
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]
+    assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.npz"))) == 6
+    assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
+
+
+def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
+    source = shards(tmp_path / "s", (3, 3))
+    real = sidecars._index
+
+    def index(tar):
+        real(tar)
+        shard(tar, range(4)) if tar.name == "train-001.tar" else None
+
+    monkeypatch.setattr(sidecars, "_index", index)
+    refused(r"train-001.tar: changes while it is being read; begin when it has been written", source)
+
+
+def test_the_fingerprint_is_of_the_data_not_of_where_they_lie(tmp_path):
+    one = open_data(spec(shards(tmp_path / "one")), 3).described
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert open_data(spec(tmp_path / "two"), 3).described["fingerprint"] == one["fingerprint"]
+    shards(tmp_path / "two", classes=2)
+    assert open_data(spec(tmp_path / "two"), 3).described["fingerprint"] != one["fingerprint"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_shard_that_goes_or_changes_while_training_is_named(tmp_path, gone):
+    train = open_data(spec(shards(tmp_path)), 3).train
+    if gone:
+        (tmp_path / "train-000.tar").unlink()
+    else:
+        shard(tmp_path / "train-000.tar", range(3))
+    reason = "No such file or directory" if gone else "it has changed"
+    match = rf"train-000.tar: could be read before and cannot any more \({reason}\); bring it back, then continue with"
+    with pytest.raises(BadInput, match=match):
+        train.batch(torch.tensor([0]))
+
+
+def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
+    train = open_data(spec(shards(tmp_path), skip_bad_images=True), 3).train
+    train.batch(torch.tensor([0]))
+    (tmp_path / "train-000.tar").unlink()
+    with pytest.raises(BadInput, match=r"train-000.tar: could be read before and cannot any more \(No such file"):
+        train.batch(torch.tensor([1]))
+    assert stream_remarks(train.store) == []
+
+
+def test_an_index_that_goes_while_training_is_named(tmp_path):
+    train = open_data(spec(shards(tmp_path)), 3).train
+    sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
+    with pytest.raises(BadInput, match=r"the index of .*train-000.tar is gone or damaged; go on with --resume"):
+        train.batch(torch.tensor([0]))
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "file"))
+    refused(r"the cache .* cannot be written \(.*\); make room, or name another folder in SUPANCL_CACHE",
+            shards(tmp_path / "data"))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_an_unreadable_image_is_refused_in_the_words_of_any_other_source(tmp_path):
+    shard(tmp_path / "a.tar", range(12), bad=(4,))
+    train = open_data(spec(tmp_path), 3).train
+    with pytest.raises(BadInput, match=r"a.tar::00004.png: cannot be read as an image \(no known image format\); mend "
+                                       r"or remove it, or pass --skip-bad-images to go on without"):
+        train.batch(torch.arange(12))
+    with pytest.raises(BadInput, match="no known image format"):
+        train.store.batch(torch.arange(12))
+
+
+def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_split(tmp_path):
+    shard(tmp_path / "a.tar", range(12), bad=(4, 7, 11))
+    shard(tmp_path / "b.tar", range(12, 24))
+    train = open_data(spec(tmp_path, skip_bad_images=True), 3).train
+    seen = train.batch(torch.tensor([4, 11, 0, 4]))
+    for pixels, key in zip(seen.pixels, (10, 2, 0, 10), strict=True):  # 7 is of 4's class and broken too
+        assert torch.equal(pixels, torch.from_numpy(noise(SIDE, SIDE, 3, seed=key)).permute(2, 0, 1))
+    assert seen.labels.tolist() == [1, 2, 0, 1]
+    (remark,) = stream_remarks(train.store)
+    assert remark.startswith("2 unreadable images were skipped, each for another of its class and shard: ")
+    assert remark.endswith("a.tar::00011.png")
+    assert stream_remarks(train.store) == []
+    part = train.take(torch.tensor([1, 4, 13]))  # the others of the class are of another split, or of another shard
+    assert part.batch(torch.tensor([1])).pixels.equal(part.batch(torch.tensor([0])).pixels)
+    alone = train.take(torch.tensor([0, 4, 13]))
+    with pytest.raises(BadInput, match=r"a.tar::00004.png: cannot be read as an image"):
+        alone.batch(torch.tensor([1]))
+
+
+def test_what_cannot_be_streamed_is_refused_in_one_line(tmp_path):
+    shards(tmp_path / "s")
+    refused(r"data.balanced needs the labels of all images at once, which data.stream does not hold; take --set "
+            r"data.balanced=false, or --set data.stream=false", tmp_path / "s", balanced=True)
+    picture(tmp_path / "folder" / "cat" / "a.png")
+    refused(r"folder: data.stream is for tar shards \(shards/\{000..099\}.tar, or a folder of them\); leave it out",
+            tmp_path / "folder")
+    refused("digits: data.stream is for tar shards", "digits")
+    refused(r"no tar shard .*train-006.tar; check the pattern", tmp_path / "s" / "train-{000..006}.tar")
+    shards(tmp_path / "held", (3,), "val")
+    refused(r"the shards are all held out \(val-, test-\); name those to train on too", tmp_path / "held")
+    shard(tmp_path / "empty" / "a.tar", range(0))
+    refused(r"no image in 1 tar shards; a sample is KEY.jpg with KEY.cls beside it", tmp_path / "empty")
+    whole = (tmp_path / "s" / "train-000.tar").read_bytes()
+    (tmp_path / "s" / "train-000.tar").write_bytes(whole[:3000])
+    refused(r"train-000.tar: cannot be read as a tar \(.*\); copy it again", tmp_path / "s")
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def streamed_recipe(source: Path, **more):
+    return tiny_recipe("supsiam", encoder__channels=3, encoder__mean=[0.5] * 3, encoder__std=[0.2] * 3,
+                       data__source=str(source), data__stream=True, data__window=2, train__checkpoint_every=2, **more)
+
+
+class Read:
+    """Keeps which images were decoded."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.keys: list[int] = []
+        real = StreamImages.decoded
+
+        def decoded(store, item):
+            self.keys.append(int(str(item).rpartition("::")[2].partition(".")[0]))
+            return real(store, item)
+
+        monkeypatch.setattr(StreamImages, "decoded", decoded)
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_nothing_twice(tmp_path, monkeypatch):
+    shards(tmp_path / "s", sizes=True)
+    shards(tmp_path / "s", (6,), "val", 100)
+    recipe = streamed_recipe(tmp_path / "s", data__holdout=None, train__monitor_every=0)
+    pretrain(recipe, None, tmp_path / "whole")
+    with pytest.raises(Crash):
+        pretrain(recipe, None, tmp_path / "stopped", reporter=CrashAt(4))
+    read = Read(monkeypatch)
+    pretrain(None, None, tmp_path / "stopped", resume=True)
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+    train = open_data(spec(tmp_path / "s", holdout=None), 3).train
+    order = order_of(train, recipe.train.seed, 8)
+    assert order.steps_per_epoch == 6
+    left = [key for step in range(2, 12) for key in keys(train.named(order.positions(step)))]
+    left.append(0)  # the first image is looked at before a run begins: does its kind suit the encoder?
+    assert Counter(read.keys) == Counter(left)  # the last checkpoint was of step 2
+
+
+def test_a_streamed_run_learns_on_the_same_images_as_its_shards_say(tmp_path):
+    shards(tmp_path / "s")
+    notes = Notes()
+    run = pretrain(streamed_recipe(tmp_path / "s"), None, tmp_path / "run", reporter=notes)
+    assert [row["kind"] for row in run.metrics].count("monitor") == 2
+    assert run.metrics[-1]["knn"] >= 0
+    assert not (tmp_path / "run" / "cache").exists()
+    assert notes.warnings == []
+    packed = [path for path in Path(os.environ["SUPANCL_CACHE"]).rglob("*") if path.suffix == ".bin"]
+    assert packed == []
+    shard(tmp_path / "s" / "train-002.tar", range(600, 603))
+    with pytest.raises(BadInput, match="the data have changed since the run began"):
+        pretrain(None, None, tmp_path / "run", resume=True)
+
+
+def test_skipped_images_are_told_after_the_epoch(tmp_path):
+    shard(tmp_path / "s" / "a.tar", range(24), bad=(5,))
+    shard(tmp_path / "s" / "val.tar", range(100, 106))
+    notes = Notes()
+    recipe = streamed_recipe(tmp_path / "s", data__skip_bad_images=True, train__monitor_every=0)
+    pretrain(recipe, None, tmp_path / "run", reporter=notes)
+    assert [line.partition(":")[0] for line in notes.warnings] == [
+        "1 unreadable images were skipped, each for another of its class and shard"]
+
+
+def test_accumulated_and_unlabelled_batches_train_from_a_stream(tmp_path):
+    shards(tmp_path / "s")
+    recipe = streamed_recipe(tmp_path / "s", train__accumulate=2, data__labelled=0.5, train__epochs=1)
+    run = pretrain(recipe, None, tmp_path / "run", reporter=Reporter())
+    assert all(np.isfinite(row["loss"]) for row in run.metrics if row["kind"] == "train")
+
+
+def test_the_command_streams_a_pattern_of_shards(tmp_path, capsys):
+    from supancl.cli import main
+
+    shards(tmp_path / "s", (16, 16))
+    pattern = str(tmp_path / "s" / "train-{000..001}.tar")
+    assert absolute_source(pattern) == pattern
+    status = main(["pretrain", "cifar100.supsiam", "--data", pattern, "--set", "data.stream=true", *TINY,
+                   "--set", "encoder.name=cnn", "--set", "views.size=8", "--out", str(tmp_path / "run")])
+    assert status == 0, capsys.readouterr().err
+    assert main(["evaluate", "knn", str(tmp_path / "run"), "--k", "3"]) == 0
+    assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.bin"))

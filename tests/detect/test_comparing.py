@@ -1,0 +1,146 @@
+"""Runs side by side."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from supancl.cli import main
+from supancl.detect.comparing import Finished, cells, compared, markdown, open_finished, short_name
+from supancl.detect.layouts import DetectData
+from supancl.detect.saving import DetectFolder
+from supancl.detect.spec import DetectSpec
+from supancl.errors import BadInput
+from supancl.report.detections import class_bars, comparison_curves
+
+SPEC = DetectSpec(batch_size=10, iters=40)
+
+
+def written(path, encoder, seed, score, **changes):
+    """A run folder as training leaves it, without its weights."""
+    folder = DetectFolder(path)
+    folder.create()
+    spec = replace(SPEC, seed=seed, **changes)
+    folder.write_settings({"spec": spec, "data": DetectData("data"), "encoder": encoder})
+    rows = [{"kind": "train", "step": 20, "loss": 2.0, "images_per_second": 100.0},
+            {"kind": "test", "step": 20, "AP": score / 2, "AP50": score, "AP75": 0.0, "peak_memory_gb": 3.0},
+            {"kind": "train", "step": 40, "loss": 1.0, "images_per_second": 50.0},
+            {"kind": "test", "step": 40, "AP": score, "AP50": 2 * score, "AP75": 1.0, "peak_memory_gb": 4.0}]
+    folder.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    classes = {"cat": {"AP50": 2 * score}, "dog": {"AP50": None}}
+    folder.write_evaluation("detect", {"AP": score, "AP50": 2 * score, "AP75": 1.0, "classes": classes, "images": 4,
+                                       "boxes": 9})
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed, (ours, nothing) in enumerate([(10.0, 4.0), (14.0, 6.0)]):
+        written(tmp_path / "ours" / f"seed-{seed}", "/somewhere/crops", seed, ours)
+        written(tmp_path / f"nothing-{seed}", "random:resnet18", seed, nothing)
+    return tmp_path
+
+
+def test_mean_spread_and_cost(runs):
+    tested = [*open_finished(str(runs / "ours")), *open_finished(str(runs / "nothing-0")),
+              *open_finished(f"none={runs / 'nothing-1'}")]
+    assert [run.name for run in tested] == ["crops", "crops", "random:resnet18", "none"]
+    groups = compared(tested)["groups"]
+    assert groups["crops"]["spread"]["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
+    assert groups["crops"]["classes_AP50"] == {"cat": 24.0, "dog": None}
+    assert groups["none"]["spread"]["AP"]["std"] is None
+    # 20 steps of 10 images at 100 images a second, then 20 at 50
+    assert groups["crops"]["seconds"] == pytest.approx(2 + 4)
+    assert groups["crops"]["images_per_second"] == pytest.approx(400 / 6)
+    assert groups["crops"]["memory_gb"] == 4.0
+    assert cells(groups["crops"]) == ["2", "12.00 +- 2.83", "24.00 +- 5.66", "1.00 +- 0.00", "6", "66.7", "4.0"]
+
+
+def test_on_a_cpu_there_is_no_memory_to_tell(runs):
+    run = open_finished(str(runs / "nothing-0"))[0]
+    rows = [{name: value for name, value in row.items() if name != "peak_memory_gb"} for row in run.rows]
+    assert cells(compared([replace(run, rows=rows)])["groups"]["random:resnet18"])[-1] == "-"
+    assert replace(run, rows=[]).cost() == {"seconds": 0, "images_per_second": None, "memory_gb": None}
+
+
+def test_unequal_settings_are_told(runs):
+    written(runs / "short", "random:resnet18", 7, 1.0, iters=20, workers=1)
+    tested = [run for name in ("nothing-0", "short") for run in open_finished(str(runs / name))]
+    assert compared(tested)["remarks"] == ["the runs differ in iters: 20, 40"]
+    other = replace(tested[0], scores={**tested[0].scores, "images": 5})
+    assert compared([other, open_finished(str(runs / "nothing-1"))[0]])["remarks"] == [
+        "the runs were tested on different images"]
+
+
+def test_what_cannot_be_compared(runs):
+    with pytest.raises(BadInput, match="holds no detector run"):
+        open_finished(str(runs))
+    one, two = open_finished(str(runs / "nothing-0"))[0], open_finished(str(runs / "nothing-1"))[0]
+    with pytest.raises(BadInput, match=r"are one seed of random:resnet18; leave one out"):
+        compared([one, one])
+    with pytest.raises(BadInput, match=r"is both random:resnet18 and other; tell them apart with NAME=RUN"):
+        compared([one, replace(two, encoder="other")])
+    (runs / "nothing-0" / "evaluate" / "detect.json").write_text("{}")
+    with pytest.raises(BadInput, match="not the scores of a detector"):
+        open_finished(str(runs / "nothing-0"))
+    (runs / "nothing-0" / "evaluate" / "detect.json").unlink()
+    with pytest.raises(BadInput, match="has not been tested"):
+        open_finished(str(runs / "nothing-0"))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "name"),
+    [("random:resnet18", "random:resnet18"), ("/a/crops", "crops"), ("/a/crops/encoder.safetensors", "crops"),
+     ("/a/moco.pth", "moco.pth")],
+)
+def test_short_names(encoder, name):
+    assert short_name(encoder) == name
+
+
+def test_as_typed(runs, capsys):
+    words = ["detect", "compare", f"nothing={runs / 'nothing-0'}", f"nothing={runs / 'nothing-1'}", str(runs / "ours")]
+    assert main([*words, "--out", str(runs / "table"), "--json", str(runs / "told.json")]) == 0
+    told = capsys.readouterr().out
+    assert "5.00 +- 1.41" in told
+    assert list(json.loads((runs / "told.json").read_text())["groups"]) == ["nothing", "crops"]
+    page = (runs / "table" / "compare.md").read_text()
+    assert "| crops | 2 | 12.00 +- 2.83 | 24.00 +- 5.66 |" in page
+    assert "| cat | 10.0 | 24.0 |" in page
+    assert "| dog | - | - |" in page
+    for name in ("curves.png", "classes.png"):
+        with Image.open(runs / "table" / name) as picture:
+            assert min(picture.size) > 100
+    assert main(["detect", "compare", str(runs / "nowhere"), "--out", str(runs / "table")]) == 2
+    assert "holds no detector run" in capsys.readouterr().err
+
+
+def test_remarks_end_the_page(runs):
+    result = compared(open_finished(str(runs / "nothing-0")))
+    assert markdown({**result, "remarks": ["they differ"]}).endswith("\nNote: they differ.\n")
+
+
+def has_second_colour(path: Path) -> bool:
+    with Image.open(path) as picture:
+        return bool((np.asarray(picture.convert("RGB")) == (0xEE, 0x66, 0x77)).all(2).any())
+
+
+def test_figures_have_a_colour_for_every_group(runs, tmp_path):
+    rows = [open_finished(str(runs / f"nothing-{i}"))[0].rows for i in (0, 1)]
+    comparison_curves({"a": rows}, tmp_path / "one.png")
+    comparison_curves({"a": rows, "b": rows}, tmp_path / "two.png")
+    assert not has_second_colour(tmp_path / "one.png")
+    assert has_second_colour(tmp_path / "two.png")
+    class_bars({"a": {"cat": 5.0, "dog": None}}, tmp_path / "bars.png")
+    class_bars({"a": {"cat": 5.0, "dog": None}, "b": {"dog": 9.0}}, tmp_path / "bars2.png")
+    assert not has_second_colour(tmp_path / "bars.png")
+    assert has_second_colour(tmp_path / "bars2.png")
+
+
+def test_a_run_keeps_what_it_was_given(runs):
+    run = open_finished(str(runs / "ours" / "seed-1"))[0]
+    assert isinstance(run, Finished)
+    assert run.spec.seed == 1
+    assert run.path == runs / "ours" / "seed-1"

@@ -1,0 +1,142 @@
+"""What one process and several must do alike: each case trains for some steps in double precision."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from supancl import METHODS, recipe
+from supancl.data.images import Batch
+from supancl.data.sources import Data, open_data
+from supancl.distributed import ALONE, Ranks
+from supancl.recipes import Recipe
+from supancl.trainer import Trainer
+from tests.tiny import tiny_data, tiny_recipe
+
+STEPS = 20
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe in a few words; `data` are arguments of tiny_data."""
+
+    method: str = "supsiam"
+    pool: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    compat: str = "paper"
+    joined: bool = False
+    fed: bool = False  # pixels and labels come batch by batch, as from a stream
+
+
+HALF = {"unlabelled": 0.5}
+UNEVEN = {"train__batch_size": 10}  # 5 + 5 on two ranks, 3 + 3 + 2 + 2 on four
+ODD = {"train__batch_size": 11}  # 6 + 5 and 3 + 3 + 3 + 2
+TWICE = {"train__accumulate": 2}
+LOCAL = {"views__local": {"count": 2, "size": 6, "scale": [0.2, 0.5]}}
+
+CASES: dict[str, Case] = {method: Case(method) for method in METHODS}
+CASES |= {
+    f"{method}, {pool}": Case(method, pool)
+    for method in ("supsiam", "supbyol", "supmoco")
+    for pool in ("class-queues", "prototypes")
+}
+CASES |= {
+    f"{method}, half labelled": Case(method, data=HALF)
+    for method in ("supcon", "supmoco", "supsiam", "supsiam-nopool", "crossentropy")
+}
+CASES |= {
+    f"{method}, uneven": Case(method, settings=UNEVEN, data=HALF)
+    for method in ("supcon", "moco2", "moco3", "supbyol-nopool", "crossentropy")
+}
+CASES |= {
+    f"{method}, accumulated": Case(method, settings={**UNEVEN, **TWICE}, data=HALF)
+    for method in ("supcon", "supsiam", "supmoco", "crossentropy")
+}
+CASES |= {
+    "odd, class queues": Case("supbyol", "class-queues", ODD, HALF),
+    "odd, prototypes": Case("supsiam", "prototypes", ODD, HALF),
+    "sharded prototypes": Case("supsiam", "prototypes", {"pool__sharded": True, **ODD}, HALF),
+    "few of the positives": Case(settings={"loss__samples": 3, **ODD}, data=HALF),
+    "released code": Case("supbyol", settings=ODD, compat="released-code"),
+    "released code, seen batch": Case("supmoco", compat="released-code"),
+    "local crops": Case("supsiam", settings={**LOCAL, **ODD}, data=HALF),
+    "local crops, no pool": Case("supsiam-nopool", settings={**LOCAL, **ODD}, data=HALF),
+    "joined views": Case("supbyol", settings=ODD, joined=True),
+    "balanced": Case("supsiam", settings={"data__balanced": True}, data=HALF),
+    "adamw": Case("moco3", settings={"optimizer__name": "adamw", "optimizer__lr": 0.001}),
+    "fed": Case("supcon", settings={**ODD, **TWICE, "train__batch_size": 14}, data=HALF, fed=True),
+    "toy": Case("toy"),
+}
+
+
+class Elsewhere:
+    """Images that come with their labels and are never resident."""
+
+    def __init__(self, pixels: torch.Tensor, labels: torch.Tensor) -> None:
+        self.pixels, self.labels, self.asked = pixels, labels, 0
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def batch(self, indices: torch.Tensor) -> Batch:
+        self.asked += len(indices)
+        return Batch(self.pixels[indices], None, self.labels[indices])
+
+
+def data_of(case: Case) -> Data:
+    if case.method == "toy":
+        return open_data(replace(recipe("toy.supsiam").data, limit=96), 1)
+    data = tiny_data(64, **case.data)
+    if case.fed:
+        labels = torch.full((len(data.train.store),), -1)
+        labels[data.train.index] = data.train.labels
+        store = Elsewhere(data.train.store.pixels, labels)
+        data = replace(data, train=replace(data.train, store=store))
+    return data
+
+
+def recipe_of(case: Case) -> Recipe:
+    if case.method == "toy":
+        settings = {"train.batch_size": 7, "train.epochs": 2, "train.device": "cpu", "pool.size": 20}
+        made = recipe("toy.supsiam")
+        heads = replace(made.heads, projector=replace(made.heads.projector, out=8))
+        return replace(made, heads=heads).with_set({**settings, "encoder.width": 8})
+    return replace(tiny_recipe(case.method, case.pool, **{"train__epochs": 5, **case.settings}), compat=case.compat)
+
+
+@contextmanager
+def in_double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def trained(case: Case, ranks: Ranks = ALONE, steps: int = STEPS, state: dict[str, Any] | None = None) -> Trainer:
+    """A trainer of the case, some steps on; `losses` has those of every step."""
+    with in_double():
+        trainer = Trainer(recipe_of(case), data_of(case), CPU, ranks=ranks)
+        if case.joined:
+            trainer.branches.join(2)
+        if state is not None:
+            trainer.load(state)
+        trainer.losses = []
+        for _ in range(steps):
+            trainer.interval.zero_()
+            assert trainer.advance() is not None
+            trainer.losses.append(trainer.interval.tolist()[:3])
+        trainer.feed.close()
+    return trainer
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """What must be equal: losses of every step, weights, statistics, momentum copy, optimizer, pool."""
+    state = trainer.state()
+    kept = {name: state[name] for name in ("branches", "pool", "optimizer", "step")}
+    return {"losses": torch.tensor(trainer.losses, dtype=torch.float64), **kept}

@@ -1,0 +1,115 @@
+"""Losses, weights, statistics, momentum copy, optimizer and pool are those of one process, on 2 and on 4 ranks."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl.distributed.traffic import SIGNAL
+from tests.distributed.cases import CASES, STEPS, outcome, trained
+from tests.distributed.worker import COUNTED, FIRST, LAST, RESUMED, SECOND, of_ranks
+from tests.tiny import flat
+
+CLOSE = 1e-8
+SIZES = (2, 4)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="session")
+def alone():
+    """One process, trained once for each case that is asked for."""
+    kept: dict = {}
+
+    def of(name: str):
+        if name not in kept:
+            kept[name] = outcome(trained(CASES[name]))
+        return kept[name]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def on_two(folder: Path):
+    states = {name: trained(CASES[name], steps=FIRST).state() for name in RESUMED}
+    torch.save(states, folder / "one.pt")
+    return launch(folder / "two", 2, folder / "one.pt")
+
+
+@pytest.fixture(scope="session")
+def on_four(folder: Path, on_two):
+    return launch(folder / "four", 4, folder / "two" / "states.pt")
+
+
+def launch(out: Path, size: int, before: Path):
+    out.mkdir()
+    ended = of_ranks([sys.executable, "-m", "tests.distributed.worker", str(out), str(before)], size, out)
+    assert all(code == 0 for code, _ in ended), ended
+    assert "Warning" not in "".join(said for _, said in ended)
+    return torch.load(out / "made.pt", weights_only=False)
+
+
+@pytest.fixture(params=SIZES, ids=lambda size: f"{size} ranks")
+def made(request):
+    return request.getfixturevalue({2: "on_two", 4: "on_four"}[request.param])
+
+
+def assert_close(found, expected) -> None:
+    found, expected = flat(found), flat(expected)
+    assert found.keys() == expected.keys()
+    assert len(found) > 8
+    for name, value in expected.items():
+        said = partial("{}: {}".format, name)
+        torch.testing.assert_close(found[name], value, rtol=CLOSE, atol=CLOSE, msg=said)
+
+
+def of_classes(pool):
+    """Without the last row, where each rank writes what it does not keep."""
+    return {key: value[:-1] if value.ndim else value for key, value in pool.items()}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_exchanged_is_what_is_said(name: str, made) -> None:
+    counted = made[f"counted {name}"]
+    gradients, norms, targets, rest = counted["said"]
+    assert counted["gradients"] == gradients > 0
+    assert counted["exchanged"] == norms + targets + rest - SIGNAL  # signals are asked for by the loop
+    assert min(norms, targets) > 0
+
+
+def test_gradients_may_travel_as_bf16(made) -> None:
+    assert 0 < made["halved"]["apart"] < 0.02 * made["halved"]["moved"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_one_process(name: str, made, alone) -> None:
+    found = dict(made[name])
+    found.pop("fingerprints")
+    expected = dict(alone(name))
+    if CASES[name].settings.get("pool__sharded"):
+        found["pool"], expected["pool"] = of_classes(found["pool"]), of_classes(expected["pool"])
+    assert found["losses"].shape == (STEPS, 3)
+    assert len(set(found["losses"][:, 0].tolist())) > STEPS // 2  # it really trains
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "sharded prototypes"])
+def test_every_rank_has_the_same_bits(name: str, made) -> None:
+    assert len(made[name]["fingerprints"]) in SIZES
+    assert len(set(made[name]["fingerprints"])) == 1
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_with_another_number_of_ranks(name: str, on_two, on_four, alone) -> None:
+    assert FIRST + SECOND + LAST == STEPS
+    expected, found = dict(alone(name)), dict(on_four[f"resumed {name}"])
+    if CASES[name].settings.get("pool__sharded"):
+        found["pool"], expected["pool"] = of_classes(found["pool"]), of_classes(expected["pool"])
+    torch.testing.assert_close(found.pop("losses"), expected.pop("losses")[-LAST:], rtol=CLOSE, atol=CLOSE)
+    assert_close(found, expected)
+    assert on_two[f"resumed {name}"]["step"] == FIRST + SECOND

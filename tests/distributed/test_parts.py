@@ -1,0 +1,237 @@
+"""Who takes which rows, and what a process does with a part of a batch, without any other process."""
+
+import pytest
+import torch
+from torch import nn
+
+from supancl import BadInput, recipe
+from supancl.branches import Branches
+from supancl.data.images import Batch
+from supancl.data.parts import in_part
+from supancl.data.views import Masks
+from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, speaks, traffic
+from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
+from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
+from supancl.pools import ClassQueues, Queue
+from supancl.start import check_ranks, pick_device, with_speed
+from tests.tiny import tiny_recipe
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(("total", "size"), [(8, 1), (8, 2), (7, 2), (11, 4), (4, 4), (3, 4)])
+def test_parts_cover_a_batch_once_and_evenly(total: int, size: int) -> None:
+    parts = [Ranks(size, rank).part(total) for rank in range(size)]
+    rows = torch.arange(total)
+    assert torch.cat([part.of(rows) for part in parts]).tolist() == rows.tolist()
+    counts = [part.count for part in parts]
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True)  # the first one has the most, and all pad to it
+    assert all(part.whole == (size == 1) for part in parts)
+
+
+def test_rows_of_each_view_and_rows_amid_all() -> None:
+    part = Part(1, 2, 4)
+    rows = torch.arange(8).reshape(8, 1)
+    assert part.of_views(rows, 2)[:, 0].tolist() == [1, 2, 5, 6]
+    assert part.of_views(rows.T, 2, dim=1)[0].tolist() == [1, 2, 5, 6]
+    assert part.amid(torch.tensor([7, 8])).tolist() == [1, 7, 8, 1]
+    whole = Part(0, 4, 4)
+    assert whole.of_views(rows, 2) is rows
+    assert whole.amid(rows) is rows
+
+
+@pytest.mark.parametrize("name", ["digits.supsiam", "cifar100.supsiam", "imagenet100.supbyol"])
+def test_an_image_gets_the_same_views_wherever_it_is(name: str) -> None:
+    local = {"count": 3, "size": 8, "scale": (0.2, 0.5)}
+    views = recipe(name).with_set({"views.size": 16, "views.local": local, "views.solarize": [0.2, 0.8]}).views
+    channels = recipe(name).encoder.channels
+    pixels = (torch.arange(11 * channels * 20 * 24) * 7919 % 256).to(torch.uint8).view(11, channels, 20, 24)
+    sizes = torch.tensor([[20 - i % 5, 24 - i % 7] for i in range(11)])
+
+    def made(rows: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        generator, spec = torch.Generator().manual_seed(3), in_part(views, part)
+        batch = Batch(pixels[rows], sizes[rows])
+        pair = spec(batch, (0.5,), (0.2,), generator)
+        return pair, spec.local_views(batch, (0.5,), (0.2,), generator), generator.get_state()
+
+    rows = torch.arange(11)
+    pair, small, state = made(rows, Part(0, 11, 11))
+    for part in Ranks(4).parts(11):
+        own, own_small, own_state = made(part.of(rows), part)
+        torch.testing.assert_close(own, part.of(pair, 1), rtol=0, atol=2e-5)
+        torch.testing.assert_close(own_small, part.of(small, 1), rtol=0, atol=2e-5)
+        assert torch.equal(own_state, state)  # the next batch goes on alike
+    assert in_part(views, Part(0, 11, 11)) is views
+
+
+def test_masks_are_the_same_wherever_a_vector_is() -> None:
+    vectors, part = torch.randn(7, 10), Part(4, 3, 7)
+    whole = Masks()(Batch(vectors), (), (), torch.Generator().manual_seed(0))
+    own = in_part(Masks(), part)(Batch(part.of(vectors)), (), (), torch.Generator().manual_seed(0))
+    assert torch.equal(own, part.of(whole, 1))
+    assert in_part(Masks(), part).local_views(Batch(vectors), (), ()) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "pool"),
+    [
+        (Align(alpha=0.5), None), (Align(alpha=0.3), "queue"), (Align(alpha=0.3, samples=2), "queue"),
+        (Align(alpha=0.3, samples=2), "class-queues"), (Contrast(), None), (Contrast(positives="own-class"), None),
+        (Contrast(positives="own-class", against="other-view+pool"), "queue"), (Contrast(against="pool"), "queue"),
+        (CrossEntropy(smoothing=0.1), None),
+    ],
+)  # fmt: skip
+def test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient(loss, pool) -> None:
+    """Each rank's rows in turn, as if the others' targets had been gathered."""
+    torch.manual_seed(0)
+    held = None
+    if pool is not None:
+        held = (Queue(20, 6, 3) if pool == "queue" else ClassQueues(5, 6, 3)).double()
+        held.push(torch.nn.functional.normalize(torch.randn(20, 6).double(), dim=-1), torch.arange(20) % 3)
+    labels = torch.tensor([0, 1, -1, 2, 0, -1, 1, 2, 2, 0, -1])
+    anchors, targets = (
+        torch.nn.functional.normalize(torch.randn(2, 11, 6).double(), dim=-1).requires_grad_() for _ in range(2)
+    )
+    torch.manual_seed(5)
+    expected = loss(anchors, targets, labels, held)
+    wanted = torch.autograd.grad(expected.total, [anchors, targets], allow_unused=True, materialize_grads=True)
+    terms = torch.zeros(3).double()
+    found = [torch.zeros_like(anchors), torch.zeros_like(targets)]
+    for part in Ranks(4).parts(11):
+        torch.manual_seed(5)
+        own = part.of(labels)
+        made = loss(part.of(anchors, 1), part.of(targets, 1), own, held, whole=Whole(targets, labels, part))
+        weight = share(loss, own, labels)
+        terms += torch.stack([term.detach() * weight for term in made])
+        found = [a + b for a, b in zip(found, torch.autograd.grad(
+            made.total * weight, [anchors, targets], allow_unused=True, materialize_grads=True), strict=True)]
+    torch.testing.assert_close(terms, torch.stack([term.detach() for term in expected]))
+    for own, whole in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, whole)
+    assert wanted[0].abs().max() > 0
+
+
+def test_a_share_without_any_label_counts_nothing() -> None:
+    labels = torch.tensor([-1, -1, 0, 1])
+    assert [float(share(CrossEntropy(), labels[i : i + 2], labels)) for i in (0, 2)] == [0.0, 1.0]
+    assert float(share(CrossEntropy(), labels[:2], labels[:2])) == 0.0  # none in the batch: not 0/0
+    assert share(Align(), labels[:1], labels) == 0.25
+
+
+# --- what one process sees of ranks -----------------------------------------------------------------------------------
+
+
+def test_one_alone_exchanges_nothing() -> None:
+    rows = torch.randn(4, 2)
+    module = nn.Linear(2, 2)
+    assert ALONE.gather(rows, 4) is rows
+    assert ALONE.summed(rows) is rows
+    assert ALONE.wrapped(module, CPU) is module
+    assert ALONE.once(lambda: 3) == ALONE.each(lambda: 3) == ALONE.alike(3, "numbers") == 3
+    assert [ALONE.stopped(received) for received in ([], [15], [2, 15])] == [0, 15, 2]
+    assert ALONE.answered() == 0
+    with ALONE.apart(module):
+        assert sum(traffic(None, 8, 1, 4, compares=True)) == 0
+
+
+def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    assert from_environment().size == 1
+    assert speaks()
+    monkeypatch.setenv("RANK", "1")  # some schedulers set it for single processes
+    assert from_environment().size == 1
+    assert speaks()
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    ranks = from_environment()
+    assert (ranks.size, ranks.rank, ranks.local, ranks.leads) == (2, 1, 1, False)
+    assert not speaks()
+    monkeypatch.setenv("RANK", "0")
+    assert speaks()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with opened(cuda=False) as alone:
+        assert alone.size == 1
+        assert not torch.distributed.is_initialized()
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(BadInput, match=r"WORLD_SIZE=two.*start the ranks with torchrun"):
+        from_environment()
+
+
+def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert pick_device("auto", 1) == torch.device("cuda", 1)
+    assert taken == [1]
+    assert pick_device("cuda") == CUDA
+    with pytest.raises(BadInput, match=r"2 GPUs are too few for at least 3 ranks .*--nproc-per-node 2"):
+        pick_device("cuda", 2)
+    assert pick_device("cpu", 5) == CPU
+
+
+def test_a_batch_too_small_for_the_ranks_is_refused() -> None:
+    made = tiny_recipe(train__batch_size=8, train__accumulate=2)
+    check_ranks(made, 4)
+    check_ranks(made, 1)
+    with pytest.raises(BadInput, match=r"4 images at a time .* too few for 5 ranks; use --batch-size 10 or more"):
+        check_ranks(made, 5)
+    with pytest.raises(BadInput, match=r"at 2 each.*sync_norm=false; use --batch-size 16 or more"):
+        check_ranks(made.with_set({"train.sync_norm": False}), 4)
+
+
+def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    made = recipe("cifar100.supsiam")
+    several, one = with_speed(made, CUDA, 50_000, 2).train, with_speed(made, CUDA, 50_000).train
+    assert (several.precision, several.compile, several.replay) == ("bf16", None, None)
+    assert (one.precision, one.compile, one.replay) == ("bf16", True, True)
+
+
+def test_a_sharded_pool_must_be_one_of_prototypes() -> None:
+    tiny_recipe("supsiam", "prototypes", pool__sharded=True)
+    with pytest.raises(BadInput, match=r"pool.sharded: supsiam with pool.kind = 'queue'.*pool.kind=prototypes"):
+        tiny_recipe("supsiam", "queue", pool__sharded=True)
+    with pytest.raises(BadInput, match=r"pool.sharded: supmoco"):
+        tiny_recipe("supmoco", "prototypes", pool__sharded=True)
+
+
+# --- batch norm -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "kind"), [(CPU, SummedNorm), (CUDA, SyncedNorm)])
+def test_norms_become_synchronised_and_plain_again(device: torch.device, kind: type) -> None:
+    body = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten())
+    branches = Branches(body, nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), None, "momentum")
+    names = list(branches.state_dict())
+    branches.join(2)
+    kinds = [type(module) for module in branches.modules()]
+    synchronize(branches, device)
+    synchronize(branches, device)  # a second time changes nothing
+    norms = [module for module in branches.modules() if isinstance(module, kind)]
+    assert len(norms) == 4
+    assert {norm.views for norm in norms} == {2}
+    assert list(branches.state_dict()) == names
+    desynchronize(branches)
+    assert [type(module) for module in branches.modules()] == kinds
+    assert branches.join(1)
+
+
+def test_synchronised_norms_use_running_statistics_when_judged() -> None:
+    norm = nn.Sequential(nn.BatchNorm1d(3)).eval()
+    norm[0].running_mean.normal_()
+    expected = norm(torch.ones(4, 3))
+    synchronize(norm, CPU)
+    assert torch.equal(norm(torch.ones(4, 3)), expected)
+
+
+def test_a_norm_of_its_own_kind_is_refused() -> None:
+    class Activated(nn.BatchNorm2d):
+        def forward(self, features):
+            return super().forward(features).relu()
+
+    with pytest.raises(BadInput, match=r"1 is a Activated.*--set train.sync_norm=false"):
+        synchronize(nn.Sequential(nn.Conv2d(1, 2, 1), Activated(2)), CPU)

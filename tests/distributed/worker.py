@@ -1,0 +1,144 @@
+"""One rank of several: trains every case and keeps what came out. `of_ranks` starts them all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from supancl.data.views import Crops
+from supancl.distributed import Ranks, opened, traffic
+from supancl.trainer import Trainer
+from tests.distributed.cases import CASES, CPU, in_double, outcome, trained
+from tests.tiny import flat, tiny_data, tiny_recipe
+
+ROOT = Path(__file__).parents[2]
+RESUMED = (
+    "supbyol", "supmoco, half labelled", "odd, class queues", "few of the positives", "sharded prototypes", "toy",
+)  # fmt: skip
+COUNTED = ("simsiam", "supsiam", "simclr", "supbyol", "supcon, accumulated", "local crops", "moco3")
+TIMEOUT = 300  # seconds, for all of it
+FIRST, SECOND, LAST = 6, 7, 7  # steps on one rank, on two, on four
+
+
+def fingerprint(kept: dict[str, Any]) -> str:
+    """The same on two ranks only where every bit is."""
+    content = hashlib.sha256()
+    for name, value in sorted(flat(kept).items()):
+        content.update(name.encode())
+        content.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return content.hexdigest()
+
+
+class Counted:
+    """How many bytes the collectives of some steps are handed, counted where they are called."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.exchanged = self.gradients = 0
+        trainer.forward.register_comm_hook(None, self.hook)
+
+    def hook(self, state, bucket):  # torch looks at the annotations, and wants none or its own
+        self.gradients += bucket.buffer().nbytes
+        self.exchanged -= bucket.buffer().nbytes  # which the next line counts as well
+        return allreduce_hook(None, bucket)
+
+    def __enter__(self) -> Counted:
+        self.calls = {name: getattr(torch.distributed, name) for name in ("all_reduce", "all_gather")}
+        for name, call in self.calls.items():
+            setattr(torch.distributed, name, partial(self.count, call, name == "all_gather"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, call in self.calls.items():
+            setattr(torch.distributed, name, call)
+
+    def count(self, call: Any, gathers: bool, *args: Any, **named: Any) -> Any:
+        self.exchanged += args[1 if gathers else 0].nbytes
+        return call(*args, **named)
+
+
+def counted(name: str, ranks: Ranks) -> dict[str, Any]:
+    case, steps = CASES[name], 3
+    trainer = trained(case, ranks, steps=1)
+    with in_double(), Counted(trainer) as seen:
+        for _ in range(steps):
+            trainer.advance()
+        trainer.feed.close()
+    recipe, compares = trainer.recipe, trainer.recipe.loss.sees_batch(trainer.pool)
+    local = 0 if not isinstance(recipe.views, Crops) or recipe.views.local is None else recipe.views.local.count
+    said = traffic(
+        trainer.branches, recipe.train.batch_size, ranks.size, recipe.heads.projector.out, compares=compares,
+        accumulate=recipe.train.accumulate, local=local, value=8,
+    )  # fmt: skip
+    return {"exchanged": seen.exchanged / steps, "gradients": seen.gradients / steps, "said": tuple(said)}
+
+
+def halved(ranks: Ranks) -> dict[str, Any]:
+    """Gradients that travel as bf16, in single precision: how far the weights are from those that did not."""
+    ends = []
+    for gradients in ("fp32", "bf16"):
+        trainer = Trainer(tiny_recipe("supsiam", train__gradients=gradients), tiny_data(64), CPU, ranks=ranks)
+        before = torch.cat([p.detach().flatten() for p in trainer.branches.parameters()])
+        for _ in range(5):
+            trainer.advance()
+        ends.append(torch.cat([p.detach().flatten() for p in trainer.branches.parameters()]) - before)
+    return {"moved": ends[0].norm(), "apart": (ends[0] - ends[1]).norm()}
+
+
+def work(ranks: Ranks, folder: Path, before: Path | None) -> None:
+    made: dict[str, Any] = {f"counted {name}": counted(name, ranks) for name in COUNTED}
+    made["halved"] = halved(ranks)
+    for name, case in CASES.items():
+        kept = outcome(trained(case, ranks))
+        told: list[Any] = [None] * ranks.size
+        torch.distributed.all_gather_object(told, fingerprint(kept))
+        made[name] = {**kept, "fingerprints": told}
+    if before is not None:
+        states = torch.load(before, weights_only=False)
+        steps = SECOND if ranks.size == 2 else LAST
+        for name in RESUMED:
+            trainer = trained(CASES[name], ranks, steps, states[name])
+            made[f"resumed {name}"] = outcome(trainer)
+            states[name] = trainer.state()
+        if ranks.leads:
+            torch.save(states, folder / "states.pt")
+    if ranks.leads:
+        torch.save(made, folder / "made.pt")
+
+
+def of_ranks(command: list[str], size: int, out: Path, folders: list[Path] | None = None) -> list[tuple[int, str]]:
+    """`command` once for each rank, as torchrun would start it: how each ended, and what it said."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    started, files = [], []
+    for rank in range(size):
+        env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)}
+        files.append(open(out / f"rank-{rank}.txt", "w+"))  # noqa: SIM115 - closed below
+        where = ROOT if folders is None else folders[rank]
+        started.append(subprocess.Popen(command, env=env, cwd=where, stdout=files[-1], stderr=subprocess.STDOUT))
+    until = time.monotonic() + TIMEOUT
+    try:
+        codes = [process.wait(max(until - time.monotonic(), 1)) for process in started]
+    finally:
+        for process, file in zip(started, files, strict=True):
+            process.kill()
+            file.close()
+    return [(code, (out / f"rank-{rank}.txt").read_text()) for rank, code in enumerate(codes)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with opened(cuda=False) as joined:
+        work(joined, Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -1,0 +1,189 @@
+"""The driver on the digits: what is made, in which order, what is made again, and what is left for lack of time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evidence.__main__ import main
+from evidence.drive import TOLD, Driver, called
+from evidence.plan import PLANS, Step
+from evidence.results import choose, read_results
+from evidence.tasks import Task, accuracy
+from supancl.errors import BadInput, Interrupted
+from supancl.run import RunFolder
+
+PLAN = PLANS["digits"]()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, caches):
+    """The whole digits plan, once."""
+    place = tmp_path_factory.mktemp("evidence")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUPANCL_CACHE", str(caches / "evidence"))
+        lines: list[str] = []
+        names = Driver(PLAN, place / "results", place / "work", tell=lines.append).run()
+    return place, names, lines
+
+
+def test_every_step_becomes_one_file_that_says_how_it_came_about(made) -> None:
+    place, names, _ = made
+    results = read_results(place / "results")
+    assert sorted(results) == names == sorted(step.name for step in PLAN.steps)
+    for name, result in results.items():
+        assert (result["status"], result["not_measured"], result["why"]) == ("finished", {}, None)
+        assert {"linear", "knn", "ratio", "effective_rank", "digits_1", "digits_1_interval"} <= set(result["values"])
+        assert result["commands"][0].startswith("supancl pretrain digits.")
+        assert result["commands"][0].endswith(f"--out runs/{name}")
+        assert len(result["commands"]) == 1 + len(PLAN.tasks["final"])
+        assert str(place) not in json.dumps(result)  # nothing of the machine
+        assert min(result["train_seconds"], result["images_per_second"], result["data"]["held_out"]) > 0
+        assert result["versions"]["torch"]
+        assert result["data"]["train"] == 256
+        assert (place / "results" / f"{name}.json").stat().st_size < 10_000
+        assert not (place / "work" / "runs" / name / "checkpoints").exists()
+
+
+def test_final_runs_have_what_their_pilots_chose(made) -> None:
+    results = read_results(made[0] / "results")
+    for name in ("final-supsiam-0", "final-simsiam-0", "alpha-0-0", "collapse-ema-0"):
+        step = PLAN.step(name)
+        lr, decay = choose(PLAN, results, step.follows)
+        kept = RunFolder(made[0] / "work" / "runs" / name).read_recipe()[0]
+        assert (kept.optimizer.lr, kept.optimizer.weight_decay) == (lr, decay)
+        assert f"--set optimizer.lr={lr}" in results[name]["commands"][0]
+    scores = [results[f"pilot-supsiam-{number}"]["values"]["linear"] for number in range(2)]
+    assert choose(PLAN, results, "supsiam") == PLAN.pilots["supsiam"][scores.index(max(scores))]
+
+
+def test_the_maps_hold_the_related_classes_alone(made) -> None:
+    found = {path.stem: json.loads(path.read_text()) for path in (made[0] / "results" / "maps").glob("*.json")}
+    assert set(found) == {"alpha-0-0", "final-supsiam-0", "final-simsiam-0"}
+    for content in found.values():
+        assert content["classes"] == ["3", "5", "8"]
+        assert set(content["labels"]) == {0, 1, 2}
+        assert len(content["points"]) == len(content["labels"]) > 60
+
+
+def test_what_is_there_is_not_made_again_and_what_was_lost_is(made, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for path in (made[0] / "results").glob("*.json"):
+        if path.stem != "pilot-simsiam-1":
+            (results / path.name).write_text(path.read_text())
+    before = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert Driver(PLAN, results, tmp_path / "work", tell=lambda text: None).run() == ["pilot-simsiam-1"]
+    assert all((results / name).stat().st_mtime_ns == stamp for name, stamp in before.items())
+    again = read_results(results)["pilot-simsiam-1"]["values"]
+    assert again == read_results(made[0] / "results")["pilot-simsiam-1"]["values"]  # the same bits on a CPU
+
+
+def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_judging_is_judged(tmp_path: Path) -> None:
+    step = replace(PLAN.steps[0], epochs=2)
+    plan, work = replace(PLAN, steps=[step], picture=()), tmp_path / "work"
+    driver = Driver(plan, tmp_path / "results", work, tell=lambda text: None)
+    words = ["pretrain", "digits.supsiam", "--data", "digits", "--epochs", "2", "--seed", "0", "--set",
+             "encoder.width=16", "--set", "data.limit=256", "--out", str(work / "runs" / step.name), "--quiet"]
+    work.mkdir()
+    assert called(words)[0] == 0  # stopped after its last checkpoint, before anything was noted
+    assert driver.run() == [step.name]
+    assert read_results(tmp_path / "results")[step.name]["resumed"] is True
+    (tmp_path / "results" / f"{step.name}.json").unlink()
+    noted = work / "runs" / step.name / TOLD
+    stamp = noted.stat().st_mtime_ns
+    assert Driver(plan, tmp_path / "results", work, tell=lambda text: None).run() == [step.name]
+    assert noted.stat().st_mtime_ns == stamp  # not trained again
+
+
+def test_no_run_is_started_that_would_not_end_in_time(tmp_path: Path) -> None:
+    driver = Driver(PLAN, tmp_path / "results", tmp_path / "work", until=1.0, tell=lambda text: None)
+    assert driver.run() == []
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_shorter_run_may_take_the_time_that_a_longer_one_cannot(tmp_path: Path, monkeypatch) -> None:
+    long = replace(PLAN.steps[0], epochs=10**7)
+    driver = Driver(replace(PLAN, steps=[long, PLAN.steps[1]]), tmp_path / "results", tmp_path, until=200)
+    assert driver.next_step() == PLAN.steps[1]
+    driver.only = ("simsiam",)
+    assert driver.next_step() is None
+
+
+def test_a_run_that_fails_is_kept_as_such_and_never_chosen(tmp_path: Path, capsys) -> None:
+    wild = {"optimizer.lr": 1e6, "optimizer.weight_decay": 1.0, "schedule.warmup_epochs": 0}
+    step = Step("pilot-supsiam-0", "pilot", "supsiam", 2, 0, wild)
+    plan = replace(PLAN, steps=[step], pilots={"supsiam": ((1e6, 1.0),)})
+    assert Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run() == [step.name]
+    result = read_results(tmp_path / "results")[step.name]
+    assert (result["status"], result["values"]) == ("failed", {})
+    assert "not" in result["why"]
+    assert choose(plan, {step.name: result}, "supsiam") is None
+    assert result["why"] in capsys.readouterr().err
+
+
+def test_a_fault_that_is_not_the_runs_ends_the_driver_and_leaves_no_file(tmp_path: Path) -> None:
+    plan = replace(PLAN, data="nowhere.npz")
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0: no data at 'nowhere.npz'.*; nothing of it was kept"):
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    assert not list(tmp_path.glob("results/*.json"))
+
+
+def test_a_run_of_which_nothing_could_be_measured_is_no_result(tmp_path: Path) -> None:
+    broken = [Task(("linear", "--data", "nowhere.npz"), accuracy("linear"))]
+    plan = replace(PLAN, steps=PLAN.steps[:1], tasks={"pilot": broken})
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0: nothing could be measured: .*nowhere.npz"):
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    assert not list(tmp_path.glob("results/*.json"))
+    mended = replace(plan, tasks={"pilot": [*broken, PLAN.tasks["pilot"][0]]})
+    assert Driver(mended, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run() == ["pilot-supsiam-0"]
+    kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
+    assert list(kept["not_measured"]) == ["linear runs/pilot-supsiam-0 --data nowhere.npz"]
+    assert set(kept["values"]) == {"linear"}
+
+
+def test_judging_can_go_on_beside_the_next_run(tmp_path: Path, made) -> None:
+    plan = replace(PLAN, steps=PLAN.steps[:1])  # the process beside looks the plan up by its name
+    lines: list[str] = []
+    Driver(plan, tmp_path / "results", tmp_path / "work", beside=True, commit="abc", tell=lines.append).run()
+    beside = read_results(tmp_path / "results")["pilot-supsiam-0"]
+    assert beside["values"] == read_results(made[0] / "results")["pilot-supsiam-0"]["values"]
+    assert beside["commit"] == "abc"
+    assert any("pilot-supsiam-0: finished; linear" in line for line in lines)
+
+
+def test_a_signal_ends_the_driver_not_only_the_run(monkeypatch) -> None:
+    monkeypatch.setattr("evidence.drive.main", lambda words: 143)
+    with pytest.raises(Interrupted):
+        called(["pretrain"])
+
+
+def test_bad_input_is_said_in_a_line(tmp_path: Path, capsys) -> None:
+    flags = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+    assert main(["run", *flags]) == 2
+    assert "cifar100.npz is missing; unpack the data sets into" in capsys.readouterr().err
+    assert main(["run", "--plan", "cifar1000", *flags]) == 2
+    assert "no such plan" in capsys.readouterr().err
+    assert main(["run", "--plan", "digits", "--until-seconds", "0", *flags]) == 2
+    assert "--until-seconds 0: must be above 0" in capsys.readouterr().err
+    assert main(["judge", "nobody", "--plan", "digits", *flags]) == 2
+    assert "judge nobody: no such run" in capsys.readouterr().err
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "half.json").write_text('{"na')
+    with pytest.raises(BadInput, match=r"half.json: not the result of a run; remove it"):
+        read_results(tmp_path / "results")
+
+
+def test_results_of_a_rehearsal_are_not_taken_for_real_ones(made, capsys) -> None:
+    assert main(["plan", "--plan", "digits-rehearsal", "--results", str(made[0] / "results")]) == 2
+    assert "is of plan 'digits', this is 'digits-rehearsal'; give another --results" in capsys.readouterr().err
+
+
+def test_the_plan_is_shown_with_its_seconds(made, tmp_path: Path, capsys) -> None:
+    assert main(["plan", "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "pilot-supsiam-0" in printed
+    assert "0 of 60 runs are there" in printed
+    assert main(["plan", "--plan", "digits", "--results", str(made[0] / "results")]) == 0
+    assert "8 of 8 runs are there; the others should take 0 s" in capsys.readouterr().out

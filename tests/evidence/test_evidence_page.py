@@ -1,0 +1,192 @@
+"""RESULTS.md: made from the files alone, answers by rule, and says what is missing."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from evidence import spread
+from evidence.__main__ import ROOT, main
+from evidence.answers import best_alpha, collapse_lines, gaps, pair_lines, summed_up
+from evidence.choices import SOURCE, default_lines, default_of
+from evidence.figures import draw, drawn_names
+from evidence.page import SOLO_LEARN, write_page
+from evidence.plan import cifar_plan
+from evidence.results import read_results, write_result
+from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
+from evidence.spread import Gap, Pooled, gap, mean_text, pooled
+from supancl.recipes import recipe
+
+from .made import pilot_results, result, whole
+
+PLAN = cifar_plan()
+LEVELS = {"supsiam": 74.0, "simsiam": 58.0, "supcon": 70.0, "simclr": 60.0, "alpha-0": 70.0, "alpha-0.2": 72.0,
+          "alpha-0.8": 73.0, "alpha-1": 58.0, "collapse-neither": 1.0, "collapse-pool": 70.0, "collapse-ema": 69.0,
+          "collapse-pool+ema": 71.0}
+
+
+def test_results_md_is_what_the_files_give() -> None:
+    results = read_results(ROOT / "results", PLAN)
+    page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "results" / "maps"))
+    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
+
+
+def test_every_figure_that_it_shows_is_there() -> None:
+    results = read_results(ROOT / "results", PLAN)
+    for name in drawn_names(PLAN, results, ROOT / "results" / "maps"):
+        assert (ROOT / "docs" / "figures" / name).stat().st_size > 5_000
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_in_spread_hold() -> None:
+    assert doctest.testmod(spread).failed == 0
+
+
+def test_a_difference_has_the_interval_of_the_two_sample_t_test() -> None:
+    ours, theirs = [70.0, 70.4, 71.0], [68.0, 68.9, 68.5]
+    found = gap(ours, theirs)
+    reference = stats.ttest_ind(ours, theirs).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+    assert (found.verdict, gap(theirs, ours).verdict, found.borrowed) == ("helps", "hurts", False)
+    assert gap([70.0, 75.0], [69.0, 74.0]).verdict == "cannot be told apart"
+
+
+def test_one_seed_borrows_the_spread_of_others_or_says_that_nothing_can_be_told() -> None:
+    alone = gap([70.0], [68.0, 68.4])
+    assert alone == Gap(pytest.approx(1.8))
+    assert alone.verdict == "cannot be told with one seed"
+    assert alone.text() == "+1.80 (one seed)"
+    assert gap([70.0], [68.0], Pooled(0.2, 1)).low is None  # one degree of freedom is no spread
+    lent = gap([70.0], [68.0], Pooled(0.2, 8))
+    reach = stats.t.ppf(0.975, 8) * 0.2 * 2**0.5
+    assert (lent.low, lent.high) == pytest.approx((2 - reach, 2 + reach))
+    assert lent.borrowed
+    assert lent.text().endswith("]*")
+    assert gap([], [1.0]) is None
+
+
+def test_the_mean_has_students_interval() -> None:
+    values = [70.1, 70.9, 70.2]
+    low, high = stats.t.interval(0.95, 2, loc=sum(values) / 3, scale=stats.sem(values))
+    assert mean_text(values) == f"{sum(values) / 3:.2f} ± {(high - low) / 2:.2f}"
+    assert pooled([[1.0], [2.0]]) is None
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_words_follow_the_numbers() -> None:
+    results = whole(LEVELS)
+    (line, none) = pair_lines(PLAN, results, (("supsiam", "simsiam"), ("supmoco", "moco2")), ("in-domain", "few-shot"))
+    assert line == "- **SupSiam - SimSiam**: in-domain: helps; few-shot: helps."
+    assert "in-domain: cannot be told apart" in none
+    lines = best_alpha(PLAN, results)
+    assert len(lines) == len(ACCURACIES)
+    assert lines[1].startswith("- linear: best at 0.5; 0.5 - 0 = +4.00 [")
+    assert lines[1].endswith("]: yes")
+    assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[1].endswith(": no")
+    told = collapse_lines(PLAN, results)
+    assert told[0] == "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither, one seed)."
+    assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
+    assert "nothing to prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-neither": 60.0}))[0]
+
+
+def test_measures_that_disagree_are_named() -> None:
+    found = {"knn": Gap(1, 0.5, 1.5), "linear": Gap(-1, -1.5, -0.5)}
+    assert summed_up(found, ("knn", "linear"), {"helps": "ahead", "hurts": "behind"}) == "ahead (k-NN), behind (linear)"
+    assert summed_up({}, ("knn",), {}) == "not measured yet"
+
+
+def test_seeds_of_a_method_are_one_row_and_a_run_in_two_tables_counts_once_in_the_spread() -> None:
+    results = whole(LEVELS, noise=0.3)
+    assert method_rows(PLAN, results)["supsiam"].values("linear") == pytest.approx([73.7, 74.0, 74.3])
+    assert alpha_rows(PLAN, results)[0.5].seeds == "0, 1, 2"
+    # supsiam, which is alpha .5, simsiam, which is alpha 1 here, supcon, crossentropy, alpha 0, .2 and .8
+    assert seed_spread(PLAN, results, "linear") == Pooled(pytest.approx(0.3), 7 * 2)
+    assert gaps(PLAN, results, "supsiam", "nobody") == {}
+
+
+def test_alpha_one_is_taken_from_simsiam_where_it_is_the_same_run() -> None:
+    results = whole(LEVELS)
+    kept = {name: one for name, one in results.items() if not name.startswith("alpha-1-")}
+    names = [one["name"] for one in alpha_rows(PLAN, kept)[1.0].results]
+    assert names == [f"final-simsiam-{seed}" for seed in range(3)]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
+    results = whole(LEVELS)
+    figures = draw(PLAN, results, tmp_path / "none", tmp_path / "figures")
+    assert figures == ["cifar100-alpha.png"] == drawn_names(PLAN, results, tmp_path / "none")
+    assert (tmp_path / "figures" / "cifar100-alpha.png").stat().st_size > 5_000
+    page = write_page(PLAN, results, figures)
+    assert "not measured yet" not in page
+    assert "not run yet" not in page
+    assert "nothing; the plan is done" in page
+    assert "60 of the plan's 60 runs" in page
+    assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
+    for value in (75.05, 85.19, *SOLO_LEARN.values()):
+        assert f"{value:.2f}" in page
+    assert "- collapse-neither-0: collapsed" in page
+    assert "supancl evaluate knn RUN" in page
+    assert "`supancl pretrain cifar100.supsiam --data data/cifar100.npz" in page
+    assert all(len(row.split("|")) == len(table.splitlines()[0].split("|"))
+               for table in page.split("\n\n") if table.startswith("| ") for row in table.splitlines())
+
+
+def test_a_part_of_it_says_what_is_missing() -> None:
+    results = pilot_results({"supsiam": (60, 61, None)})
+    step = PLAN.step("final-supsiam-0")
+    results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][1], {"linear": 74.0, "knn": 73.0},
+                                not_measured={"transfer runs/x": "pets is not in data"})
+    page = write_page(PLAN, results, [])
+    assert "4 of the plan's 60 runs" in page
+    assert "SupSiam - SimSiam**: not measured yet (SimSiam missing)" in page
+    assert "- pilot-supsiam-2: failed: the loss is not finite" in page
+    assert "`transfer runs/x` could not be measured: pets is not in data" in page
+    assert "| SupSiam | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen |" in page
+    assert "Not measured yet: alpha 0, 0.2, 0.8, 1." in page
+    left = page.split("Missing: ")[1].split("\n")[0]
+    assert "final-simsiam-0" in left
+    assert "final-supsiam-0," not in left
+
+
+def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
+    for one in whole(LEVELS).values():
+        write_result(tmp_path / "results", one)
+    (tmp_path / "results" / "maps").mkdir()
+    points = '{"classes": ["bear", "ray"], "labels": [0, 1, 0], "points": [[0, 1], [2, 3], [1, 1]]}'
+    (tmp_path / "results" / "maps" / "final-supsiam-0.json").write_text(points)
+    flags = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "R.md"), "--figures", str(tmp_path / "f")]
+    assert main(["page", *flags]) == 0
+    assert "60 runs; figures: cifar100-alpha.png, cifar100-maps.png" in capsys.readouterr().out
+    page = (tmp_path / "R.md").read_text()
+    assert "![maps of related classes](docs/figures/cifar100-maps.png)" in page
+    assert "20 related classes" in page
+    assert main(["defaults", *flags]) == 0
+    assert "cifar100.crossentropy: optimizer.lr = 0.1, optimizer.weight_decay = 0.0001" in capsys.readouterr().out
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_learning_rate_stays_and_what_it_leaves_open_is_the_pilots() -> None:
+    results = pilot_results({"supsiam": (60, 61, 65), "supmoco": (50, 51, 52), "simclr": (None, None, 40)})
+    assert default_of(PLAN, results, "supsiam") == {"optimizer.weight_decay": 5e-5}  # the third has another rate
+    assert default_of(PLAN, results, "supmoco") == {"optimizer.lr": 0.5, "optimizer.weight_decay": 1e-4}
+    assert default_of(PLAN, results, "simclr") is None
+    assert default_of(PLAN, results, "byol") is None
+    assert "cifar100.byol: its pilots are not all known" in default_lines(PLAN, results)
+
+
+@pytest.mark.parametrize("method", PLAN.pilots)
+def test_the_recipes_have_what_the_kept_pilots_settle(method: str) -> None:
+    wanted = default_of(PLAN, read_results(ROOT / "results", PLAN), method) or {}
+    fields = recipe(f"cifar100.{method}").fields()
+    assert {key: fields[key][0] for key in wanted} == wanted
+    assert all(fields[key][1] == SOURCE for key in wanted)

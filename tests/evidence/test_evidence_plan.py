@@ -1,0 +1,181 @@
+"""The plan: what is held out, what follows what, and which runs are one and the same."""
+
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evidence.plan import (
+    ALPHAS,
+    CELLS,
+    PILOTS,
+    PLANS,
+    RELATED,
+    cell,
+    cifar_plan,
+    final,
+    identity,
+    recipe_of,
+    rehearsal,
+    settings_of,
+    sweep,
+    words_of,
+)
+from evidence.results import choose, expected_seconds, identity_of, waiting
+from supancl.cli import build_parser
+from supancl.data.sources import DataSpec, from_arrays
+from supancl.flags import recipe_from_flags
+from supancl.pools import PoolSpec
+from supancl.recipes import recipe
+from supancl.recipes.cifar import BEYOND
+from supancl.studies import collapse
+
+from .made import pilot_results
+
+PLAN = cifar_plan()
+
+
+def data(holdout: float):
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (2000, 4, 4, 3), dtype=np.uint8), np.arange(2000) % 100
+    return from_arrays(images, labels, images[:300], labels[:300], spec=DataSpec(source="arrays", holdout=holdout))
+
+
+def test_pilots_hold_a_tenth_of_every_training_class_out_although_there_is_a_test_split() -> None:
+    step = PLAN.step("pilot-supsiam-0")
+    found = data(step.settings["data.holdout"])
+    assert (len(found.train), len(found.held_out), len(found.test)) == (1800, 200, 300)
+    assert found.held_out.labels.bincount().tolist() == [2] * 100
+    assert found.described["held_out_from"] == "train"
+    assert not set(found.train.index.tolist()) & set(found.held_out.index.tolist())
+
+
+def test_final_runs_train_on_everything_and_their_monitor_sees_no_test_image() -> None:
+    found = data(PLAN.step("final-supsiam-0").settings["data.holdout"])
+    assert (len(found.train), len(found.held_out), len(found.test)) == (2000, 0, 300)
+
+
+def test_the_issues_runs_are_all_there_once() -> None:
+    names = [step.name for step in PLAN.steps]
+    assert len(set(names)) == len(names)
+    assert {step.method for step in PLAN.steps if step.stage == "pilot"} == set(PILOTS)
+    assert [len(set(grid)) for grid in PILOTS.values()] == [3] * 9
+    for method in ("simsiam", "supsiam", "supcon", "crossentropy"):
+        assert [PLAN.step(f"final-{method}-{seed}").seed for seed in range(3)] == [0, 1, 2]
+    assert all(PLAN.step(f"final-{method}-0").epochs == 100 for method in PILOTS)
+    assert {step.epochs for step in PLAN.steps if step.stage == "pilot"} == {30}
+    assert [step.epochs for step in PLAN.steps if step.stage == "collapse"] == [50] * 4
+    assert len(RELATED) == len(set(RELATED)) == 20
+
+
+@pytest.mark.parametrize("method", PILOTS)
+def test_the_pilots_lie_around_the_recipe_and_the_papers_rate_comes_first(method: str) -> None:
+    own = recipe(f"cifar100.{method}").optimizer
+    rates = [lr for lr, _ in PILOTS[method]]
+    assert own.lr in rates if method in BEYOND else own.lr == rates[0]
+    assert own.weight_decay in [decay for _, decay in PILOTS[method]]
+    assert own.reference_batch == recipe(f"cifar100.{method}").train.batch_size == 256
+
+
+def test_nothing_follows_pilots_that_come_later() -> None:
+    done = set()
+    for step in PLAN.steps:
+        done.add(step.name)
+        if step.follows is not None:
+            assert {f"pilot-{step.follows}-{number}" for number in range(3)} <= done
+
+
+@pytest.mark.parametrize("step", [*PLAN.steps, *rehearsal(PLAN).steps[:20], *PLANS["digits"]().steps],
+                         ids=lambda step: step.name)
+def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
+    plan = next(plan for plan in (PLAN, rehearsal(PLAN), PLANS["digits"]()) if step in plan.steps)
+    settings = settings_of(step, plan, (0.123, 3e-5))
+    words = words_of(step, plan, settings)
+    args = build_parser("pretrain").parse_args(shlex.split(shlex.join(words)))
+    made = recipe_from_flags(args.recipe, args)
+    meant = recipe_of(plan.family, step.method, step.epochs, settings)
+    meant = meant.with_set({"train.seed": step.seed, "data.source": plan.data})
+    assert replace(made, sources={}) == replace(meant, sources={})
+    if step.follows is not None:
+        assert (made.optimizer.lr, made.optimizer.weight_decay) == (0.123, 3e-5)
+    assert args.out == f"runs/{step.name}"
+
+
+@pytest.mark.parametrize("key", CELLS)
+def test_the_collapse_cells_are_those_of_the_collapse_study(key) -> None:
+    base = recipe("cifar100.supsiam").with_set({"optimizer.lr": 0.5, "optimizer.weight_decay": 2e-4})
+    study = collapse.cell(base, *key)
+    ours = recipe_of("cifar100", "supsiam", 50, settings_of(cell(*key), PLAN, (0.5, 2e-4)))
+    for section in ("heads", "loss", "optimizer", "views", "schedule", "encoder", "branches"):
+        assert getattr(ours, section) == getattr(study, section)
+    assert ours.pool.kind == study.pool.kind
+    assert ours.pool == study.pool or ours.pool.kind == "none"
+
+
+# --- one and the same -------------------------------------------------------------------------------------------------
+
+
+def built(step, chosen):
+    return recipe_of("cifar100", step.method, step.epochs, settings_of(step, PLAN, chosen))
+
+
+def test_alpha_one_is_simsiam_where_the_pilots_chose_the_same_and_only_there() -> None:
+    one, siam = sweep(0)[-1], final("simsiam", 0)
+    assert one.settings["loss.alpha"] == 1
+    ours, theirs = built(one, (0.7, 1e-4)), built(siam, (0.7, 1e-4))
+    assert identity(ours, "supsiam") == identity(theirs, "simsiam")
+    assert identity(ours, "supsiam") != identity(built(siam, (0.35, 1e-4)), "simsiam")
+    # and truly: they differ in their names and in a pool that the loss never reads
+    plain = {"name": "", "method": "", "paper": "", "sources": {}, "pool": PoolSpec()}
+    assert replace(ours, **plain) == replace(theirs, **plain)
+    assert not ours.loss.supervised
+
+
+def test_every_other_pair_of_steps_differs_in_more_than_its_seed() -> None:
+    seen: dict[tuple[str, int], str] = {}
+    for step in PLAN.steps:
+        if step.stage != "pilot" and step.name not in ("alpha-1-0", "alpha-1-1", "alpha-1-2"):
+            key = (identity(built(step, (0.7, 1e-4)), step.method), step.seed)
+            assert key not in seen, (step.name, seen.get(key))
+            seen[key] = step.name
+
+
+def test_a_shared_run_is_planned_once() -> None:
+    results = pilot_results({"supsiam": (3, 2, 1), "simsiam": (3, 2, 1)})
+    names = [step.name for step in waiting(PLAN, results)]
+    assert "final-simsiam-0" in names
+    assert "alpha-1-0" not in names
+    apart = pilot_results({"supsiam": (3, 2, 1), "simsiam": (1, 2, 3)})
+    assert "alpha-1-0" in [step.name for step in waiting(PLAN, apart)]
+    assert identity_of(PLAN.step("alpha-1-0"), PLAN, {}) is None
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_pilot_is_taken_of_equal_ones_the_first() -> None:
+    assert choose(PLAN, pilot_results({"supsiam": (60, 61, 59)}), "supsiam") == PILOTS["supsiam"][1]
+    assert choose(PLAN, pilot_results({"supsiam": (60, 60, 59)}), "supsiam") == PILOTS["supsiam"][0]
+
+
+def test_nothing_is_chosen_before_all_pilots_are_known_nor_where_none_trained() -> None:
+    results = pilot_results({"supsiam": (60, 61, 59)})
+    del results["pilot-supsiam-2"]
+    assert choose(PLAN, results, "supsiam") is None
+    assert choose(PLAN, pilot_results({"supsiam": (None, None, None)}), "supsiam") is None
+    assert choose(PLAN, pilot_results({"supsiam": (None, 5, None)}), "supsiam") == PILOTS["supsiam"][1]
+
+
+def test_expected_seconds_follow_what_was_measured() -> None:
+    step = PLAN.step("pilot-supsiam-2")
+    guessed = expected_seconds(step, PLAN, {})
+    results = pilot_results({"supsiam": (60, 61, None)})
+    for name in ("pilot-supsiam-0", "pilot-supsiam-1"):
+        results[name] |= {"train_seconds": 150.0}
+    results["pilot-supsiam-0"] |= {"train_seconds": 250.0}  # compiled first
+    measured = expected_seconds(step, PLAN, {name: results[name] for name in ("pilot-supsiam-0", "pilot-supsiam-1")})
+    assert guessed < measured == pytest.approx(150 + 12)
+    longer = expected_seconds(PLAN.step("final-supsiam-0"), PLAN, results, compiled=False, judged=False)
+    assert longer == pytest.approx(15 + (150 - 15) / 30 * 100 * 50_000 / 45_000 + 45)
+    assert len(ALPHAS) == 5

@@ -1,0 +1,250 @@
+"""The step benchmark's contenders run and do the work they are compared by; its times mean nothing at this size."""
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from supancl.losses import Align
+from supancl.pools import Queue
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("step_ours", "step_peers", "step_report", "step_rows", "step_runs", "step")
+
+
+@pytest.fixture(scope="module")
+def parts() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield {name: importlib.import_module(name) for name in PARTS}
+    for name in PARTS:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def bench(parts: dict[str, ModuleType]) -> Any:
+    return parts["step_rows"].Bench(torch.device("cpu"), tiny=True, rounds=2, seconds=0.01, ratio_rounds=2, workers=0)
+
+
+def timed(entry: dict[str, Any]) -> bool:
+    low, high = entry["spread"]
+    return bool(0 < low <= entry["rate"] <= high) and entry["ms"] > 0
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_imagenet_row_has_the_released_step_beside_ours(parts: dict[str, ModuleType], bench: Any) -> None:
+    (record,) = parts["step_rows"].imagenet_row(bench)
+    (peer,) = record["peers"]
+    assert timed(record["ours"])
+    assert timed(peer)
+    assert record["ratio"] == pytest.approx(record["ours"]["rate"] / peer["rate"])
+    assert record["ours"]["how"] == "fp32, as written"
+
+
+def test_ratio_rows_share_what_is_built(parts: dict[str, ModuleType], bench: Any) -> None:
+    records = parts["step_rows"].ratio_rows(bench)
+    assert [record["key"] for record in records] == ["ratio-supsiam", "ratio-supbyol"]
+    assert list(bench.built) == [f"cifar100.{name}" for name in ("supsiam", "simsiam", "supbyol", "byol")]
+    for record in records:
+        low, high = record["middle_half"]
+        assert low <= record["ratio"] <= high
+        assert record["rounds"] == 2
+    again = bench.ours("cifar100.supsiam")
+    assert again is bench.built["cifar100.supsiam"]
+    profiles = parts["step_runs"].profile_rows(bench)
+    assert [record["key"] for record in profiles] == ["profile-cifar100.supsiam", "profile-cifar100.supbyol"]
+    assert profiles[0]["waits"]["aten::item"] > 0  # a CPU step looks at its loss; the count can tell
+    assert profiles[0]["waits"]["Memcpy DtoH"] == 0
+    assert profiles[0]["top"][0]["us"] >= profiles[0]["top"][1]["us"] > 0
+
+
+def test_a_step_beyond_the_schedule_is_refused(parts: dict[str, ModuleType], bench: Any) -> None:
+    own = bench.ours("cifar100.supsiam")
+    own.trainer.step = own.trainer.steps
+    with pytest.raises(RuntimeError, match="fewer --rounds"):
+        own.step()
+
+
+def test_sweeps_and_folder(parts: dict[str, ModuleType], bench: Any) -> None:
+    sweeps = parts["step_rows"].sweep_rows(bench)
+    assert [record["key"] for record in sweeps] == [
+        "sweep-batch", "sweep-pool", "sweep-classes-prototypes", "sweep-classes-class-queues",
+    ]  # fmt: skip
+    assert [point["at"] for point in sweeps[0]["points"]] == [4, 8]
+    assert all(timed(point) for record in sweeps for point in record["points"])
+    large, small = parts["step_rows"].folder_rows(bench)
+    assert (large["key"], small["key"]) == ("folder-large", "folder-small")
+    assert large["ratio"] > 0
+    assert "50 in a cached folder" in large["work"]  # of 60, one of each class is held out
+
+
+def test_command_row(parts: dict[str, ModuleType], bench: Any) -> None:
+    (record,) = parts["step_runs"].command_row(bench)
+    assert timed(record["ours"])
+    assert 0 < record["first_row_s"] < record["whole_s"]
+    if "wall" in record:  # two epochs may end between two looks
+        assert record["wall"]["rate"] > 0
+
+
+def test_agree_needs_data(parts: dict[str, ModuleType], bench: Any) -> None:
+    (record,) = parts["step_runs"].agree_row(bench)
+    assert record["note"] == "needs --data"
+
+
+def test_a_run_that_fails_says_why(parts: dict[str, ModuleType], tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with log.open("wb") as said:
+        process = subprocess.Popen([sys.executable, "-c", "print('no data at x'); raise SystemExit(2)"], stdout=said)
+        with pytest.raises(RuntimeError, match="ended with 2: no data at x"):
+            parts["step_runs"].ended(process, log)
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_lightly_the_row_says_so(
+    parts: dict[str, ModuleType], bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lightly", "lightly.data"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (record,) = parts["step_rows"].cifar_row("supcon", bench)
+    assert record["note"].startswith("peer not installed (lightly")
+    assert timed(record["ours"])
+    assert "ratio" not in record
+
+
+if importlib.util.find_spec("lightly") is not None:  # an extra: `make bench-step` brings it
+
+    @pytest.mark.parametrize("method", ["supsiam", "supbyol", "supcon"])
+    def test_cifar_rows_beside_lightly(parts: dict[str, ModuleType], bench: Any, method: str) -> None:
+        (record,) = parts["step_rows"].cifar_row(method, bench)
+        fed = [peer for peer in record["peers"] if not peer.get("bound")]
+        assert len(fed) == 2
+        assert len(record["peers"]) == 3
+        assert record["ratio"] == pytest.approx(record["ours"]["rate"] / max(peer["rate"] for peer in fed))
+
+    def test_cpu_row_beside_lightly(parts: dict[str, ModuleType], bench: Any) -> None:
+        (record,) = parts["step_rows"].cpu_row("digits", bench)
+        assert record["key"] == "cpu-digits"
+        assert record["ratio"] == pytest.approx(record["ours"]["rate"] / record["peers"][0]["rate"])
+
+    def test_lightly_does_the_same_work_as_ours(parts: dict[str, ModuleType], bench: Any) -> None:
+        """Same weights, same views: the same loss as our branches and Align."""
+        chosen = parts["step_ours"].settled("cifar100.simsiam", torch.device("cpu"), bench.settings())
+        own = parts["step_ours"].ours(chosen, bench.cifar(), torch.device("cpu")).trainer.branches
+        theirs = parts["step_peers"].LightlyModel("simsiam", chosen)
+        pairs = ((theirs.backbone, own.encoder), (theirs.projection.layers, own.projector),
+                 (theirs.prediction.layers, own.predictor))
+        for module, other in pairs:
+            module.load_state_dict(other.state_dict())
+        views = torch.randn(2, 8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        anchors, targets = own(views)
+        expected = Align(alpha=1.0)(anchors, targets, torch.zeros(8, dtype=torch.long), None).total
+        torch.testing.assert_close(theirs(*views), expected)
+
+
+def test_released_step_looks_up_what_our_pool_does(parts: dict[str, ModuleType], bench: Any) -> None:
+    chosen = parts["step_ours"].settled("imagenet100.supsiam", torch.device("cpu"), bench.settings())
+    step = parts["step_peers"].ReleasedStep(chosen, torch.device("cpu"), classes=2000)
+    own = F.normalize(torch.randn(8, 16), dim=1)
+    queue = Queue(step.size, 16, 2000)
+    queue.push(step.pool, step.pool_labels)
+    step.labels[0] = 1999
+    step.pool_labels[step.pool_labels == 1999] = 0  # a class that the pool has not
+    queue = Queue(step.size, 16, 2000)
+    queue.push(step.pool, step.pool_labels)
+    torch.testing.assert_close(step.class_means(own), queue.class_mean(step.labels, own))
+    torch.testing.assert_close(step.class_means(own)[0], own[0])
+    before = next(step.online.parameters()).clone()
+    step()
+    assert not torch.equal(before, next(step.online.parameters()))
+    assert step.at == len(own)
+    assert torch.equal(step.pool_labels[:8], step.labels)
+    loss, ssl, sup = step.seen
+    assert loss == pytest.approx((ssl + sup) / 2, abs=1e-6)
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def a_record(key: str, rate: float, peer: float, **more: Any) -> dict[str, Any]:
+    def entry(name: str, value: float) -> dict[str, Any]:
+        return {"name": name, "rate": value, "spread": [value - 1, value + 1], "ms": 256e3 / value, "peak_gb": 1.5}
+
+    return {"key": key, "work": f"work of {key}", "batch": 256, "ours": entry("ours", rate) | {"first_s": 40.0},
+            "peers": [entry("peer", peer), entry("bound", 9 * peer) | {"bound": True}], "ratio": rate / peer,
+            "commit": "abc", "date": "2000-01-01 00:00", "versions": {"torch": "2.11"}, "hardware": "a GPU", **more}
+
+
+def test_rows_measured_at_different_times_are_merged(parts: dict[str, ModuleType], tmp_path: Path) -> None:
+    report, file = parts["step_report"], tmp_path / "kept" / "rows.json"
+    report.merged(file, [a_record("vit", 3000, 1000)])
+    report.merged(file, [a_record("supcon", 123456.789, 9000, commit="def")])
+    kept = report.merged(file, [{"key": "vit", "work": "vit", "note": "failed: out of memory"}])
+    assert [(row["key"], row["commit"]) for row in kept] == [("supcon", "def"), ("vit", "abc")]
+    assert report.read(file)[0]["ours"]["rate"] == 123460  # five digits
+    report.merged(file, [a_record("vit", 4000, 1000, commit="ghi")])
+    assert report.read(file)[1]["commit"] == "ghi"
+
+
+def test_table_gives_ratio_and_judges(parts: dict[str, ModuleType]) -> None:
+    report = parts["step_report"]
+    rows = [a_record("supcon", 35000, 10000), a_record("command", 40000, 10000, wall={"rate": 32000.0, "epoch_s": 1.5}),
+            {"key": "agree", "work": "agree", "note": "needs --data"}]
+    lines = report.table(rows).splitlines()
+    assert "3.50" in lines[1]
+    assert "3 met" in lines[1]
+    assert "4 not met" in lines[1]
+    assert "10,000" in lines[1]  # the bound is not the peer
+    assert "32,000 by the clock, 40,000 by its log" in lines[2]
+    assert "33,000 not met" in lines[2]  # the clock counts
+    assert lines[3] == "agree: needs --data"
+
+
+def test_command_gets_lightlys_simsiam_of_the_same_call(parts: dict[str, ModuleType]) -> None:
+    command = a_record("command", 40000, 1, wall={"rate": 36000.0, "epoch_s": 1.5}, peers=[])
+    parts["step"].beside_command([a_record("supsiam", 36000, 9000), command])
+    assert command["peers"][0]["rate"] == 9000
+    assert command["ratio"] == 4
+
+
+def test_the_whole_script(parts: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    records = parts["step"].main(["--rows", "imagenet", "--tiny", "--device", "cpu", "--rounds", "1",
+                                  "--seconds", "0.01", "--commit", "x", "--json", str(file)])
+    assert records[0]["commit"] == "x"
+    assert json.loads(file.read_text())["rows"][0]["versions"]["torch"] == version("torch")
+    assert "ratio" in capsys.readouterr().out.splitlines()[-2]
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- rows -->\nold\n<!-- end rows -->\nafter\n")
+    parts["step"].main(["--markdown", str(file), "--into", str(document)])
+    text = document.read_text()
+    assert text.startswith("before\n<!-- rows -->\n| work | batch |")
+    assert text.endswith("<!-- end rows -->\nafter\n")
+    assert "old" not in text
+    with pytest.raises(SystemExit, match="no markers"):
+        parts["step_report"].put_into(document, "other", "")
+    with pytest.raises(SystemExit, match="no such row; choose from cifar"):
+        parts["step"].main(["--rows", "fast"])
+
+
+def test_the_page_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"<!-- (step-\w+) -->\n(.*?)<!-- end \1 -->", page, re.DOTALL))
+    kept = {file.stem: parts["step_report"].markdown(parts["step_report"].read(file))
+            for file in (ROOT / "benchmarks" / "results").glob("step-*.json")}
+    for name, text in shown.items():
+        assert text == kept.get(name, ""), f"python benchmarks/step.py --markdown benchmarks/results/{name}.json --into"
+    assert set(kept) <= set(shown)
