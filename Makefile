@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 # one thread per process: two test processes share the two cores instead of fighting over them
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-slow test-oldest bench-views bench-data bench-evaluate lint typecheck golden clean
+.PHONY: help demo test test-distributed test-slow test-oldest bench-views bench-data bench-evaluate bench-step bench-scaling \
+	results lint typecheck golden clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/'
@@ -36,17 +37,26 @@ $(VENV)/.bench: $(READY)
 bench-views: $(VENV)/.bench  ## augmentation beside torchvision, lightly and kornia
 	$(BIN)/python benchmarks/views.py
 
+bench-step: $(VENV)/.bench  ## a training step beside lightly's and the released code's
+	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/step.py --rows cpu --rounds 5
+
+bench-scaling: $(READY)  ## what each part costs as it grows
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scaling.py --device cpu --ranks
+
 bench-data: $(READY)  ## decoding, the packed cache and memory beside a DataLoader
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/data.py
 
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/evaluate.py
 
+results: $(READY)  ## RESULTS.md and its figures from results/
+	$(BIN)/python -m evidence page
+
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
 
 typecheck: $(READY)  ## mypy --strict
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src evidence
 
 golden: $(READY)  ## write the golden losses anew, after a change that is meant to change them
 	$(BIN)/python tests/golden.py

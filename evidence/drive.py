@@ -27,6 +27,7 @@ from evidence.plan import Plan, Step, branches_of, settings_of, words_of
 from evidence.results import choose, expected_seconds, identity_of, read_results, waiting
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.reuse import one_step
 from supancl.run import RunFolder
 from supancl.studies.many import is_finished
 
@@ -58,7 +59,7 @@ class Driver:
     def run(self) -> list[str]:
         """The names of the runs that were made."""
         self.work.mkdir(parents=True, exist_ok=True)
-        with inside(self.work):
+        with inside(self.work), one_step():  # seeds and alphas of one method share a compiled step
             while True:
                 step = self.next_step()
                 if step is None and self.judging is None:

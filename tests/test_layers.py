@@ -70,9 +70,11 @@ def test_an_encoder_with_arranged_layers_gives_the_same_features_and_turns_back(
 
 
 def test_layers_that_would_gain_nothing_or_change_stay_as_they_are():
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(64, 8, 3, stride=2),
-              nn.Conv2d(3, 8, 4, 2, padding_mode="reflect"), nn.Conv2d(3, 8, (3, 5), 2), nn.Conv2d(4, 8, 3, 2, groups=2), nn.Conv2d(3, 8, 3, 2, dilation=2),
-              nn.Conv2d(3, 8, 3, (2, 1)), nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True)]
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(64, 8, 3, stride=2), nn.Conv2d(3, 8, 4, 2, padding_mode="reflect"),
+        nn.Conv2d(3, 8, (3, 5), 2), nn.Conv2d(4, 8, 3, 2, groups=2), nn.Conv2d(3, 8, 3, 2, dilation=2),
+        nn.Conv2d(3, 8, 3, (2, 1)), nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+    ]  # fmt: skip
     for layer in layers:
         before = type(layer)
         arrange(layer)

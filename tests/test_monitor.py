@@ -32,6 +32,16 @@ def test_effective_rank_counts_the_directions_in_use() -> None:
     assert effective_rank(torch.randn(6, 50)) <= 5.0 + 1e-6
 
 
+@pytest.mark.parametrize(("size", "width"), [(64, 256), (256, 64), (50, 50), (256, 2048), (2, 7)])
+def test_effective_rank_is_that_of_the_singular_values(size: int, width: int) -> None:
+    torch.manual_seed(0)
+    values = F.normalize(torch.randn(size, width) * torch.linspace(0.1, 2, width), dim=1)
+    singular = torch.linalg.svdvals(values.double() - values.double().mean(0))
+    share = singular / singular.sum()
+    share = share[share > 1e-12]
+    assert effective_rank(values) == pytest.approx(float((-(share * share.log()).sum()).exp()), rel=1e-9)
+
+
 def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
     monitor, flat, spread = Monitor(tiny_data(), True), torch.ones(8, 4), torch.eye(8)
     for targets in [flat] * (IN_A_ROW - 1) + [spread] + [flat] * (IN_A_ROW - 1):
@@ -122,3 +132,34 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
     assert monitor.collapsed == collapsed
     if collapsed:
         assert "use only" in alarm(tiny_recipe("simsiam"), monitor, 7)
+
+
+@pytest.mark.parametrize(("epochs", "checked"), [(7, [4, 6]), (10, [4, 9]), (3, [2])])
+def test_the_last_epoch_is_always_checked(epochs: int, checked: list[int], tmp_path: Path) -> None:
+    run = pretrain(tiny_recipe(train__epochs=epochs, train__monitor_every=5), tiny_data(), tmp_path / "run")
+    assert [row["epoch"] for row in run.metrics if row["kind"] == "monitor"] == checked
+
+
+def test_cifar_recipes_check_every_fifth_epoch_and_say_why() -> None:
+    value, source = recipe("cifar100.supsiam").fields()["train.monitor_every"]
+    assert (value, source) == (5, "our choice: an epoch lasts 1.4 s on a GPU")
+    assert recipe("imagenet100.supsiam").train.monitor_every == 1
+
+
+def test_on_a_cpu_half_precision_changes_nothing() -> None:
+    data = tiny_data()
+    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).branches.encoder
+    rows = [Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"), half) for half in (False, True)]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(("half", "close"), [(False, 5e-3), (True, 0.03)])
+def test_on_a_gpu_the_values_are_those_of_a_cpu(half: bool, close: float) -> None:
+    data, device = tiny_data(600), torch.device("cuda")
+    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).branches.encoder
+    expected = Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"))
+    found = Monitor(data, True).measure(encoder.to(device), of_rank(9).to(device), None, device, half)
+    assert found.pop("knn") == pytest.approx(expected.pop("knn"), abs=10 if half else 5)
+    assert found.pop("effective_rank") == pytest.approx(expected.pop("effective_rank"), rel=1e-6)
+    assert found == pytest.approx(expected, rel=close)

@@ -145,7 +145,8 @@ class Branches(nn.Module):
         online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
         if isinstance(momentum, Tensor):
             toward = torch._foreach_sub(online, targets)
-            torch._foreach_mul_(toward, 1.0 - momentum)
+            # of the parameters' own type: of another one, torch takes a kernel for each of them
+            torch._foreach_mul_(toward, (1.0 - momentum).to(targets[0].dtype))
             torch._foreach_add_(targets, toward)
         else:
             torch._foreach_lerp_(targets, online, 1.0 - momentum)

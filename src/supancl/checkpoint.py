@@ -1,17 +1,20 @@
 """What is kept on disk: the whole state of a run, and the encoder alone.
 
-A checkpoint is written to a temporary file, synced, renamed and given a checksum; the one before it stays.
+A checkpoint is written to a temporary file, synced, renamed and given a checksum; the one before it stays. A run has
+its files written by a thread (`Writer`) and goes on meanwhile.
 Files are read with weights_only: nothing in them is ever executed.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,94 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
+
+
+class Writer:
+    """Saves as the functions here do, by a thread: what is given is copied at once, so that training may go on.
+
+    Of each kind one file is under way; the next one waits for it. What could not be written is told by the next save,
+    or by `wait`. Leaving the `with` block waits for the last file, whatever it is left for.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")  # one: files keep their order
+        self._pending: dict[str, Future[object]] = {}
+        self._copies: dict[str, HostCopy] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._thread.shutdown(wait=True)
+
+    def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+        """`save_checkpoint` of the state as it is now."""
+        self._hand_over("checkpoint", state, lambda kept: save_checkpoint(folder, step, kept))
+
+    def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
+        """`save_encoder` of the encoder as it is now."""
+        metadata = _metadata(encoder, classes, recipe)
+        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: _write_encoder(path, kept, metadata))
+
+    def wait(self) -> None:
+        """Until everything is on disk; raises what kept it from getting there."""
+        for kind in list(self._pending):
+            self._pending.pop(kind).result()
+
+    def _hand_over(self, kind: str, content: Mapping[str, Any], write: Callable[[Any], object]) -> None:
+        for other, future in list(self._pending.items()):
+            if other == kind or future.done():
+                self._pending.pop(other).result()
+        copied = self._copies.setdefault(kind, HostCopy())
+        kept = copied.of(content)
+        self._pending[kind] = self._thread.submit(self._write, copied, write, kept)
+
+    @staticmethod
+    def _write(copied: HostCopy, write: Callable[[Any], object], kept: Any) -> None:
+        copied.arrive()
+        write(kept)
+
+
+class HostCopy:
+    """Nested containers of tensors, copied into host memory that serves again for the next one.
+
+    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `arrive` waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, ...], Tensor] = {}
+        self._copied: list[torch.cuda.Event] = []
+
+    def of(self, content: Any) -> Any:
+        devices: set[torch.device] = set()
+        kept = self._kept(content, (), devices)
+        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return kept
+
+    def arrive(self) -> None:
+        """Wait until the copy is there."""
+        for event in self._copied:
+            event.synchronize()
+
+    def _kept(self, value: Any, place: tuple[str, ...], devices: set[torch.device]) -> Any:
+        if isinstance(value, Tensor):
+            if value.is_cuda:
+                devices.add(value.device)
+            return self._at(place, value.detach()).copy_(value.detach(), non_blocking=True)
+        if isinstance(value, dict):
+            kept = copy.copy(value)  # a state dict has its versions beside its entries
+            kept.update({key: self._kept(item, (*place, str(key)), devices) for key, item in value.items()})
+            return kept
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._kept(item, (*place, str(row)), devices) for row, item in enumerate(value))
+        return value
+
+    def _at(self, place: tuple[str, ...], value: Tensor) -> Tensor:
+        memory = self._memory.get(place)
+        if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
+            memory = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # laid out alike
+            self._memory[place] = memory
+        return memory
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -151,8 +242,12 @@ def _write_text(path: Path, text: str) -> None:
 
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
     """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in encoder.body.state_dict().items()}
-    metadata = {
+    weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
+    _write_encoder(path, weights, _metadata(encoder, classes, recipe))
+
+
+def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
+    return {
         "schema_version": str(SCHEMA_VERSION),
         "encoder": json.dumps(to_json(encoder.spec)),
         "name": encoder.spec.name,
@@ -163,7 +258,11 @@ def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe:
         "classes": json.dumps(classes),
         "recipe": recipe,
     }
-    write_atomically(path, lambda temporary: save_file(weights, temporary, metadata=metadata))
+
+
+def _write_encoder(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    plain = {name: value.contiguous() for name, value in weights.items()}
+    write_atomically(path, lambda temporary: save_file(plain, temporary, metadata=metadata))
 
 
 def load_encoder(path: Path | str) -> Encoder:

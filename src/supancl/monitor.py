@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.sources import Data
+from supancl.data.sources import Data, Split
 from supancl.encoders import Encoder
 from supancl.errors import NonFinite
-from supancl.evaluate import effective_rank, embed, knn_accuracy, variance
+from supancl.evaluate import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.pools import Pool
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
 # Targets can stay spread out and yet use only a few directions. CIFAR-100 SimSiam at lr .7 and weight decay 5e-4 falls
 # from 177 to 4 between epochs 2 and 20, k-NN with it; healthy runs of that size stay above 32 (docs/monitor.md).
 COLLAPSED_RANK = 10.0
-RANKS_IN_A_ROW = 2  # epochs
+RANKS_IN_A_ROW = 2  # checks
 MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data
+PIXELS = 256 * 224**2  # embedded at a time on a GPU: small images in large batches
 
 
 def relative_std(targets: Tensor) -> Tensor:
@@ -56,16 +57,22 @@ class Monitor:
 
     def watch(self, targets: Tensor) -> float:
         """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
-        self.last_std = float(relative_std(targets)) if len(targets) else float("nan")
+        return self.note(float(relative_std(targets)) if len(targets) else float("nan"))
+
+    def note(self, std: float) -> float:
+        """`watch`, of a spread that has been read already."""
+        self.last_std = std
         self.low_readings = self.low_readings + 1 if self.last_std < COLLAPSED_STD else 0
         self.collapsed = self.collapsed or self.low_readings >= IN_A_ROW
         return self.last_std
 
-    def measure(self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device) -> dict[str, Any]:
-        """The values of one epoch."""
+    def measure(
+        self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device, half: bool = False
+    ) -> dict[str, Any]:
+        """The values of one epoch. On a GPU features are compared where they are made, in bfloat16 if `half`."""
         row: dict[str, Any] = {}
         if len(targets):
-            self.last_rank = effective_rank(unit(targets).cpu())
+            self.last_rank = effective_rank(unit(targets))
             row |= {"std": float(relative_std(targets)), "effective_rank": self.last_rank}
             # a batch of B targets spans at most B - 1 directions
             self.least_rank = min(COLLAPSED_RANK, self.expected_rank, len(targets) / 10)
@@ -73,16 +80,22 @@ class Monitor:
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= RANKS_IN_A_ROW
         if len(self.held_out):
-            queries = embed(encoder, self.held_out, device)
+            queries = self._features(encoder, self.held_out, device, half)
             if not bool(torch.isfinite(queries.values).all()):
                 raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
                                 "checkpoint; try a lower --set optimizer.lr")
             within, total = variance(queries)
             row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-            row["knn"] = knn_accuracy(embed(encoder, self.reference, device), queries)
+            row["knn"] = knn_accuracy(self._features(encoder, self.reference, device, half), queries)
         if pool is not None:
             row |= {"pool_coverage": float(pool.coverage()), "pool_staleness": float(pool.staleness())}
         return row
+
+    @staticmethod
+    def _features(encoder: Encoder, split: Split, device: torch.device, half: bool) -> Features:
+        if device.type == "cpu":
+            return embed(encoder, split)
+        return embed(encoder, split, device, max(256, PIXELS // encoder.size**2), half=half, stay=True)
 
     def state(self) -> dict[str, Any]:
         kept = ("low_readings", "low_ranks", "collapsed", "told")

@@ -59,6 +59,7 @@ def trainer_for(
         kept.trainer.restart(recipe, data)
     else:
         kept.trainer, kept.fingerprint = None, None  # its memory is free before the next one is built
+        torch.compiler.reset()  # the compiler gives up on a function that it has seen with eight modules
         kept.trainer, kept.fingerprint = Trainer(recipe, data, device, progress, ranks), mark
     return kept.trainer
 

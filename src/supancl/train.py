@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.checkpoint import initialize, load_newest, save_checkpoint, save_encoder
+from supancl.checkpoint import Writer, initialize, load_newest
 from supancl.config import flattened
 from supancl.data.sources import Data, open_data, same_source
 from supancl.data.stream import stream_remarks
@@ -30,7 +30,7 @@ from supancl.reuse import is_kept, trainer_for
 from supancl.run import MetricsLog, NoLog, RunFolder, next_folder
 from supancl.signals import signals_noted
 from supancl.start import agrees, check_data, check_ranks, check_same_data, pick_device, with_short_side, with_speed
-from supancl.trainer import WARM_UP, Trainer
+from supancl.trainer import WARM_UP, Look, Trainer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
 MOST_ROLLBACKS = 3
@@ -142,14 +142,15 @@ def _trained(
 ) -> Trainer:
     ranks.alike(data.described.get("fingerprint"), "the data")
     trainer = trainer_for(recipe, data, device, reporter.reading, ranks)
-    _begin(trainer, data, folder, resume, init, reporter)
-    log = MetricsLog(folder, trainer.step if resume else None) if ranks.leads else NoLog()
-    try:
-        _loop(trainer, folder, data, log, reporter)
-    finally:
-        trainer.feed.close()
-        log.close()
-        reporter.ends()
+    with Writer() as writer:  # however the run ends, what is being written is first finished
+        _begin(trainer, data, folder, resume, init, reporter, writer)
+        log = MetricsLog(folder, trainer.step if resume else None) if ranks.leads else NoLog()
+        try:
+            _loop(trainer, folder, data, log, reporter, writer)
+        finally:
+            trainer.feed.close()
+            log.close()
+            reporter.ends()
     return trainer
 
 
@@ -165,7 +166,8 @@ def _too_large(recipe: Recipe, device: torch.device) -> str:
 
 
 def _begin(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
+    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter,
+    writer: Writer,
 ) -> None:
     recipe, ranks = trainer.recipe, trainer.ranks
     if init is not None:
@@ -177,7 +179,8 @@ def _begin(
         trainer.load(state)
     ranks.once(lambda: _write_start(trainer, data, folder))
     if recipe.train.on_nan == "rollback" and state is None:
-        _save(trainer, folder)  # so that there is something to go back to
+        _save(trainer, folder, writer)  # so that there is something to go back to
+        ranks.once(writer.wait)
     if recipe.loss.sees_batch(trainer.pool) and recipe.train.accumulate > 1:
         reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
                       f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
@@ -196,9 +199,9 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     folder.keep_metrics_until(trainer.step)
 
 
-def _save(trainer: Trainer, folder: RunFolder) -> None:
+def _save(trainer: Trainer, folder: RunFolder, writer: Writer) -> None:
     state = trainer.state()
-    trainer.ranks.once(lambda: save_checkpoint(folder.checkpoints, trainer.step, state))
+    trainer.ranks.once(lambda: writer.save(folder.checkpoints, trainer.step, state))
 
 
 def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
@@ -211,7 +214,9 @@ def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | N
     return state
 
 
-def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter) -> None:
+def _loop(
+    trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter, writer: Writer
+) -> None:
     settings = trainer.recipe.train
     rollbacks, since, images = 0, time.perf_counter(), 0
     targets = torch.empty(0)
@@ -221,22 +226,24 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 trainer.step += 1
             else:
                 if trainer.warmed == WARM_UP and trainer.replay is None:
+                    writer.wait()  # while a step is recorded, no other thread may wait for the GPU
                     _capture(trainer, reporter)
                 stepped = _advanced(trainer, reporter)
                 if stepped is None:
-                    rollbacks = _not_finite(trainer, trainer.step, folder, data, rollbacks, log, reporter)
+                    rollbacks = _not_finite(trainer, trainer.step, folder, data, rollbacks, log, reporter, writer)
                     continue
                 targets, images = stepped, images + settings.batch_size
             stop = trainer.ranks.stopped(received)  # whichever rank was told to
             row, epoch_ends = None, trainer.step % trainer.steps_per_epoch == 0
             often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
             looks = trainer.step % settings.log_every == 0 or epoch_ends
-            bad = trainer.bad_step() if looks or often or stop else None
+            seen = trainer.look(targets) if looks else None
+            bad = seen.bad_step if seen is not None else trainer.bad_step() if often or stop else None
             if bad is not None:
-                rollbacks = _not_finite(trainer, bad, folder, data, rollbacks, log, reporter)
+                rollbacks = _not_finite(trainer, bad, folder, data, rollbacks, log, reporter, writer)
                 continue
-            if looks:
-                row = _train_row(trainer, targets, images / max(time.perf_counter() - since, 1e-9))
+            if seen is not None:
+                row = _train_row(trainer, seen, images / max(time.perf_counter() - since, 1e-9))
                 log.write(row)
                 since, images = time.perf_counter(), 0
             reporter.stepped(trainer.step, row)
@@ -244,19 +251,21 @@ def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, repo
                 raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
                                 "the last checkpoint; try a lower --set optimizer.lr")
             if epoch_ends:
-                _close_epoch(trainer, folder, data, targets, log, reporter)
+                _close_epoch(trainer, folder, data, targets, log, reporter, writer)
                 since = time.perf_counter()
             collapsing = trainer.monitor.collapsed and not trainer.monitor.told
             trainer.monitor.told |= collapsing
             if epoch_ends or often or stop or collapsing:
-                _save(trainer, folder)
+                _save(trainer, folder, writer)
             if collapsing:
-                _tell_collapse(trainer, reporter)
+                _tell_collapse(trainer, reporter, writer)
             if stop and trainer.step < trainer.steps:
+                trainer.ranks.once(writer.wait)
                 name = signal.Signals(stop).name
                 how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
                 raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", stop)
+        trainer.ranks.once(writer.wait)
 
 
 def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
@@ -284,50 +293,53 @@ def _capture(trainer: Trainer, reporter: Reporter) -> None:
                       "half the speed for small images; --set train.replay=false tries no more")
 
 
-def _train_row(trainer: Trainer, targets: Tensor, images_per_second: float) -> dict[str, Any]:
-    loss, ssl, sup = trainer.mean_since()
+def _train_row(trainer: Trainer, seen: Look, images_per_second: float) -> dict[str, Any]:
     last, aligned = trainer.step - 1, trainer.recipe.loss.kind == "align"
     return {
         "kind": "train",
         "step": trainer.step,
         "epoch": last // trainer.steps_per_epoch,
-        "loss": loss,
-        "ssl": ssl if aligned else None,  # the other losses have one term
-        "sup": sup if aligned else None,
+        "loss": seen.loss,
+        "ssl": seen.ssl if aligned else None,  # the other losses have one term
+        "sup": seen.sup if aligned else None,
         "lr": trainer.rates[0](last),
         "predictor_lr": trainer.rates[1](last) if trainer.recipe.heads.predictor is not None else None,
         "momentum": trainer.momentum_at(last) if trainer.recipe.branches.target == "momentum" else None,
-        "std": trainer.monitor.watch(targets),
+        "std": trainer.monitor.note(seen.std),
         "images_per_second": images_per_second,
     }
 
 
 def _close_epoch(
-    trainer: Trainer, folder: RunFolder, data: Data, targets: Tensor, log: MetricsLog, reporter: Reporter
+    trainer: Trainer, folder: RunFolder, data: Data, targets: Tensor, log: MetricsLog, reporter: Reporter,
+    writer: Writer,
 ) -> None:
     """What an epoch ends with: the monitor's values, and the encoder as it is now."""
     settings, encoder = trainer.recipe.train, trainer.branches.encoder
     done = trainer.step // trainer.steps_per_epoch
     if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
         row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
-        row |= trainer.ranks.once(lambda: trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device))  # type: ignore[arg-type]
+        half = settings.precision == "bf16"
+        row |= trainer.ranks.once(lambda: trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device, half))  # type: ignore[arg-type]
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
     for remark in stream_remarks(trainer.train_images.store):
         reporter.warn(remark)
-    trainer.ranks.once(lambda: save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
+    trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
 
 
-def _tell_collapse(trainer: Trainer, reporter: Reporter) -> None:
+def _tell_collapse(trainer: Trainer, reporter: Reporter, writer: Writer) -> None:
     text = alarm(trainer.recipe, trainer.monitor, trainer.step)
     if trainer.recipe.train.on_collapse == "stop":
+        trainer.ranks.once(writer.wait)
         raise Collapsed(text)
     reporter.warn(text)
 
 
 def _not_finite(
-    trainer: Trainer, step: int, folder: RunFolder, data: Data, rollbacks: int, log: MetricsLog, reporter: Reporter
+    trainer: Trainer, step: int, folder: RunFolder, data: Data, rollbacks: int, log: MetricsLog, reporter: Reporter,
+    writer: Writer,
 ) -> int:
     """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
     policy, files = trainer.recipe.train.on_nan, data.train.named(trainer.order.positions(step))
@@ -339,6 +351,7 @@ def _not_finite(
     if policy == "rollback":
         if rollbacks >= MOST_ROLLBACKS:
             raise NonFinite(f"{what}, after {rollbacks} rollbacks; {ways}")
+        trainer.ranks.once(writer.wait)
         known, (state, _) = trainer.bad_steps, trainer.ranks.once(lambda: load_newest(folder.checkpoints))
         if state is not None:
             trainer.load(state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +26,21 @@ from supancl.errors import BadInput
 from supancl.layers import arrange
 from supancl.losses import Align, Terms, Whole, share
 from supancl.methods import assemble
-from supancl.monitor import Monitor
+from supancl.monitor import Monitor, relative_std
 from supancl.recipes import Recipe
 from supancl.schedules import ema_momentum, learning_rate
 
 WARM_UP = 3  # steps before one is captured: libraries choose their kernels and allocate
+
+
+class Look(NamedTuple):
+    """Losses averaged over the steps since the last look, the targets' spread, and a step without a finite loss."""
+
+    loss: float
+    ssl: float
+    sup: float
+    std: float
+    bad_step: int | None
 
 
 class Trainer:
@@ -59,7 +69,10 @@ class Trainer:
         self.compiled = bool(recipe.train.compile) and ranks.size == 1
         wrapped = ranks.wrapped(self.branches, device, recipe.train.gradients)
         self.forward = torch.compile(wrapped) if self.compiled else wrapped
-        self.render = torch.compile(draw_and_render) if self.compiled and device.type == "cuda" else draw_and_render
+        on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
+        self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
+        self.compare = torch.compile(self.compared) if on_gpu else self.compared
+        self.push = torch.compile(self.pushed) if on_gpu else self.pushed
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
         self.micros = shared_rows(recipe.train.batch_size, recipe.train.accumulate, ranks, device)
@@ -165,7 +178,7 @@ class Trainer:
             with self.ranks.apart(self.forward, yes=len(seen) + 1 < len(self.micros)):
                 with self.autocast():
                     anchors, targets = self.forward(views, local)
-                terms, targets = self.compared(anchors, targets, labels[micro], part)
+                terms, targets = self.compare(anchors, targets, labels[micro], part)
                 (terms.total * self.ranks.size / recipe.train.accumulate).backward()  # averaged over the ranks
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
             seen.append(targets)
@@ -175,8 +188,7 @@ class Trainer:
         self.optimizer.step()
         if not released:
             self.branches.update_target(self.momentum)
-        if self.pool is not None:
-            self.pool.push(targets[0 if released else -1], labels)  # z2, after the loss: never its own positive
+        self.push(targets[0 if released else -1], labels)  # z2, after the loss: never its own positive
         self.interval += torch.cat([losses, losses.new_ones(1)])
         self.at += 1
         return targets[-1]
@@ -196,6 +208,10 @@ class Trainer:
             kept = targets.detach() if self.recipe.compat == "released-code" else targets.detach()[1:]
             of_all = self.ranks.gather(kept, total, 1)
         return Terms(*(term * weight for term in terms)), of_all.detach()
+
+    def pushed(self, targets: Tensor, labels: Tensor) -> None:
+        if self.pool is not None:
+            self.pool.push(targets, labels)
 
     def own_positions(self, step: int) -> Tensor:
         """Which images of a step this rank takes."""
@@ -246,6 +262,7 @@ class Trainer:
     def uncompile(self) -> None:
         """Run what the compiler could not compile as it is written."""
         self.compiled, self.forward, self.render = False, self.branches, draw_and_render
+        self.compare, self.push = self.compared, self.pushed
 
     def set_rates(self) -> None:
         now = self.schedule.index_select(1, self.at)[:, 0]
@@ -303,11 +320,19 @@ class Trainer:
         half = self.device.type == "cuda" and self.recipe.train.precision == "bf16"
         return torch.bfloat16 if half else torch.float32
 
+    def look(self, targets: Tensor) -> Look:
+        """What the log wants to know, the spread of these targets included, in one copy from the device."""
+        std = relative_std(targets).to(self.interval) if len(targets) else self.interval.new_full((), math.nan)
+        told = torch.cat([self.interval, std[None], self.first_bad.to(self.interval)])
+        self.interval.zero_()
+        loss, ssl, sup, steps, spread, bad = told.tolist()
+        steps = steps or math.nan
+        return Look(loss / steps, ssl / steps, sup / steps, spread, int(bad) if bad >= 0 else None)
+
     def mean_since(self) -> tuple[float, float, float]:
         """Loss, ssl and sup averaged over the steps since this was last asked."""
-        loss, ssl, sup, steps = self.interval.tolist()
-        self.interval.zero_()
-        return (loss / steps, ssl / steps, sup / steps) if steps else (math.nan, math.nan, math.nan)
+        seen = self.look(torch.empty(0))
+        return seen.loss, seen.ssl, seen.sup
 
     # --- the state of a run -------------------------------------------------------------------------------------------
 

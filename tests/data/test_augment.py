@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from supancl.data import augment, products
+from supancl.data import products
 from supancl.data.augment import (
     blur,
     crop_and_resize,

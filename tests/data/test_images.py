@@ -277,6 +277,19 @@ def test_images_of_differing_sizes_are_padded_and_their_sizes_kept():
         assert torch.equal(row[:, : image.shape[1], : image.shape[2]], image)
 
 
+@pytest.mark.parametrize("sizes", [[(3, 5), (4, 2), (1, 6)], [(3, 4)] * 3])
+def test_a_canvas_holds_every_image_of_a_batch_where_its_size_says(sizes):
+    random = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, *size), generator=random, dtype=torch.uint8) for size in sizes]
+    packed = PackedImages.of(images)
+    batch = packed.on_canvas(torch.tensor([2, 0, 2]), pinned=False)
+    assert batch.pixels.shape[-2:] == packed.canvas
+    for pixels, index in zip(batch.pixels, (2, 0, 2), strict=True):
+        height, width = sizes[index]
+        assert torch.equal(pixels[:, :height, :width], images[index])
+    assert batch.sizes is None if packed.uniform else batch.sizes.tolist() == [list(sizes[i]) for i in (2, 0, 2)]
+
+
 def test_every_store_gives_the_images_at_the_asked_positions(tmp_path):
     arrays = [noise(4, 5, 3, seed=n) for n in range(4)]
     paths = [saved(tmp_path, Image.fromarray(array), f"{n}.png") for n, array in enumerate(arrays)]

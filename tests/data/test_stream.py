@@ -21,7 +21,7 @@ from PIL import Image
 
 from supancl import Reporter, pretrain
 from supancl.data import sidecars
-from supancl.data.loader import Feed
+from supancl.data.loader import Feed, _padded_to
 from supancl.data.order import Order, WindowedOrder, seeded
 from supancl.data.sidecars import Sidecar, sidecar_path
 from supancl.data.sources import DataSpec, absolute_source, open_data
@@ -247,7 +247,7 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
     assert not feed.one_shape
     for position in (0, 1):
-        fitted = feed._of_one_shape(train.batch(torch.tensor([position])))
+        fitted = _padded_to(train.store.canvas, train.batch(torch.tensor([position])))
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
         assert fitted.labels.tolist() == [-1]

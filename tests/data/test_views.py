@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -135,11 +136,13 @@ def test_on_a_gpu_views_are_those_of_the_cpu_made_without_waiting_and_in_a_captu
         made = render(crops, there, drawn, MEAN, STD, products=products)
         torch.testing.assert_close(made.cpu(), expected, rtol=0, atol=5e-5)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        crops(Batch(there), MEAN, STD)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            crops(Batch(there), MEAN, STD)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         views = crops(Batch(there), MEAN, STD)

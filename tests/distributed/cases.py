@@ -74,6 +74,14 @@ CASES |= {
 }
 
 
+# four processes on two cores take turns at every exchange, so they train some of the variants only
+ON_FOUR = [
+    *METHODS, "supsiam, class-queues", "supbyol, prototypes", "supcon, half labelled", "crossentropy, uneven",
+    "supcon, accumulated", "crossentropy, accumulated", "odd, class queues", "sharded prototypes",
+    "few of the positives", "local crops, no pool", "fed",
+]  # fmt: skip
+
+
 class Elsewhere:
     """Images that come with their labels and are never resident."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from supancl.distributed.traffic import SIGNAL
-from tests.distributed.cases import CASES, STEPS, outcome, trained
+from tests.distributed.cases import CASES, ON_FOUR, STEPS, outcome, trained
 from tests.distributed.worker import COUNTED, FIRST, LAST, RESUMED, SECOND, of_ranks
 from tests.tiny import flat
 
@@ -54,9 +54,15 @@ def launch(out: Path, size: int, before: Path):
     return torch.load(out / "made.pt", weights_only=False)
 
 
-@pytest.fixture(params=SIZES, ids=lambda size: f"{size} ranks")
-def made(request):
-    return request.getfixturevalue({2: "on_two", 4: "on_four"}[request.param])
+@pytest.fixture
+def made(size: int, request):
+    return request.getfixturevalue({2: "on_two", 4: "on_four"}[size])
+
+
+EVERY = [
+    pytest.param(size, name, id=f"{size} ranks, {name}")
+    for size, names in ((2, CASES), (4, ON_FOUR)) for name in names
+]  # fmt: skip
 
 
 def assert_close(found, expected) -> None:
@@ -73,8 +79,9 @@ def of_classes(pool):
     return {key: value[:-1] if value.ndim else value for key, value in pool.items()}
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", COUNTED)
-def test_what_is_exchanged_is_what_is_said(name: str, made) -> None:
+def test_what_is_exchanged_is_what_is_said(size: int, name: str, made) -> None:
     counted = made[f"counted {name}"]
     gradients, norms, targets, rest = counted["said"]
     assert counted["gradients"] == gradients > 0
@@ -82,12 +89,13 @@ def test_what_is_exchanged_is_what_is_said(name: str, made) -> None:
     assert min(norms, targets) > 0
 
 
-def test_gradients_may_travel_as_bf16(made) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_may_travel_as_bf16(size: int, made) -> None:
     assert 0 < made["halved"]["apart"] < 0.02 * made["halved"]["moved"]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_training_is_that_of_one_process(name: str, made, alone) -> None:
+@pytest.mark.parametrize(("size", "name"), EVERY)
+def test_training_is_that_of_one_process(size: int, name: str, made, alone) -> None:
     found = dict(made[name])
     found.pop("fingerprints")
     expected = dict(alone(name))
@@ -98,10 +106,11 @@ def test_training_is_that_of_one_process(name: str, made, alone) -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "sharded prototypes"])
-def test_every_rank_has_the_same_bits(name: str, made) -> None:
-    assert len(made[name]["fingerprints"]) in SIZES
-    assert len(set(made[name]["fingerprints"])) == 1
+@pytest.mark.parametrize(("size", "name"), EVERY)
+def test_every_rank_has_the_same_bits(size: int, name: str, made) -> None:
+    same = name != "sharded prototypes"  # of those each rank has its own
+    assert len(made[name]["fingerprints"]) == size
+    assert (len(set(made[name]["fingerprints"])) == 1) == same
 
 
 @pytest.mark.parametrize("name", RESUMED)

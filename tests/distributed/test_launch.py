@@ -118,14 +118,19 @@ def test_what_one_rank_cannot_do_ends_all_with_its_reason(tmp_path: Path) -> Non
     command = [sys.executable, *SUPANCL, "digits.supsiam", "--data", "mine.npz", "--out", "run", *settings(SHORT)]
     (code, said), (other_code, other_said) = of_ranks(command, 2, tmp_path, folders)
     assert (code, other_code) == (2, 2)
-    assert said == "supancl: rank 1 of 2: no data at 'mine.npz'; check the path\n"
-    assert other_said == ""
+    assert told(said) == ["supancl: rank 1 of 2: no data at 'mine.npz'; check the path"]
+    assert told(other_said) == []
     archive(folders[1], 1)
     (code, said), (other_code, other_said) = of_ranks(command, 2, tmp_path, folders)
     assert (code, other_code) == (2, 2)
-    assert "supancl: the data differ between ranks" in said
-    assert other_said == ""
+    assert [line[:38] for line in told(said)] == ["supancl: the data differ between ranks"]
+    assert told(other_said) == []
     assert not (folders[1] / "run").exists()
+
+
+def told(said: str) -> list[str]:
+    """Without torch's own remarks, made where the process that kept the addresses ends first."""
+    return [line for line in said.splitlines() if line.startswith("supancl:")]
 
 
 def archive(folder: Path, shift: int) -> None:
@@ -153,13 +158,12 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        ('BadInput("a.png: cannot be read any more")', 2, "supancl: rank 1 of 2: a.png: cannot be read any more\n"),
-        ('KeyError("x")', 1, "supancl: rank 1 of 2: KeyError: 'x'\n"),
+        ('BadInput("a.png: cannot be read any more")', 2, "supancl: rank 1 of 2: a.png: cannot be read any more"),
+        ('KeyError("x")', 1, "supancl: rank 1 of 2: KeyError: 'x'"),
     ],
 )
 def test_a_failure_in_the_middle_of_training_is_told_once(error: str, code: int, line: str, tmp_path: Path) -> None:
     words = ["pretrain", "digits.supsiam", "--out", str(tmp_path / "run"), *settings(SHORT), "--quiet"]
     ended = of_ranks([sys.executable, "-c", FAILS.format(error=error), *words], 2, tmp_path)
     assert [ended[0][0], ended[1][0]] == [code, code], ended
-    assert ended[0][1] == line
-    assert ended[1][1] == ""
+    assert told(ended[0][1] + ended[1][1]) == [line]

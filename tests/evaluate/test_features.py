@@ -123,6 +123,30 @@ def test_packed_images_of_one_size_have_the_features_of_an_array():
     assert torch.allclose(embed(encoder, packed, view="whole").values, embed(encoder, split, view="whole").values)
 
 
+def test_half_precision_is_near_and_only_where_asked_for():
+    split, encoder = some_split(), small_encoder().eval()
+    plain, half = embed(encoder, split).values, embed(encoder, split, half=True).values
+    assert half.dtype == torch.float32
+    assert not torch.equal(plain, half)
+    assert torch.allclose(plain, half, rtol=0.05, atol=0.02)
+    assert torch.equal(embed(encoder, split, half=False, stay=True).values, plain)
+
+
+def test_vectors_have_features_in_half_precision_too():
+    split = whole(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
+    encoder = EncoderSpec("linear", channels=1, size=6, width=4, mean=(0.0,), std=(1.0,)).build()
+    assert torch.allclose(embed(encoder, split, half=True).values, embed(encoder, split).values, atol=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_features_and_labels_stay_on_the_gpu_where_asked_for():
+    split, encoder = some_split(), small_encoder().eval().cuda()
+    there, back = embed(encoder, split, "cuda", stay=True), embed(encoder, split, "cuda")
+    assert (there.values.is_cuda, there.labels.is_cuda, back.values.is_cuda) == (True, True, False)
+    assert torch.allclose(there.values.cpu(), back.values, atol=1e-5)
+    assert embed(encoder, split.take(torch.empty(0, dtype=torch.long)), "cuda", stay=True).values.is_cuda
+
+
 def test_progress_is_told_and_an_empty_split_has_no_features():
     told = []
     embed(small_encoder(), some_split(), batch_size=3, progress=lambda *what: told.append(what))

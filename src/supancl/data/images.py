@@ -118,6 +118,14 @@ class PackedImages:
             return padded([self.image(i) for i in indices.tolist()])
         return self._gathered(indices)
 
+    def on_canvas(self, indices: Tensor, pinned: bool) -> Batch:
+        """A batch on the canvas that every image fits on, copied once; what lies beside an image has no meaning."""
+        (height, width), sizes = self.canvas, self.known_sizes[indices]
+        pixels = torch.empty(len(indices), self.channels, height, width, dtype=torch.uint8, pin_memory=pinned)
+        places = [pixel[:, :rows, :columns] for pixel, (rows, columns) in zip(pixels, sizes.tolist(), strict=True)]
+        torch._foreach_copy_(places, [self.image(index) for index in indices.tolist()])
+        return Batch(pixels, None if self.uniform else sizes)
+
     def _gathered(self, indices: Tensor) -> Batch:
         """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking.
 

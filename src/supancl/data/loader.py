@@ -50,8 +50,8 @@ class Feed:
         if self.resident:
             return self.split.batch(self.positions(step))
         if self.thread is None:
-            makers = 2 if isinstance(self.split.store, StreamImages) else 1  # one decodes while one pads and pins
-            self.thread = ThreadPoolExecutor(max_workers=makers, thread_name_prefix="feed")
+            # two: one copies or decodes while the other's batch is on its way to the device
+            self.thread = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
         for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
             if later not in self.ready:
                 self.ready[later] = self.thread.submit(self._make, later)
@@ -67,10 +67,9 @@ class Feed:
         return batch
 
     def _make(self, step: int) -> tuple[Batch, Any, Any]:
-        host = self.split.batch(self.positions(step))
+        host = self._on_host(self.positions(step))
         if self.stream is None:
             return host, None, None
-        host = self._of_one_shape(host)
         with torch.cuda.stream(self.stream):
             pinned = Batch(*(None if tensor is None else tensor.pin_memory() for tensor in host))  # type: ignore[arg-type]
             moved = pinned.to(self.device)
@@ -78,22 +77,28 @@ class Feed:
             event.record(self.stream)
         return moved, event, pinned
 
-    def _of_one_shape(self, batch: Batch) -> Batch:
-        """Ragged images on the canvas of the largest one, so that a captured step can read every batch."""
+    def _on_host(self, positions: Tensor) -> Batch:
+        """The batch as it goes to the device: where its shape may be one for all, so that a step can be captured."""
         store = self.split.store
-        streamed = isinstance(store, StreamImages) and store.canvas is not None
-        if not streamed and (not isinstance(store, PackedImages) or store.uniform or not store.one_canvas):
-            return batch
-        (height, width), shape = store.canvas, batch.pixels.shape  # type: ignore[attr-defined]
-        sizes = batch.sizes
-        if sizes is None:
-            sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
-        # where it goes on to a GPU it is pinned already: one copy less
-        pixels = torch.zeros(*shape[:2], height, width, dtype=batch.pixels.dtype, pin_memory=self.stream is not None)
-        pixels[..., : shape[-2], : shape[-1]] = batch.pixels
-        return Batch(pixels, sizes, batch.labels)
+        if self.stream is None:
+            return self.split.batch(positions)
+        if isinstance(store, PackedImages) and store.one_canvas:
+            return store.on_canvas(self.split.index[positions], pinned=True)
+        if isinstance(store, StreamImages) and store.canvas is not None:
+            return _padded_to(store.canvas, self.split.batch(positions))
+        return self.split.batch(positions)
 
     def close(self) -> None:
         if self.thread is not None:
             self.thread.shutdown(wait=False, cancel_futures=True)
             self.thread, self.ready = None, {}
+
+
+def _padded_to(canvas: tuple[int, int], batch: Batch) -> Batch:
+    """The images on a larger canvas, in memory that is pinned already: one copy less on the way to a GPU."""
+    shape, sizes = batch.pixels.shape, batch.sizes
+    if sizes is None:
+        sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
+    pixels = torch.empty(*shape[:2], *canvas, dtype=batch.pixels.dtype, pin_memory=torch.cuda.is_available())
+    pixels[..., : shape[-2], : shape[-1]] = batch.pixels
+    return Batch(pixels, sizes, batch.labels)

@@ -36,10 +36,6 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        if grads[0].device.type == "cpu":  # of gloo's operations this is the one that every version has
-            total = torch.stack(grads)
-            dist.all_reduce(total)
-            return total[dist.get_rank()]
-        own = torch.empty_like(grads[0], memory_format=torch.contiguous_format)
-        dist.reduce_scatter(own, [grad.contiguous() for grad in grads])
-        return own
+        total = torch.stack(grads)
+        dist.all_reduce(total)
+        return total[dist.get_rank()]

@@ -24,7 +24,7 @@ class OfAllRanks(nn.modules.batchnorm._BatchNorm):
 
 
 class _Summed(nn.modules.batchnorm._BatchNorm):
-    """Two differentiable sums over the ranks: of the values, and of the squared distances from the mean they give."""
+    """One differentiable sum over the ranks, of values, squares and how many there are."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Any number of dimensions will do."""
@@ -36,13 +36,15 @@ class _Summed(nn.modules.batchnorm._BatchNorm):
             return made
         dims = [0, *range(2, features.ndim)]
         shape = [1, -1] + [1] * (features.ndim - 2)
-        values = features.to(torch.promote_types(features.dtype, torch.float32))
-        count = values.new_full((1,), values.numel() // values.shape[1])
-        sums = Sum.apply(torch.cat([values.sum(dims), count]))
-        mean = sums[:-1] / sums[-1]
-        centred = values - mean.view(shape)
-        variance = Sum.apply(centred.square().sum(dims)) / sums[-1]
+        wide = features.double()  # so that the mean of the squares less the square of the mean keeps its digits
+        count = wide.new_full((1,), wide.numel() // wide.shape[1])
+        sums = Sum.apply(torch.cat([wide.sum(dims), wide.square().sum(dims), count]))
+        mean, squares = (sums[:-1] / sums[-1]).chunk(2)
+        variance = (squares - mean.square()).clamp(min=0)
         self._remember(mean.detach(), variance.detach(), sums[-1].detach())
+        values = features.to(torch.promote_types(features.dtype, torch.float32))
+        centred = values - mean.to(values.dtype).view(shape)
+        variance = variance.to(values.dtype)
         result = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             result = result * self.weight.view(shape) + self.bias.view(shape)

@@ -18,7 +18,7 @@ from supancl.distributed.ranks import Ended, Ranks
 from supancl.errors import BadInput, SupanclError
 
 PATIENCE = timedelta(hours=4)  # for a rank that builds a cache or measures while the others wait
-TO_BE_TOLD = 5.0  # seconds that a rank waits for a lower one to say why the run ended
+TO_BE_TOLD = 3.0  # seconds that a rank waits for a lower one to say why the run ended
 OWN_WORDS = "supancl/ended"
 
 
@@ -35,12 +35,14 @@ def from_environment() -> Ranks:
     return Ranks(size, rank, local)
 
 
+_TELLS: list[bool] = []  # whether this process tells why a run has ended, where that is not for the first one to do
+
+
 def speaks() -> bool:
-    """Whether this process is the one that prints: the first, unless it has gone without a word."""
-    return _SPEAKS.is_set() or os.environ.get("RANK", "0") == "0" or from_environment().size == 1
-
-
-_SPEAKS = threading.Event()
+    """Whether this process is the one that prints: the first, unless another one has the reason to tell."""
+    if _TELLS:
+        return _TELLS[-1]
+    return os.environ.get("RANK", "0") == "0" or from_environment().size == 1
 
 
 @contextmanager
@@ -62,34 +64,45 @@ def opened(cuda: bool) -> Iterator[Ranks]:
         cause = _ending(ranks, store, error)
         if cause is error:
             raise
-        raise cause from None
+        raise cause from error  # --debug shows both
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def _ending(ranks: Ranks, store: Any, error: BaseException) -> BaseException:
-    """The reason to end with, told by one rank: the lowest that knows it."""
+    """The reason to end with. One rank tells it: the lowest of those that have it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all once one of them has ended
-    if _lost(error):
-        error = _cause(ranks, store) or Ended("another rank has gone without a word (killed, or out of memory); what "
-                                              "was saved last is sound, continue with --resume")
+    lost = _lost(error)
+    if lost:
+        cause = _cause(ranks, store)
+        if cause is not None:
+            _TELLS.append(False)  # its own rank did, before it ended
+            return cause
+        error = Ended("another rank has gone without a word (killed, or out of memory); what was saved last is sound, "
+                      "continue with --resume")
+    said = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
+    code = getattr(error, "exit_code", 1)
     with suppress(RuntimeError):
-        code = getattr(error, "exit_code", 1)
-        store.set(f"{OWN_WORDS}/{ranks.rank}", f"{code} {type(error).__name__}: {error}"
-                  if not isinstance(error, SupanclError) else f"{code} {error}")
-    with suppress(RuntimeError):
-        dist.destroy_process_group()  # who waits for this rank now fails instead
-    until = time.monotonic() + TO_BE_TOLD
-    while not ranks.leads and time.monotonic() < until:
-        if _told_below(ranks.rank, store):
-            return error
-        time.sleep(0.05)
-    _SPEAKS.set()
-    if ranks.leads or isinstance(error, Ended) or not isinstance(error, SupanclError):
+        store.set(f"{OWN_WORDS}/{ranks.rank}", f"{code} {said}")
+    if ranks.leads or _told_below(ranks.rank, store, if_gone=not lost):
         return error
-    return Ended(f"rank {ranks.rank} of {ranks.size}: {error}", error.exit_code)
+    _TELLS.append(True)
+    return error if lost else Ended(f"rank {ranks.rank} of {ranks.size}: {said}", code)
+
+
+def _told_below(rank: int, store: Any, if_gone: bool) -> bool:
+    """Whether a lower rank tells a reason: all have it at about the same time, or this one alone has it."""
+    until = time.monotonic() + TO_BE_TOLD
+    while time.monotonic() < until:
+        try:
+            if any(store.check([f"{OWN_WORDS}/{lower}"]) for lower in range(rank)):
+                return True
+        except RuntimeError:  # who kept the store has ended
+            return if_gone
+        time.sleep(0.05)
+    return False
 
 
 def _lost(error: BaseException) -> bool:
@@ -113,9 +126,3 @@ def _cause(ranks: Ranks, store: Any) -> Ended | None:
                     return Ended(text if known else f"rank {rank} of {ranks.size}: {text}", int(code))
         time.sleep(0.05)
     return None
-
-
-def _told_below(rank: int, store: Any) -> bool:
-    with suppress(RuntimeError):
-        return any(store.check([f"{OWN_WORDS}/{lower}"]) for lower in range(rank))
-    return False

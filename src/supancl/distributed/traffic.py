@@ -33,6 +33,7 @@ def traffic(
 
     `compares`: whether the loss sees the whole batch (`loss.sees_batch`); then both views' targets are gathered, and
     their gradient flows back where the target branch is shared. Otherwise only z2 is, for the pool and the monitor.
+    `value` is the size of a number: on a CPU those of the norms are 8 whatever the others are.
     """
     if ranks == 1:
         return Traffic(0, 0, 0, 0)

@@ -22,7 +22,7 @@ View = Literal["margin", "whole"]
 
 
 class Features(NamedTuple):
-    """(N, width) features on the CPU, with labels (-1: unlabelled)."""
+    """(N, width) features with labels (-1: unlabelled), both on the CPU unless they were asked to stay."""
 
     values: Tensor
     labels: Tensor
@@ -79,11 +79,14 @@ def embed(
     normalize: bool = False,
     view: View = "margin",
     progress: Callable[[str, int, int], None] | None = None,
+    half: bool = False,
+    stay: bool = False,
 ) -> Features:
     """Features of every image of a split, in its order. The encoder's mode is put back afterwards.
 
     `view` is `margin`: the centre 7/8 of the short side, bilinear, as linear evaluation has it; or `whole`: all of
     the short side, bicubic, as the transfer protocol (App. E) has it. `layer` is any of the encoder's own.
+    `half` runs the encoder in bfloat16, for a look in passing; `stay` leaves features and labels on the device.
     """
     device = torch.device(device)
     training = encoder.training
@@ -99,14 +102,22 @@ def embed(
             look = evaluation_view if view == "margin" else whole_view
             with torch.inference_mode():
                 seen = look(batch, encoder.size, encoder.mean, encoder.std)
-                found = encoder.features(seen, layer).float()
+                with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                    found = encoder.features(_laid_out(seen) if half else seen, layer).float()
                 found = F.normalize(found, dim=1) if normalize else found
             if values is None:
-                values = torch.empty(len(split), found.shape[1])
-            values[begin:done] = found.cpu()
+                values = torch.empty(len(split), found.shape[1], device=device if stay else "cpu")
+            values[begin:done] = found if stay else found.cpu()
             begin = done
             if progress is not None:
                 progress("taking features", done, len(split))
     finally:
         encoder.train(training)
-    return Features(torch.empty(0, encoder.width) if values is None else values, split.labels.clone())
+    if values is None:
+        values = torch.empty(0, encoder.width, device=device if stay else "cpu")
+    return Features(values, split.labels.clone().to(values.device))
+
+
+def _laid_out(images: Tensor) -> Tensor:
+    """Channels last, as tensor cores read images."""
+    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images

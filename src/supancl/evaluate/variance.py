@@ -60,7 +60,9 @@ def effective_rank(values: Tensor) -> float:
     centred = values.double() - values.double().mean(0)
     # of X X' and X' X, which share their eigenvalues, the smaller
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
-    singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+    # N centred rows span N - 1 directions at most; of the rest only the rounding would be counted
+    directions = min(len(gram), len(centred) - 1)
+    singular = torch.linalg.eigvalsh(gram)[len(gram) - directions :].clamp(min=0).sqrt()
     total = singular.sum()
     if not bool(torch.isfinite(total)) or float(total) <= 1e-12:
         return 0.0

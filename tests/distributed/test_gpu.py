@@ -1,0 +1,53 @@
+"""Two ranks that share one GPU, through gloo since NCCL wants one each: torch's SyncBatchNorm, views joined."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl.distributed import ALONE, Ranks, from_environment
+from supancl.trainer import Trainer
+from tests.distributed.worker import of_ranks
+from tests.tiny import flat, tiny_data, tiny_recipe
+
+NAMES = ("supsiam", "supbyol", "simclr", "supmoco", "supsiam-nopool", "crossentropy")
+STEPS = 5
+
+
+def weights(name: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
+    """Weights, statistics and pool after some steps in single precision, with TF32 off."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    settings = {"train__device": "cuda", "train__precision": "fp32", "train__batch_size": 11}
+    data = tiny_data(64, unlabelled=0.3)
+    trainer = Trainer(tiny_recipe(name, **settings), data, torch.device("cuda", 0), ranks=ranks)
+    for _ in range(STEPS):
+        assert trainer.advance() is not None
+    pool = {} if trainer.pool is None else trainer.pool.state_dict()
+    kept = {"branches": trainer.branches.state_dict(), "pool": pool}
+    return {key: value.cpu() for key, value in flat(kept).items()}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_two_ranks_on_a_gpu_train_as_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.distributed.test_gpu", str(tmp_path / "made.pt")]
+    ended = of_ranks(command, 2, tmp_path)
+    assert [code for code, _ in ended] == [0, 0], ended
+    made = torch.load(tmp_path / "made.pt", weights_only=True)
+    for name in NAMES:
+        expected = weights(name)
+        assert made[name].keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(made[name][key], value, rtol=2e-3, atol=2e-4, msg=f"{name}{key}")
+
+
+if __name__ == "__main__":
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("gloo")
+    here = from_environment()
+    found = {name: weights(name, here) for name in NAMES}
+    if here.leads:
+        torch.save(found, sys.argv[1])
+    torch.distributed.destroy_process_group()
