@@ -22,7 +22,10 @@ demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU core
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
 test: $(READY)  ## all tests but the slow ones, with branch coverage
-	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered --cov-fail-under=96
+	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/distributed --cov --cov-report=term:skip-covered --cov-fail-under=96
+
+test-distributed: $(READY)  ## 2 and 4 processes against one
+	$(BIN)/python -m pytest -m "not slow" tests/distributed
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow

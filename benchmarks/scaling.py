@@ -80,6 +80,7 @@ def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], o
     if device.type != "cuda":
         return work
     side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))  # what it reads is still being written there
     with torch.cuda.stream(side):
         for _ in range(3):
             work()

@@ -110,13 +110,15 @@ WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "
 
 @pytest.mark.parametrize(("method", "way", "precision"), WAYS)
 def test_fifty_steps_have_the_losses_of_the_eager_step(method: str, way: str, precision: str) -> None:
-    eager = losses_of(digits_trainer(method, **{"train.precision": precision}), 50)
-    trainer = digits_trainer(method, **{"train.precision": precision, **FAST[way]})
+    # at the tiny recipe's own rate, 0.05, two eager runs of one seed end 6% apart: training enlarges what rounding begins
+    common = {"train.precision": precision, "optimizer.lr": 0.005}
+    eager = losses_of(digits_trainer(method, **common), 50)
+    trainer = digits_trainer(method, **common, **FAST[way])
     fast = losses_of(trainer, 50)
     assert (trainer.replay is not None) == ("replayed" in way)
-    # bf16 has three digits, and what rounding begins the training enlarges
-    assert fast[:5] == pytest.approx(eager[:5], rel=2e-2 if precision == "bf16" else 1e-3)
-    assert sum(fast) / 50 == pytest.approx(sum(eager) / 50, rel=2e-2)
+    # on a CPU fp32 and bf16 differ by up to 0.0125 (supsiam) and 0.025 of 5 (supmoco) within these 50 steps
+    assert fast == pytest.approx(eager, rel=1e-2, abs=2e-2 if precision == "bf16" else 5e-3)
+    assert abs(eager[-1] - eager[0]) > 0.1  # it does learn at that rate
 
 
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from supancl.encoders import EncoderSpec
-from supancl.layers import EvenMaxPool2d, FoldedConv2d, Highest, arrange, plain
+from supancl.layers import FoldedConv2d, arrange, plain
 from tests.helpers import seeded
 
 
@@ -36,24 +36,6 @@ def test_a_folded_convolution_is_the_convolution(size, stride, padding, side, ch
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 2), (12, 16), (8, 2)])
-def test_the_highest_of_nine_is_torchs_max_pool_ties_included(height, width):
-    maps = torch.randn(3, 5, height, width, generator=seeded(2), dtype=torch.float64).mul(2).round().requires_grad_()
-    expected = nn.MaxPool2d(3, 2, 1)(maps)
-    weights = torch.randn(expected.shape, generator=seeded(3), dtype=torch.float64)
-    found = Highest.apply(maps.movedim(1, -1)).movedim(-1, 1)
-    assert torch.equal(found, expected)
-    gradients = [torch.autograd.grad((made * weights).sum(), maps)[0] for made in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-    assert (gradients[0] != 0).any()
-
-
-def test_a_number_that_is_none_is_not_hidden_by_the_pool():
-    maps = torch.ones(1, 4, 4, 1)
-    maps[0, 1, 1] = torch.nan
-    assert Highest.apply(maps).isnan().any()
-
-
 def test_an_encoder_with_arranged_layers_gives_the_same_features_and_turns_back():
     torch.manual_seed(0)
     encoder = EncoderSpec("resnet18", size=64).build().double().eval()
@@ -61,8 +43,7 @@ def test_an_encoder_with_arranged_layers_gives_the_same_features_and_turns_back(
     images = torch.randn(2, 3, 64, 64, generator=seeded(4), dtype=torch.float64)
     expected, other = encoder(images), copy.deepcopy(encoder)
     arrange(other)
-    assert [type(layer) for layer in other.modules() if isinstance(layer, FoldedConv2d | EvenMaxPool2d)] == [
-        FoldedConv2d, EvenMaxPool2d]
+    assert sum(isinstance(layer, FoldedConv2d) for layer in other.modules()) == 1
     torch.testing.assert_close(other(images), expected, rtol=1e-12, atol=1e-12)
     assert list(other.state_dict()) == names
     plain(other)
@@ -73,7 +54,7 @@ def test_layers_that_would_gain_nothing_or_change_stay_as_they_are():
     layers = [
         nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(64, 8, 3, stride=2), nn.Conv2d(3, 8, 4, 2, padding_mode="reflect"),
         nn.Conv2d(3, 8, (3, 5), 2), nn.Conv2d(4, 8, 3, 2, groups=2), nn.Conv2d(3, 8, 3, 2, dilation=2),
-        nn.Conv2d(3, 8, 3, (2, 1)), nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.Conv2d(3, 8, 3, (2, 1)), nn.MaxPool2d(3, 2, 1),
     ]  # fmt: skip
     for layer in layers:
         before = type(layer)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from supancl import commands, studies
 from supancl.console import make_console, say_error
+from supancl.distributed import speaks
 from supancl.errors import BadInput, CheckFailed, SupanclError
 from supancl.flags import OneLineParser, common
 from supancl.run import jsonable
@@ -98,7 +99,7 @@ def check_json(where: str | None) -> None:
 
 
 def write_json(where: str | None, result: dict[str, Any]) -> None:
-    if where is None:
+    if where is None or not speaks():  # of several ranks one writes
         return
     text = json.dumps(jsonable(result), indent=2)
     if where == "-":

@@ -94,7 +94,7 @@ class _Rings(Pool):
     """Rings of equal length, each overwriting its oldest target; `Queue` is one ring, `ClassQueues` one per class.
 
     The mean over all positives must not cost more as the pool grows, so sums per class run along in float64:
-    added on entry, subtracted on exit, set to zero when the last one leaves.
+    added on entry, subtracted on exit, set to zero where none is left.
     """
 
     targets: Tensor
@@ -135,18 +135,22 @@ class _Rings(Pool):
         slot = ring * self.size + (self.pointers[ring] + rank) % self.size
         slot = torch.where(stored, slot, self.rings * self.size)
         self.clock += 1
-        self._account(self.targets[slot], torch.where(stored, self.labels[slot], EMPTY), -1)
+        self._account(self.targets[slot], torch.where(stored, self.labels[slot], EMPTY), targets,
+                      torch.where(stored, labels, EMPTY))
         self.targets[slot] = targets
         self.labels[slot] = labels
         self.born[slot] = self.clock
         self.labels[-1].fill_(EMPTY)  # not `= EMPTY`, which would copy from the host
-        self._account(targets, torch.where(stored, labels, EMPTY), +1)
         self.pointers.copy_((self.pointers + total) % self.size)
 
-    def _account(self, targets: Tensor, labels: Tensor, sign: int) -> None:
+    def _account(self, left: Tensor, left_labels: Tensor, came: Tensor, came_labels: Tensor) -> None:
+        """The sums and counts of the classes without what has left and with what came."""
+        labels = torch.cat([left_labels, came_labels])
         row = torch.where(labels >= 0, labels, self.classes)
-        self.sums.index_add_(0, row, targets.double(), alpha=sign)
-        self.tally.index_add_(0, row, torch.full_like(row, sign))
+        self.sums.index_add_(0, row, torch.cat([-left, came]).double())
+        change = torch.ones_like(labels)
+        change[: len(left)].fill_(-1)  # not `= -1`, which would copy from the host
+        self.tally.index_add_(0, row, change)
         self.tally[-1].fill_(0)
         # what rounding left behind goes with the last target
         self.sums[row] = torch.where((self.tally[row] > 0)[:, None], self.sums[row], 0.0)

@@ -68,10 +68,10 @@ class Trainer:
             synchronize(self.branches, device)
         self.compiled = bool(recipe.train.compile) and ranks.size == 1
         wrapped = ranks.wrapped(self.branches, device, recipe.train.gradients)
-        self.forward = torch.compile(wrapped) if self.compiled else wrapped
+        self.forward = wrapped
+        self.objective = torch.compile(self.compared) if self.compiled else self.compared
         on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
         self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
-        self.compare = torch.compile(self.compared) if on_gpu else self.compared
         self.push = torch.compile(self.pushed) if on_gpu else self.pushed
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
@@ -176,9 +176,7 @@ class Trainer:
             views = augment(images, mean, std, self.generator, renderer=self.render, dtype=self.view_dtype)
             local = augment.local_views(images, mean, std, self.generator, self.render, self.view_dtype)
             with self.ranks.apart(self.forward, yes=len(seen) + 1 < len(self.micros)):
-                with self.autocast():
-                    anchors, targets = self.forward(views, local)
-                terms, targets = self.compare(anchors, targets, labels[micro], part)
+                terms, targets = self.objective(views, local, labels[micro], part)
                 (terms.total * self.ranks.size / recipe.train.accumulate).backward()  # averaged over the ranks
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
             seen.append(targets)
@@ -193,8 +191,13 @@ class Trainer:
         self.at += 1
         return targets[-1]
 
-    def compared(self, anchors: Tensor, targets: Tensor, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
-        """The loss of the rows that are here as their share in the batch's, and the targets (z2 at least) of all."""
+    def compared(self, views: Tensor, local: Tensor | None, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
+        """Anchors, targets and their loss, one graph to the compiler; gives the targets (z2 at least) of all rows.
+
+        Of several ranks each has the loss of its rows as their share in the batch's.
+        """
+        with self.autocast():
+            anchors, targets = self.forward(views, local)
         loss, total = self.recipe.loss, part.total
         if part.whole:
             if self.alpha is not None and isinstance(loss, Align):
@@ -261,8 +264,7 @@ class Trainer:
 
     def uncompile(self) -> None:
         """Run what the compiler could not compile as it is written."""
-        self.compiled, self.forward, self.render = False, self.branches, draw_and_render
-        self.compare, self.push = self.compared, self.pushed
+        self.compiled, self.objective, self.render, self.push = False, self.compared, draw_and_render, self.pushed
 
     def set_rates(self) -> None:
         now = self.schedule.index_select(1, self.at)[:, 0]
