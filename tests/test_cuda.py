@@ -110,7 +110,7 @@ WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "
 
 @pytest.mark.parametrize(("method", "way", "precision"), WAYS)
 def test_fifty_steps_have_the_losses_of_the_eager_step(method: str, way: str, precision: str) -> None:
-    # at the tiny recipe's own rate, 0.05, two eager runs of one seed end 6% apart: training enlarges what rounding begins
+    # at the tiny recipe's own rate, 0.05, two eager runs of one seed end 6% apart: training enlarges rounding
     common = {"train.precision": precision, "optimizer.lr": 0.005}
     eager = losses_of(digits_trainer(method, **common), 50)
     trainer = digits_trainer(method, **common, **FAST[way])

@@ -123,7 +123,8 @@ def of_ranks(command: list[str], size: int, out: Path, folders: list[Path] | Non
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started, files = [], []
     for rank in range(size):
-        env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
         files.append(open(out / f"rank-{rank}.txt", "w+"))  # noqa: SIM115 - closed below
         where = ROOT if folders is None else folders[rank]
         started.append(subprocess.Popen(command, env=env, cwd=where, stdout=files[-1], stderr=subprocess.STDOUT))
