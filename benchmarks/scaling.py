@@ -25,12 +25,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from scaling_clocks import milliseconds, replayed, tensor_bytes
+from scaling_ranks import BATCH, WIDTH, by_ranks
 from scaling_shards import write_shards
 from scaling_tables import Row, put_into, tables
-from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from supancl.data.images import ArrayImages, workers
 from supancl.data.order import WindowedOrder, epoch_order
@@ -42,7 +41,6 @@ from supancl.schedules import ema_momentum, learning_rate
 from supancl.start import with_speed
 from supancl.trainer import WARM_UP, Trainer
 
-BATCH, WIDTH = 256, 256
 CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 SLOTS = (1_000, 10_000, 100_000, 1_000_000)
 PER_CLASS = 4  # slots of a class queue
@@ -50,54 +48,6 @@ IMAGES = (10**6, 10**7, 10**8, 10**9)
 PER_SHARD, WINDOW = 10_000, 16
 GIB = 2**30
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)
-
-
-# --- clocks -----------------------------------------------------------------------------------------------------------
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def milliseconds(work: Callable[[], object], device: torch.device, repeats: int = 15, calls: int = 4) -> float:
-    """Median time of one call; `calls` of them between two looks at the clock."""
-    for _ in range(3):
-        work()
-    found = []
-    for _ in range(repeats):
-        wait(device)
-        since = time.perf_counter()
-        for _ in range(calls):
-            work()
-        wait(device)
-        found.append((time.perf_counter() - since) / calls * 1e3)
-    return statistics.median(found)
-
-
-def replayed(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """On a GPU the work as a training step has it: recorded once, then replayed without the host."""
-    if device.type != "cuda":
-        return work
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))  # what it reads is still being written there
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    wait(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-def tensor_bytes(value: object) -> int:
-    """Bytes of every tensor in nested containers."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(tensor_bytes(item) for item in value.values())
-    return sum(tensor_bytes(item) for item in value) if isinstance(value, (list, tuple)) else 0
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -213,7 +163,7 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
     sidecars = indexed(files, lambda number, classes: None)
     held, images = tracemalloc.get_traced_memory()[0], sum(sidecar.images for sidecar in sidecars)
     tracemalloc.stop()
-    kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.npz"))
+    kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
     yield {"what": "index", "images": images, "index_us": found[0] / images * 1e6, "open_us": found[1] / images * 1e6,
            "open_ms_per_shard": found[1] / 9 * 1e3, "disk_bytes_per_image": kept / images,
            "memory_bytes_per_shard": held / 9}
@@ -302,36 +252,11 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
             torch.cuda.empty_cache()
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def _rank(rank: int, ranks: int, meeting: str, answer: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
-    cpu = torch.device("cpu")
-    own = torch.randn(BATCH // ranks, WIDTH)
-    every = [torch.empty_like(own) for _ in range(ranks)]
-    row: Row = {"ranks": ranks, "gather_ms": milliseconds(lambda: dist.all_gather(every, own), cpu, 10)}
-    for name, numbers in (("norm_ms", 2 * 2048 + 1), ("gradient_1m_ms", 10**6), ("gradient_33m_ms", 33 * 10**6)):
-        flat = torch.zeros(numbers)
-        row[name] = milliseconds(partial(dist.all_reduce, flat), cpu, 5, 2)
-    if rank == 0:
-        Path(answer).write_text(json.dumps(row))
-    dist.destroy_process_group()
-
-
-def by_ranks(scratch: Path) -> Iterator[Row]:
-    for ranks in (1, 2, 4):
-        answer = scratch / f"ranks-{ranks}.json"
-        spawn(_rank, (ranks, str(scratch / f"meeting-{ranks}"), str(answer)), nprocs=ranks)
-        yield json.loads(answer.read_text())
-
-
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
 def about(device: torch.device) -> str:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{workers()} cores of a {_processor()}"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{workers()} cores, {_processor()}"
     return (f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
             f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}")
 

@@ -50,7 +50,7 @@ TITLES = {
     "classes": "Pools as classes grow", "slots": "The queue as its slots grow",
     "order": "The order of an epoch as images grow", "schedule": "Learning rates and momentum of all steps",
     "stream": "Tar shards: indexing, opening, decoding", "step": "A ResNet-50 step beside its pool, and what is saved",
-    "ranks": "Collectives over processes of one machine (gloo, no GPU)",
+    "ranks": "Collectives over processes of one machine (gloo, no GPU), and 100,000 prototypes shared by them",
 }
 
 

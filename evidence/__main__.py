@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evidence.plan import PLANS, Plan, branches_of, rehearsal
+from evidence.plan import PLANS, Plan, kind_of, rehearsal
 from supancl.errors import BadInput, SupanclError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,9 +55,8 @@ def show_plan(plan: Plan, args: argparse.Namespace) -> None:
     left = waiting(plan, results)
     total, compiled = 0.0, set[str]()
     for step in left:
-        branches = branches_of(step.method)
-        seconds = expected_seconds(step, plan, results, branches in compiled, judged=not args.beside)
-        compiled.add(branches)
+        seconds = expected_seconds(step, plan, results, kind_of(step) in compiled, judged=not args.beside)
+        compiled.add(kind_of(step))
         total += seconds
         print(f"{step.name:24s} {step.epochs:4d} epochs {seconds:6.0f} s {total:7.0f} s in all")
     print(f"{len(plan.steps) - len(left)} of {len(plan.steps)} runs are there; the others should take {total:.0f} s")

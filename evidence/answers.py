@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
-from evidence.spread import Gap, gap
+from evidence.spread import Gap, gap, mean_text
 
 ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
@@ -73,7 +73,9 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
         assert between is not None
         best = max(means, key=lambda a: means[a])
         told = {"helps": "yes", "hurts": "no"}.get(between.verdict, between.verdict)
-        lines.append(f"- {MEASURES[measure][0]}: best at {best:g}; {top:g} - {end:g} = {between.text()}: {told}")
+        without = ", ".join(f"{alpha:g}" for alpha in rows if alpha not in found)
+        lines.append(f"- {MEASURES[measure][0]}: best at {best:g}; {top:g} - {end:g} = {between.text()}: {told}"
+                     + f" (alpha {without} missing)" * bool(without))
     without = ", ".join(row.name for row in rows.values() if not row.results)
     return lines or [f"- not measured yet: alpha {without} missing"]
 
@@ -88,8 +90,7 @@ def collapse_lines(plan: Plan, results: Results) -> list[str]:
 def prevents(without: Row, row: Row) -> str:
     if not row.results or not without.results:
         return "not measured yet"
-    knn, before = row.values("knn"), without.values("knn")
-    told = f"k-NN {statistics.fmean(knn):.2f} against {statistics.fmean(before):.2f} with neither, one seed"
+    told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither, one seed"
     if not lost(without):
         return f"nothing to prevent: with neither nothing collapsed ({told})"
     return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"

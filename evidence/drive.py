@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from evidence.judge import judge
-from evidence.plan import Plan, Step, branches_of, settings_of, words_of
+from evidence.plan import Plan, Step, kind_of, settings_of, words_of
 from evidence.results import choose, expected_seconds, identity_of, read_results, waiting
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
@@ -63,6 +63,7 @@ class Driver:
             while True:
                 step = self.next_step()
                 if step is None and self.judging is None:
+                    self.tell_stuck()
                     return sorted(self.tried)
                 if step is None:
                     self.wait()  # what is being judged may be the last of the pilots that others wait for
@@ -71,6 +72,14 @@ class Driver:
                 self.tell(f"{step.name}: about {self.expected(step, self.known()):.0f} s, {self.left:.0f} s left")
                 self.train(step)
                 self.judge(step)
+
+    def tell_stuck(self) -> None:
+        """A method of which no pilot could be judged has nothing to follow."""
+        known = self.known()
+        for method in self.plan.pilots:
+            done = all(f"pilot-{method}-{number}" in known for number in range(len(self.plan.pilots[method])))
+            if done and choose(self.plan, known, method) is None:
+                self.tell(f"{method}: no pilot has a linear accuracy, so nothing that follows them can be started")
 
     def known(self) -> dict[str, dict[str, Any]]:
         return read_results(self.results, self.plan)
@@ -88,8 +97,8 @@ class Driver:
 
     def expected(self, step: Step, known: dict[str, dict[str, Any]]) -> float:
         """Judging included; what was compiled here before is compiled quickly."""
-        here = {branches_of(name.split("-")[1]) for name in self.tried if not name.startswith(("alpha", "collapse"))}
-        return expected_seconds(step, self.plan, known, compiled=branches_of(step.method) in here)
+        here = {kind_of(other) for other in self.plan.steps if other.name in self.tried}
+        return expected_seconds(step, self.plan, known, compiled=kind_of(step) in here)
 
     def wanted(self, step: Step) -> bool:
         return not self.only or any(word in step.name for word in self.only)
@@ -101,16 +110,18 @@ class Driver:
         chosen = None if step.follows is None else choose(self.plan, known, step.follows)
         settings = settings_of(step, self.plan, chosen)
         words, folder = words_of(step, self.plan, settings), RunFolder(Path("runs") / step.name)
-        before = json.loads((folder.path / TOLD).read_text()) if (folder.path / TOLD).exists() else None
-        if before is not None:
-            return  # trained before on this machine, and not judged
+        same = identity_of(step, self.plan, known) or step.name
+        if (folder.path / TOLD).exists():  # trained before on this machine, and not judged
+            if json.loads((folder.path / TOLD).read_text())["identity"] != same:
+                raise BadInput(f"{self.work / folder.path} was trained with other settings than the plan has now; "
+                               "remove it")
+            return
         resumed = folder.holds_run
-        given = ["pretrain", "--resume", "--out", str(folder.path)] if resumed else words
-        code, lines, seconds = called([*given, "--quiet"])
+        code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
         why = lines[-1] if code and lines else ""
         told = {
             "name": step.name, "stage": step.stage, "method": step.method, "seed": step.seed, "epochs": step.epochs,
-            "identity": identity_of(step, self.plan, known) or step.name, "settings": settings,
+            "identity": same, "settings": settings,
             "command": shlex.join(["supancl", *words]), "exit": code, "why": why, "train_seconds": round(seconds, 1),
             "warnings": [line for line in lines if line.startswith("warning: ")][:8],
             "resumed": resumed, "beside": self.judging is not None, "commit": self.commit, **trained(folder),
@@ -122,7 +133,7 @@ class Driver:
         (folder.path / TOLD).write_text(json.dumps(told))
         finished = code == 0 and is_finished(folder, folder.read_recipe()[0])
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
-        fresh()
+        tidied()
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -189,9 +200,11 @@ def called(words: Sequence[str]) -> tuple[int, list[str], float]:
     return code, lines, time.perf_counter() - since
 
 
-def fresh() -> None:
-    """The next run must compile its own branches: the compiler gives up on a function it has seen too often."""
-    torch.compiler.reset()
+def tidied() -> None:
+    """Memory of the run before the last, which nothing refers to but itself.
+
+    The compiler is left alone: what it compiled belongs to the captured step that the next run may take over.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

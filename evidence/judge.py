@@ -14,7 +14,7 @@ import torch
 
 from evidence.plan import Plan
 from evidence.results import write_result
-from supancl.errors import BadInput
+from supancl.errors import BadInput, Collapsed
 from supancl.evaluate import Features
 from supancl.judge import make_look, open_subject
 from supancl.judge.sources import data_for
@@ -41,8 +41,9 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     if failures and not values:  # not the run's fault: it is judged again the next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
     code, why = told.pop("exit"), told.pop("why")
+    collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
     result = {
-        **told, "plan": plan.name, "status": "failed" if code else "collapsed" if was_collapsed(run) else "finished",
+        **told, "plan": plan.name, "status": "collapsed" if collapsed else "failed" if code else "finished",
         "why": why or None, "commands": commands,
         "values": {key: round(value, 4) for key, value in values.items() if value is not None},
         "not_measured": failures, "judge_seconds": round(time.perf_counter() - since, 1), "hardware": hardware(),

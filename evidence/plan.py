@@ -1,4 +1,4 @@
-"""The plan as data: pilots, final runs, the alpha sweep and the collapse cells, in the order of their importance."""
+"""The plan as data: pilots, final runs, the alpha sweep and the collapse cells, in the order they are made."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ PILOTS: dict[str, tuple[Setting, ...]] = {
     "supmoco": ((0.2, 1e-4), (0.2, 5e-4), (0.5, 1e-4)),
     "moco2": ((0.06, 1e-4), (0.06, 5e-4), (0.3, 1e-4)),
 }
-SEEDED = ("supsiam", "simsiam", "supcon", "crossentropy")  # three seeds; the others one
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 CELLS = {(False, False): "neither", (True, False): "pool", (False, True): "ema", (True, True): "pool+ema"}
 
-# Images a second on one H200, a first guess that measured runs replace: supsiam as docs/log.md has it, the momentum
-# methods from the milliseconds of a SupBYOL step there, the rest as supsiam.
-GUESS = {"supsiam": 34_400.0, "byol": 25_900.0, "supbyol": 25_900.0, "moco2": 25_900.0, "supmoco": 25_900.0}
-GUESSED = 34_400.0
+# First guesses that measured runs replace: images a second on one H200 as docs/performance.md has them (the momentum
+# methods as SupBYOL, the rest as SupSiam), and the first step's seconds there, with kernels compiled before and not.
+GUESS = {"simsiam": 36_800.0, "supcon": 37_800.0, "simclr": 37_800.0, "byol": 27_300.0, "supbyol": 26_900.0,
+         "moco2": 26_900.0, "supmoco": 26_900.0}
+GUESSED = 35_900.0
 START_SECONDS = 15.0  # of a run around its steps, with kernels compiled before
-EPOCH_SECONDS = 0.4  # a checkpoint of 184 MB with its checksum takes .5 s on a busy core
-COMPILE_SECONDS = 45.0  # on top, for the first run with such branches on a machine
-BRANCHES = {"supsiam": "siam", "simsiam": "siam", "supcon": "contrast", "simclr": "contrast", "supbyol": "byol",
-            "byol": "byol", "supmoco": "moco", "moco2": "moco"}  # methods whose branches are the same to the compiler
+EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
+COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine
 PILOT_JUDGE_SECONDS = 12.0
 FINAL_JUDGE_SECONDS = 40.0
 
@@ -57,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in the order of their importance; `tasks` says how a stage's runs are judged."""
+    """Steps in the order they are made; `tasks` says how a stage's runs are judged."""
 
     name: str
     family: str  # of the recipes: FAMILY.METHOD
@@ -74,13 +72,19 @@ class Plan:
 
 
 def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others: Any) -> list[Step]:
-    """A tenth of each training class is held out, and is what they are judged on."""
-    return [
+    """A tenth of each training class is held out, and is what they are judged on.
+
+    Those of one weight decay come one after another: a learning rate is read from the device, so they share a captured
+    step (supancl.reuse), which a weight decay is part of.
+    """
+    made = [
         Step(f"pilot-{method}-{number}", "pilot", method, epochs, 0,
              {"optimizer.lr": lr, "optimizer.weight_decay": decay, "data.holdout": 0.1, "train.monitor_every": 10,
               **others})
         for number, (lr, decay) in enumerate(settings)
     ]
+    decays = [decay for _, decay in settings]
+    return sorted(made, key=lambda step: decays.index(step.settings["optimizer.weight_decay"]))
 
 
 # every image is trained on and nothing is held out for the monitor: the test set is looked at once, at the end
@@ -106,16 +110,28 @@ def cell(pool: bool, ema: bool, epochs: int = 50) -> Step:
     return Step(f"collapse-{CELLS[pool, ema]}-0", "collapse", "supsiam", epochs, 0, settings, "supsiam")
 
 
+def trained(method: str) -> list[Step]:
+    """Its pilots, and the run with its first seed."""
+    return [*pilots(method, PILOTS[method]), final(method, 0)]
+
+
 def cifar_steps() -> list[Step]:
-    """The paper's own methods and its claim first, then the others, further seeds last: whatever time there is, the
-    files that are there answer something."""
-    steps = [step for method in ("supsiam", "simsiam") for step in pilots(method, PILOTS[method])]
-    steps += [final("supsiam", 0), final("simsiam", 0)]
-    steps += [*sweep(0), *(cell(*key) for key in CELLS)]
-    for method in (method for method in PILOTS if method not in ("supsiam", "simsiam")):
-        steps += [*pilots(method, PILOTS[method]), final(method, 0)]
-    steps += [final(method, seed) for seed in (1, 2) for method in SEEDED]
-    return [*steps, *sweep(1), *sweep(2)]
+    """By what a further run adds to the answers: GPU time may end after twenty minutes as well as after two hours.
+
+    1. SupSiam against SimSiam is the paper's claim, and SupSiam's three seeds come at once: with two degrees of freedom
+       known, every later difference of single seeds has an interval, and without them none has. The alphas share a
+       captured step and need no pilots, so theirs is the cheapest of the other questions.
+    2. SupCon and cross-entropy: how SupSiam stands. Then collapse, four cells of half the length.
+    3. SupBYOL, BYOL and SimCLR end the list of questions, each with one seed.
+    4. Further seeds where differences may be small: SupCon, cross-entropy, SimSiam, a method's two in a row.
+    5. The MoCo pair, a second witness for a question that SupCon and SimCLR answer, and the alphas' further seeds.
+    """
+    first = [step for method in ("supsiam", "simsiam") for step in pilots(method, PILOTS[method])]
+    first += [*(final("supsiam", seed) for seed in (0, 1, 2)), final("simsiam", 0), *sweep(0)]
+    standing = [*trained("supcon"), *trained("crossentropy"), *(cell(*key) for key in CELLS)]
+    others = [step for method in ("supbyol", "byol", "simclr") for step in trained(method)]
+    seeds = [final(method, seed) for method in ("supcon", "crossentropy", "simsiam") for seed in (1, 2)]
+    return [*first, *standing, *others, *seeds, *trained("supmoco"), *trained("moco2"), *sweep(1), *sweep(2)]
 
 
 # as the paper's figure has 15 dogs and 5 birds: three superclasses of land mammals, and the fish
@@ -141,18 +157,22 @@ def digits_plan() -> Plan:
 
 
 def rehearsal(plan: Plan) -> Plan:
-    """One epoch of 512 images and few episodes: the whole chain before the time is spent."""
+    """One epoch of 2048 images and few episodes: the whole chain before the time is spent.
+
+    Fewer images would leave a class of CIFAR-100 without the two that a linear probe needs, and nothing to choose by.
+    """
     steps = [replace(step, epochs=1) for step in plan.steps]
     tasks = {stage: [rehearsed(task) for task in tasks] for stage, tasks in plan.tasks.items()}
-    return replace(plan, name=f"{plan.name}-rehearsal", images=512, steps=steps, tasks=tasks,
-                   always={**plan.always, "data.limit": 512, "train.batch_size": 64, "pool.size": 512})
+    return replace(plan, name=f"{plan.name}-rehearsal", images=2048, steps=steps, tasks=tasks,
+                   always={**plan.always, "data.limit": 2048, "train.batch_size": 64, "pool.size": 512})
 
 
 PLANS = {"cifar100": cifar_plan, "digits": digits_plan}
 
 
-def branches_of(method: str) -> str:
-    return BRANCHES.get(method, method)
+def kind_of(step: Step) -> str:
+    """The same for steps whose kernels are the same to the compiler; rates, decay, seed and alpha are not in them."""
+    return step.name if step.stage == "collapse" else step.method
 
 
 # --- what a step becomes ----------------------------------------------------------------------------------------------

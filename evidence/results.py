@@ -42,6 +42,10 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
             raise BadInput(f"{path}: not the result of a run; remove it, and the run is made again") from None
         if plan is not None and content["plan"] != plan.name:
             raise BadInput(f"{path} is of plan {content['plan']!r}, this is {plan.name!r}; give another --results")
+        step = None if plan is None else plan.step(content["name"])
+        if plan and step and step.stage == "pilot" and content["settings"] != settings_of(step, plan, None):
+            raise BadInput(f"{path} was made with other settings than the plan has now; remove it, and the run is made "
+                           "again")
     return found
 
 
@@ -88,9 +92,10 @@ def _identity(family: str, method: str, epochs: int, settings: tuple[tuple[str, 
 
 
 def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
-    """Its own result, or that of a run which differs in its name alone."""
-    if step.name in results:
-        return results[step.name]
+    """Its own result, or that of a run which differs in its name alone; not one that pilots of now would not give."""
+    own, wanted = results.get(step.name), identity_of(step, plan, results)
+    if own is not None and (wanted is None or step.stage == "pilot" or own["identity"] == wanted):
+        return own
     return next((result for result in alike(step, plan, results) if result["seed"] == step.seed), None)
 
 

@@ -15,7 +15,8 @@ from supancl.data.sources import whole
 from supancl.data.views import Crops, render, render_in_chunks
 from supancl.encoders import EncoderSpec
 from supancl.layers import arrange
-from supancl.reuse import serves
+from supancl.pools import PoolSpec
+from supancl.reuse import restart, serves
 from supancl.run import RunFolder
 from supancl.trainer import WARM_UP, Trainer
 from tests.test_resume import crash_and_resume
@@ -190,7 +191,7 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
     captured, other = trainer.replay, trainer.recipe.with_set(changes)
     assert captured is not None
     assert serves(trainer, other)
-    trainer.restart(other, open_data(other.data, other.encoder.channels))
+    restart(trainer, other, open_data(other.data, other.encoder.channels))
     again = losses_of(trainer, 30)
     assert trainer.replay is captured
     fresh = digits_trainer(method, **settings, **changes)
@@ -213,6 +214,27 @@ def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> 
         difference = (made.cpu().float() - expected).abs()
         assert float((difference - expected / 256).max()) < 0.5 / 255  # beside bfloat16's own rounding
         assert float(difference.mean()) < 0.3 / 255
+
+
+@pytest.mark.parametrize("kind", ["queue", "class-queues", "prototypes"])
+def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str) -> None:
+    plain, compiled = (PoolSpec(kind, 16).build(64, 5).cuda() for _ in range(2))
+    push, random = torch.compile(compiled.push), torch.Generator().manual_seed(0)
+    batches = [(torch.randn(12, 64, generator=random).cuda(), torch.randint(-1, 5, (12,), generator=random).cuda())
+               for _ in range(6)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, (targets, labels) in enumerate(batches):
+            torch.cuda.set_sync_debug_mode("error" if number > 2 else "default")
+            try:
+                plain.push(targets, labels)
+                push(targets, labels)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    labels, fallback = torch.arange(-1, 5, device="cuda"), torch.zeros(2, 6, 64, device="cuda")
+    torch.testing.assert_close(compiled.class_mean(labels, fallback), plain.class_mean(labels, fallback))
 
 
 def test_arranged_layers_compiled_are_the_plain_ones() -> None:

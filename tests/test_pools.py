@@ -341,3 +341,60 @@ def test_the_size_is_in_all_for_a_queue_and_per_class_for_class_queues(kind, slo
     stored = build(kind, size=5).stored()
     assert len(stored.targets) == len(stored.labels) == len(stored.valid) == slots
     assert not stored.valid.any()
+
+
+# --- on a GPU's terms ----------------------------------------------------------------------------------------------
+
+
+class Added(TorchDispatchMode):
+    """Records which operations ran, and of which type the tensors are that are added to at an index."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.types = [], set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        accumulates = func._schema.name in ("aten::index_add_", "aten::scatter_add_") or (
+            func._schema.name.startswith("aten::index_put") and len(args) > 3 and args[3]
+        )
+        if accumulates:
+            self.types.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@every_pool
+def test_a_push_adds_at_an_index_in_floating_point_only_and_in_few_operations(kind):
+    # compiled for a GPU, an addition of integers at an index becomes a sort of its own
+    pool = build(kind, size=32)
+    targets, labels = units(8, WIDTH, dtype=torch.float32), some_labels(8, CLASSES)
+    with Added() as seen:
+        pool.push(targets, labels)
+    assert all(dtype.is_floating_point for dtype in seen.types)
+    assert seen.types or kind == "prototypes"
+    assert len(seen.names) <= {"queue": 40, "class-queues": 58, "prototypes": 36}[kind]
+
+
+@pytest.mark.parametrize("kind", ["queue", "class-queues"])
+def test_counts_that_were_kept_as_integers_are_read(kind):
+    pool, old = build(kind, size=7), build(kind, size=7)
+    pool.push(units(9, WIDTH, dtype=torch.float32), some_labels(9, CLASSES))
+    kept = {name: value.long() if name == "tally" else value for name, value in pool.state_dict().items()}
+    old.load_state_dict(kept)
+    for p in (pool, old):
+        p.push(units(5, WIDTH, seed=1, dtype=torch.float32), some_labels(5, CLASSES, seed=1))
+    for name, value in pool.state_dict().items():
+        assert torch.equal(old.state_dict()[name], value), name
+    assert old.counts.dtype == torch.long
+
+
+@every_pool
+def test_a_push_traced_as_one_graph_does_what_it_does_as_written(kind):
+    plain, traced = build(kind, size=7), build(kind, size=7)
+    push = torch.compile(traced.push, backend="aot_eager", fullgraph=True)
+    for n in range(4):
+        targets, labels = units(6, WIDTH, seed=n, dtype=torch.float32), some_labels(6, CLASSES, seed=n)
+        plain.push(targets, labels)
+        push(targets, labels)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(traced.state_dict()[name], value), name

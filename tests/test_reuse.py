@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.reuse import is_kept, one_step, serves, trainer_for
+from supancl.reuse import is_kept, one_step, restart, serves, trainer_for
 from supancl.train import pretrain
 from supancl.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
@@ -33,7 +33,7 @@ def test_a_restarted_trainer_is_a_new_one(method, pool, optimizer):
     data = tiny_data(unlabelled=0.2)
     used = Trainer(first, data, CPU)
     losses_of(used)
-    used.restart(second, data)
+    restart(used, second, data)
     fresh = Trainer(second, data, CPU)
     torch.manual_seed(1)
     one = losses_of(used)
@@ -54,6 +54,9 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
     for changes in ({"optimizer.weight_decay": 0.5}, {"pool.size": 32}, {"train.epochs": 3}, {"views.size": 12},
                     {"train.batch_size": 4}, {"loss.form": "squared"}, {"optimizer.momentum": 0.5}):
         assert not serves(trainer, first.with_set(changes)), changes
+    trainer.compiled = True
+    assert not serves(trainer, first)
+    trainer.compiled = False
     # on a CPU alpha is a number of the step itself; a captured one reads it from the device
     assert not serves(trainer, first.with_set({"loss.alpha": 0.1}))
     trainer.alpha = torch.tensor(0.5)
@@ -89,3 +92,10 @@ def test_other_data_get_a_trainer_of_their_own():
         assert trainer_for(made, tiny_data(unlabelled=0.5), CPU) is not one
 
 
+def test_arrays_with_other_pixels_are_other_data_though_their_labels_agree():
+    made = tiny_recipe("supsiam", "queue")
+    one, other = tiny_data(), tiny_data(seed=1)
+    assert one.described["fingerprint"] == other.described["fingerprint"]
+    with one_step():
+        first = trainer_for(made, one, CPU)
+        assert trainer_for(made, other, CPU) is not first

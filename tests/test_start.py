@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from supancl import BadInput, pretrain, recipe
+from supancl import BadInput, Data, pretrain, recipe
+from supancl.capture import compiled_or_plain
+from supancl.data.images import PackedImages
+from supancl.data.sources import whole
 from supancl.run import RunFolder
-from supancl.start import WORTH_COMPILING, agrees, with_speed
-from supancl.train import _capture
+from supancl.start import WORTH_COMPILING, agrees, determinism, with_speed
+from supancl.train import _advanced, _capture
 from supancl.trainer import WARM_UP, Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
@@ -91,14 +94,18 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("settings", "ways"),
-    [({}, "--accumulate 2 or --batch-size 4"), ({"train.accumulate": 4}, "--batch-size 4")],
+    [
+        ({}, "--accumulate 2 or --batch-size 4"),
+        ({"train.accumulate": 4}, "--batch-size 4"),
+        ({"train.batch_size": 2}, r"smaller views \(--set views.size\) or a smaller encoder"),
+    ],
 )
 def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_path: Path) -> None:
     def full(self) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(Trainer, "advance", full)
-    with pytest.raises(BadInput, match=f"memory is too small for batches of 8; try {ways}$"):
+    with pytest.raises(BadInput, match=f"memory is too small for batches of [28]; try {ways}$"):
         pretrain(tiny_recipe().with_set(settings), tiny_data(), tmp_path / "run")
 
 
@@ -128,3 +135,48 @@ def test_other_errors_of_a_compiled_step_are_not_taken_for_the_compilers(monkeyp
     monkeypatch.setattr(torch, "compile", breaks)
     with pytest.raises(ValueError, match="a fault of ours"):
         pretrain(tiny_recipe(train__compile=True), tiny_data(), tmp_path / "run")
+
+
+def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, notes, taken = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
+
+    def fails(targets, labels):
+        raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
+
+    step = trainer.optimizer.step
+    monkeypatch.setattr(trainer.optimizer, "step", lambda: taken.append(step()))
+    monkeypatch.setattr(torch, "compile", lambda function: fails)
+    trainer.compiled, trainer.push = True, compiled_or_plain(trainer.pushed)
+    for _ in range(2):
+        assert _advanced(trainer, notes) is not None
+    assert (len(taken), trainer.step, int(trainer.at), int(trainer.pool.clock)) == (2, 2, 2, 2)
+    assert notes.warnings == []
+
+
+def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (1, 8 + i % 2, 8), generator=random, dtype=torch.uint8) for i in range(48)]
+    split = whole(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
+    trainer = Trainer(tiny_recipe(), Data(split, split, ("a", "b", "c")), CPU)
+    trainer.advance()
+    assert trainer.feed.thread is not None
+    threads, seen = trainer.feed.thread._threads, []
+    monkeypatch.setattr("supancl.trainer.Replay", lambda *how: seen.append([each.is_alive() for each in threads]))
+    trainer.capture()
+    assert len(seen) == 1
+    assert seen[0]
+    assert not any(seen[0])
+    assert trainer.advance() is not None  # the feed opens by itself
+    trainer.feed.close()
+
+
+def test_determinism_is_given_back_as_it_was() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with determinism(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,6 +1,7 @@
 """The loop: the contract's step order, schedules that really act, partial labels, and what happens to a bad number."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -274,13 +275,21 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_other_ones(tmp_path: Path) 
         assert_same_bits(final_state(tmp_path / "a"), final_state(tmp_path / "c"))
 
 
-def test_compiled_and_eager_steps_agree(monkeypatch) -> None:
-    """What --compile changes is only who runs the branches; the compiler itself is stood in for."""
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
-    trainer = trainer_of(tiny_recipe(train__compile=True))
-    take_step(trainer)
-    assert compiled == [trainer.branches]
+@pytest.mark.parametrize("method", ["supsiam", "supbyol", "supcon"])
+def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch) -> None:
+    """From views to loss, forward and backward, as the compiler is given it; who makes kernels of it is left out."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    trained = {}
+    for compiled in (False, True):
+        torch.compiler.reset()
+        trainer = trainer_of(tiny_recipe(method, train__compile=compiled))
+        assert trainer.branches.join(2)  # as on a GPU
+        for _ in range(3):
+            trainer.advance()
+        trained[compiled] = {name: value.clone() for name, value in trainer.branches.state_dict().items()}
+        assert trainer.compiled == compiled
+    for name, value in trained[False].items():
+        torch.testing.assert_close(trained[True][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 # --- numbers that are not numbers -------------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
-"""A training step recorded once as a CUDA graph and replayed: the host hands over one thing a step, not thousands."""
+"""A training step recorded once as a CUDA graph and replayed: the host hands over one thing a step, not thousands.
+
+And what to do where the compiler, which makes few kernels of many before that, fails.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,3 +46,25 @@ def aside(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(side):
         yield
     current.wait_stream(side)
+
+
+def from_compiler(error: BaseException) -> bool:
+    """Whether it was the compiler that failed, not what it compiles; then nothing of that has run."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
+
+
+def compiled_or_plain(function: Callable[..., None]) -> Callable[..., None]:
+    """The function compiled, or as it is written where that fails: for what is short, at a moment past repeating."""
+    runs = torch.compile(function)
+
+    def run(*args: Any) -> None:
+        nonlocal runs
+        try:
+            runs(*args)
+        except Exception as error:
+            if runs is function or not from_compiler(error):
+                raise
+            runs = function
+            function(*args)
+
+    return run

@@ -94,7 +94,8 @@ class _Rings(Pool):
     """Rings of equal length, each overwriting its oldest target; `Queue` is one ring, `ClassQueues` one per class.
 
     The mean over all positives must not cost more as the pool grows, so sums per class run along in float64:
-    added on entry, subtracted on exit, set to zero where none is left.
+    added on entry, subtracted on exit, set to zero where none is left. Counts are float64 too: it holds them exactly,
+    and the compiler knows no addition at an index of integers, for which it would sort (some ten kernels on a GPU).
     """
 
     targets: Tensor
@@ -115,45 +116,40 @@ class _Rings(Pool):
         self.register_buffer("clock", torch.zeros((), dtype=torch.long))
         # one class more, for targets without a label
         self.register_buffer("sums", torch.zeros(classes + 1, width, dtype=torch.float64))
-        self.register_buffer("tally", torch.zeros(classes + 1, dtype=torch.long))
+        self.register_buffer("tally", torch.zeros(classes + 1, dtype=torch.float64))
 
     @property
     def counts(self) -> Tensor:
-        return self.tally[:-1]
+        return self.tally[:-1].long()
 
     @abstractmethod
-    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The ring of each row, and which rows are stored at all."""
+    def _slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Where each row is to be stored, and which rows are stored at all; the rings' pointers move on."""
 
     @torch.no_grad()
     def push(self, targets: Tensor, labels: Tensor) -> None:
         _check_labels(labels, self.classes)
         targets = targets.detach().to(self.targets.dtype)
-        ring, keep = self._ring_of(labels)
-        total, rank = _rank_within(ring, keep, self.rings)
-        stored = keep & (total[ring] - rank <= self.size)  # of more than a ring holds, the last ones stay
-        slot = ring * self.size + (self.pointers[ring] + rank) % self.size
+        slot, stored = self._slots(labels)
         slot = torch.where(stored, slot, self.rings * self.size)
+        labels = torch.where(stored, labels, EMPTY)  # the slot that is none stays empty
         self.clock += 1
-        self._account(self.targets[slot], torch.where(stored, self.labels[slot], EMPTY), targets,
-                      torch.where(stored, labels, EMPTY))
+        self._account(self.targets[slot], self.labels[slot], targets, labels)
         self.targets[slot] = targets
         self.labels[slot] = labels
         self.born[slot] = self.clock
-        self.labels[-1].fill_(EMPTY)  # not `= EMPTY`, which would copy from the host
-        self.pointers.copy_((self.pointers + total) % self.size)
 
     def _account(self, left: Tensor, left_labels: Tensor, came: Tensor, came_labels: Tensor) -> None:
         """The sums and counts of the classes without what has left and with what came."""
         labels = torch.cat([left_labels, came_labels])
-        row = torch.where(labels >= 0, labels, self.classes)
-        self.sums.index_add_(0, row, torch.cat([-left, came]).double())
-        change = torch.ones_like(labels)
-        change[: len(left)].fill_(-1)  # not `= -1`, which would copy from the host
+        known = labels >= 0
+        row = torch.where(known, labels, self.classes)
+        change = known.to(self.tally.dtype)
+        change[: len(left)].neg_()
         self.tally.index_add_(0, row, change)
-        self.tally[-1].fill_(0)
-        # what rounding left behind goes with the last target
-        self.sums[row] = torch.where((self.tally[row] > 0)[:, None], self.sums[row], 0.0)
+        self.sums.index_add_(0, row, torch.cat([-left, came]).to(self.sums.dtype))
+        # what rounding left behind goes with the last target; the row of no class, which counts none, is always cleared
+        self.sums.index_fill_(0, torch.where(self.tally[row] > 0, self.classes, row), 0.0)
 
     def class_mean(
         self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
@@ -170,9 +166,9 @@ class _Rings(Pool):
     def _sampled(self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, part: Part | None) -> Tensor:
         """The mean of `samples` draws with replacement, drawn anew for every anchor."""
         # sorting by label makes each class one run of slots, so that a draw is an offset into it
-        label = self.labels[:-1]
+        label, tally, count = self.labels[:-1], self.tally.long(), count.long()
         order = torch.where(label >= 0, label, self.classes).argsort(stable=True)
-        first = self.tally.cumsum(0) - self.tally
+        first = tally.cumsum(0) - tally
         part = part or Part(0, len(row), len(row))
         chance = part.of(torch.rand(*shape[:-1], part.total, samples, device=row.device), -2)
         draws = (chance * count[:, None]).long()
@@ -195,9 +191,12 @@ class Queue(_Rings):
         super().__init__(1, size, width, classes)
         self.unlabelled = unlabelled
 
-    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         keep = torch.ones_like(labels, dtype=torch.bool) if self.unlabelled else labels >= 0
-        return torch.zeros_like(labels), keep
+        total, rank = keep.sum(0, keepdim=True), keep.cumsum(0) - 1
+        slot = (self.pointers + rank) % self.size
+        self.pointers.add_(total).remainder_(self.size)
+        return slot, _last(keep, total - rank, self.size)
 
 
 class ClassQueues(_Rings):
@@ -206,8 +205,12 @@ class ClassQueues(_Rings):
     def __init__(self, size: int, width: int, classes: int) -> None:
         super().__init__(classes, size, width, classes)
 
-    def _ring_of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return labels.clamp(min=0), labels >= 0
+    def _slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        ring, keep = labels.clamp(min=0), labels >= 0
+        total, rank = _rank_within(ring, keep, self.rings)
+        slot = ring * self.size + (self.pointers[ring] + rank) % self.size
+        self.pointers.add_(total).remainder_(self.size)
+        return slot, _last(keep, total[ring] - rank, self.size)
 
 
 class Prototypes(Pool):
@@ -312,11 +315,14 @@ class ShardedPrototypes(Prototypes):
         return super().load_state_dict(own, *args, **named)
 
 
+def _last(keep: Tensor, behind: Tensor, size: int) -> Tensor:
+    """Of more than a ring holds, the last ones stay; `behind` counts those of its ring from a row on, itself too."""
+    return keep if len(keep) <= size else keep & (behind <= size)
+
+
 def _rank_within(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, Tensor]:
     """How many kept rows each ring gets, and each kept row's place among those of its ring, in order."""
-    total = torch.zeros(rings, dtype=torch.long, device=ring.device).index_add_(0, ring, keep.long())
-    if rings == 1:
-        return total, keep.cumsum(0) - 1
+    total = torch.zeros(rings, dtype=torch.float64, device=ring.device).index_add_(0, ring, keep.double()).long()
     order = torch.where(keep, ring, rings).argsort(stable=True)
     first = total.cumsum(0) - total
     rank = torch.empty_like(ring)
@@ -325,6 +331,8 @@ def _rank_within(ring: Tensor, keep: Tensor, rings: int) -> tuple[Tensor, Tensor
 
 
 def _check_labels(labels: Tensor, classes: int) -> None:
-    # on a GPU this would wait for the device; there an index out of range fails by itself
-    if labels.device.type == "cpu" and labels.numel() and int(labels.max()) >= classes:
+    # on a GPU this would wait for the device, and it would cut what is compiled in two; there an index fails by itself
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if labels.numel() and int(labels.max()) >= classes:
         raise ValueError(f"label {int(labels.max())} in a pool made for {classes} classes")

@@ -6,16 +6,22 @@ that fits takes over the tensors of the one before it, and with them its step.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from supancl.config import flattened
-from supancl.data.sources import Data, Progress
+from supancl.data.images import ArrayImages
+from supancl.data.order import seeded
+from supancl.data.sources import Data, Progress, Split
 from supancl.distributed import ALONE, Ranks
+from supancl.losses import Align
+from supancl.methods import assemble
 from supancl.recipes import Recipe
 from supancl.trainer import Trainer
 
@@ -55,13 +61,43 @@ def trainer_for(
     if kept is None or ranks.size > 1:
         return Trainer(recipe, data, device, progress, ranks)
     mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
-    if kept.trainer is not None and kept.fingerprint == mark and serves(kept.trainer, recipe):
-        kept.trainer.restart(recipe, data)
-    else:
-        kept.trainer, kept.fingerprint = None, None  # its memory is free before the next one is built
-        torch.compiler.reset()  # the compiler gives up on a function that it has seen with eight modules
-        kept.trainer, kept.fingerprint = Trainer(recipe, data, device, progress, ranks), mark
+    trainer = kept.trainer if kept.fingerprint == mark else None
+    if trainer is not None and serves(trainer, recipe) and _same_pixels(trainer.train_images, data.train):
+        restart(trainer, recipe, data)
+        return trainer
+    trainer = kept.trainer = None
+    gc.collect()  # a trainer refers to itself: its memory is free before the next one is built
+    torch.compiler.reset()  # the compiler gives up on a function that it has seen with eight modules
+    kept.trainer, kept.fingerprint = Trainer(recipe, data, device, progress, ranks), mark
     return kept.trainer
+
+
+def restart(trainer: Trainer, recipe: Recipe, data: Data) -> None:
+    """Begin anew in the same tensors, so that a step captured before serves another run."""
+    trainer.recipe = recipe
+    torch.manual_seed(recipe.train.seed)
+    branches, pool = assemble(
+        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1)
+    )
+    trainer.branches.load_state_dict(branches.state_dict())
+    trainer.branches.train()
+    trainer.arrange()
+    if trainer.pool is not None and pool is not None:
+        trainer.pool.load_state_dict(pool.state_dict())
+    for kept in trainer.optimizer.state.values():
+        for value in kept.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    trainer.generator.manual_seed(seeded(recipe.train.seed, 2))
+    trainer.plan(data)
+    trainer.schedule.copy_(trainer.scheduled())
+    if trainer.alpha is not None and isinstance(recipe.loss, Align):
+        trainer.alpha.fill_(recipe.loss.alpha)
+    trainer.interval.zero_()
+    trainer.first_bad.fill_(-1)
+    trainer.epoch, trainer.at_on_host = -1, -1
+    if trainer.replay is None:
+        trainer.warmed = 0  # what could not be captured is tried again, and said again
 
 
 def is_kept(trainer: Trainer) -> bool:
@@ -72,15 +108,20 @@ def is_kept(trainer: Trainer) -> bool:
 
 def serves(trainer: Trainer, recipe: Recipe) -> bool:
     """Whether the step of that trainer is also the step of this recipe."""
-    if trainer.alpha is None and _fixed(recipe, ("loss.alpha",)) != _fixed(trainer.recipe, ("loss.alpha",)):
+    alphas = [flattened(each).get("loss.alpha") for each in (trainer.recipe, recipe)]
+    if trainer.alpha is None and alphas[0] != alphas[1]:
+        return False
+    if trainer.compiled != bool(recipe.train.compile):  # the compiler has failed at it
         return False
     return _settled(trainer.recipe) == _settled(recipe)
 
 
+def _same_pixels(one: Split, other: Split) -> bool:
+    """Of files the fingerprint tells; arrays from memory have none of their pixels in it, and are compared."""
+    if not isinstance(one.store, ArrayImages) or not isinstance(other.store, ArrayImages):
+        return True
+    return torch.equal(one.store.pixels.cpu(), other.store.pixels.cpu())
+
+
 def _settled(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in flattened(recipe).items() if not key.startswith(OPEN)}
-
-
-def _fixed(recipe: Recipe, keys: tuple[str, ...]) -> list[Any]:
-    values = flattened(recipe)
-    return [values.get(key) for key in keys]

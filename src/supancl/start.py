@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from supancl.data.sources import Data
+from supancl.config import flattened
+from supancl.data.sources import Data, same_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
-from supancl.run import RunFolder
+from supancl.run import RunFolder, next_folder
 
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
@@ -121,3 +126,78 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
 def agrees(key: str, asked: Any, kept: Any) -> bool:
     """Whether a setting asked for is the one a run was begun with; one that was left open always is."""
     return bool(asked == kept) or (key in CHOSEN_LATER and asked == CHOSEN_LATER[key])
+
+
+# --- its folder and its settings --------------------------------------------------------------------------------------
+
+
+def folder_of(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
+    if out is not None:
+        return RunFolder(Path(out))
+    if recipe is None:
+        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+    return RunFolder(next_folder(recipe.name))
+
+
+@contextmanager
+def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator[Path]:
+    """A folder that this run alone writes in, made where there is none."""
+    folder = folder_of(recipe, out)
+    folder.create()
+    while out is None and not folder.made:  # another run has taken the number meanwhile
+        folder = folder_of(recipe, out)
+        folder.create()
+    with folder.locked():
+        if folder.holds_run and not resume:
+            raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+        yield folder.path
+
+
+def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
+    """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
+    if not resume or not folder.holds_run:
+        if recipe is None:
+            raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
+        return with_short_side(recipe)
+    if init is not None:
+        raise BadInput("--init starts a run and --resume continues one; give one of them")
+    kept, _ = folder.read_recipe()
+    if recipe is None:
+        return kept
+    old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
+    for key, value in new.items():
+        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
+        if not same:
+            raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
+                           "a run continues with its own settings")
+    return kept
+
+
+# --- its process ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def determinism(wanted: bool) -> Iterator[None]:
+    """As the recipe asks while it runs; the caller's own choice comes back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(wanted or before)
+    torch.backends.cudnn.benchmark = not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warned)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def too_large(recipe: Recipe, device: torch.device) -> str:
+    """What to lower where the GPU's memory does not do."""
+    settings = recipe.train
+    has = f" ({torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB)" if device.type == "cuda" else ""
+    half = settings.accumulate * 2
+    ways = [f"--accumulate {half}"] if settings.batch_size % half == 0 and settings.batch_size // half > 1 else []
+    ways += [f"--batch-size {settings.batch_size // 2}"] if settings.batch_size >= 4 else []
+    ways += ["--precision bf16"] if settings.precision == "fp32" and device.type == "cuda" else []
+    way = " or ".join(ways) or "smaller views (--set views.size) or a smaller encoder"
+    return f"the GPU's memory{has} is too small for batches of {settings.batch_size}; try {way}"

@@ -6,8 +6,7 @@ import copy
 import shlex
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from supancl.capture import from_compiler
 from supancl.checkpoint import Writer, initialize, load_newest
-from supancl.config import flattened
-from supancl.data.sources import Data, open_data, same_source
+from supancl.data.sources import Data, open_data
 from supancl.data.stream import stream_remarks
 from supancl.distributed import Ranks, desynchronize, opened
 from supancl.encoders import Encoder
@@ -27,9 +26,20 @@ from supancl.layers import plain
 from supancl.monitor import alarm
 from supancl.recipes import Recipe
 from supancl.reuse import is_kept, trainer_for
-from supancl.run import MetricsLog, NoLog, RunFolder, next_folder
+from supancl.run import MetricsLog, NoLog, RunFolder
 from supancl.signals import signals_noted
-from supancl.start import agrees, check_data, check_ranks, check_same_data, pick_device, with_short_side, with_speed
+from supancl.start import (
+    check_data,
+    check_ranks,
+    check_same_data,
+    determinism,
+    folder_of,
+    own_folder,
+    pick_device,
+    settled,
+    too_large,
+    with_speed,
+)
 from supancl.trainer import WARM_UP, Look, Trainer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
@@ -90,19 +100,19 @@ def _pretrained(
     recipe: Recipe | None, data: Data | None, out: Path | str | None, resume: bool, init: Path | str | None,
     reporter: Reporter, ranks: Ranks,
 ) -> Run:
-    settings = ranks.once(lambda: _settings(recipe, _folder(recipe, out), resume, init))
+    settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
     device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
     chosen = with_speed(settings, device, len(found.train), ranks.size)
     for remark in found.remarks:
         reporter.warn(remark)
     with ExitStack() as stack:
-        folder = RunFolder(ranks.once(lambda: stack.enter_context(_own_folder(chosen, out, resume))))
+        folder = RunFolder(ranks.once(lambda: stack.enter_context(own_folder(chosen, out, resume))))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-        stack.enter_context(_determinism(chosen.train.deterministic))
+        stack.enter_context(determinism(chosen.train.deterministic))
         try:
             trainer = _trained(chosen, found, device, folder, resume, init, reporter, ranks)
         except torch.OutOfMemoryError:
-            raise BadInput(_too_large(chosen, device)) from None
+            raise BadInput(too_large(chosen, device)) from None
     desynchronize(trainer.branches)
     trainer.branches.join(1)  # whoever trains it further brings batches of their own
     plain(trainer.branches)
@@ -122,20 +132,6 @@ def _means(recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks) 
     return device, data
 
 
-@contextmanager
-def _own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator[Path]:
-    """A folder that this run alone writes in, made where there is none."""
-    folder = _folder(recipe, out)
-    folder.create()
-    while out is None and not folder.made:  # another run has taken the number meanwhile
-        folder = _folder(recipe, out)
-        folder.create()
-    with folder.locked():
-        if folder.holds_run and not resume:
-            raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-        yield folder.path
-
-
 def _trained(
     recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, init: Path | str | None,
     reporter: Reporter, ranks: Ranks,
@@ -152,17 +148,6 @@ def _trained(
             log.close()
             reporter.ends()
     return trainer
-
-
-def _too_large(recipe: Recipe, device: torch.device) -> str:
-    """What to lower where the GPU's memory does not do."""
-    settings = recipe.train
-    has = f" ({torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB)" if device.type == "cuda" else ""
-    half = settings.accumulate * 2
-    ways = [f"--accumulate {half}"] if settings.batch_size % half == 0 and settings.batch_size // half > 1 else []
-    ways += [f"--batch-size {settings.batch_size // 2}"] if settings.batch_size >= 4 else []
-    ways += ["--precision bf16"] if settings.precision == "fp32" and device.type == "cuda" else []
-    return f"the GPU's memory{has} is too small for batches of {settings.batch_size}; try {' or '.join(ways)}"
 
 
 def _begin(
@@ -273,12 +258,11 @@ def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
     try:
         return trainer.advance()
     except Exception as error:
-        from_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-        if not trainer.compiled or not from_compiler:
+        if not trainer.compiled or not from_compiler(error):
             raise
         trainer.uncompile()
-        reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about two thirds of "
-                      "the speed; --set train.compile=false tries no more")
+        reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
+                      "speed; --set train.compile=false tries no more")
         return trainer.advance()
 
 
@@ -364,47 +348,3 @@ def _not_finite(
     if policy == "skip" and len(trainer.bad_steps) > MOST_SKIPS:
         raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps; {ways}")
     return rollbacks + 1
-
-
-# --- what a run starts from -------------------------------------------------------------------------------------------
-
-
-def _folder(recipe: Recipe | None, out: Path | str | None) -> RunFolder:
-    if out is not None:
-        return RunFolder(Path(out))
-    if recipe is None:
-        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
-    return RunFolder(next_folder(recipe.name))
-
-
-def _settings(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
-    """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
-    if not resume or not folder.holds_run:
-        if recipe is None:
-            raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        return with_short_side(recipe)
-    if init is not None:
-        raise BadInput("--init starts a run and --resume continues one; give one of them")
-    kept, _ = folder.read_recipe()
-    if recipe is None:
-        return kept
-    old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
-    for key, value in new.items():
-        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
-        if not same:
-            raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
-                           "a run continues with its own settings")
-    return kept
-
-
-@contextmanager
-def _determinism(wanted: bool) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    benchmark = torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(wanted or before)
-    torch.backends.cudnn.benchmark = not wanted
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        torch.backends.cudnn.benchmark = benchmark

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.capture import Replay, aside
+from supancl.capture import Replay, aside, compiled_or_plain
 from supancl.data.images import Batch
 from supancl.data.loader import Feed
 from supancl.data.order import seeded
@@ -63,7 +63,7 @@ class Trainer:
             self.pool.to(device)
         if device.type == "cuda":
             self.branches.to(memory_format=torch.channels_last)
-        self._arrange()
+        self.arrange()
         if ranks.size > 1 and recipe.train.sync_norm:
             synchronize(self.branches, device)
         self.compiled = bool(recipe.train.compile) and ranks.size == 1
@@ -72,16 +72,16 @@ class Trainer:
         self.objective = torch.compile(self.compared) if self.compiled else self.compared
         on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
         self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
-        self.push = torch.compile(self.pushed) if on_gpu else self.pushed
+        self.push = compiled_or_plain(self.pushed) if on_gpu and self.pool is not None else self.pushed
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
         self.micros = shared_rows(recipe.train.batch_size, recipe.train.accumulate, ranks, device)
-        self._plan(data)
+        self.plan(data)
         self._to_device()
         self.replay: Replay | None = None
         self.warmed = 0
 
-    def _arrange(self) -> None:
+    def arrange(self) -> None:
         """The layers as they are trained fastest on this device; what they compute stays the same."""
         if self.device.type != "cuda":
             return
@@ -89,7 +89,7 @@ class Trainer:
         if not isinstance(self.recipe.views, Crops) or self.recipe.views.local is None:
             self.branches.join(2)
 
-    def _plan(self, data: Data) -> None:
+    def plan(self, data: Data) -> None:
         """What a run goes through: which images when, which rates, and who watches."""
         recipe = self.recipe
         self.order = order_of(data.train, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
@@ -124,31 +124,6 @@ class Trainer:
         steps = range(self.steps)
         rows = [[rate(step) for step in steps] for rate in (*self.rates, self.momentum_at)]
         return torch.tensor(rows, dtype=torch.float64)
-
-    def restart(self, recipe: Recipe, data: Data) -> None:
-        """Begin anew in the same tensors, so that a step captured before serves another run (see `reuse`)."""
-        self.recipe = recipe
-        torch.manual_seed(recipe.train.seed)
-        branches, pool = assemble(
-            recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1)
-        )
-        self.branches.load_state_dict(branches.state_dict())
-        self.branches.train()
-        self._arrange()
-        if self.pool is not None and pool is not None:
-            self.pool.load_state_dict(pool.state_dict())
-        for kept in self.optimizer.state.values():
-            for value in kept.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-        self.generator.manual_seed(seeded(recipe.train.seed, 2))
-        self._plan(data)
-        self.schedule.copy_(self.scheduled())
-        if self.alpha is not None and isinstance(recipe.loss, Align):
-            self.alpha.fill_(recipe.loss.alpha)
-        self.interval.zero_()
-        self.first_bad.fill_(-1)
-        self.epoch, self.at_on_host = -1, -1
 
     # --- the step -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +235,7 @@ class Trainer:
     def capture(self) -> None:
         """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
         batch = None if self.feed.resident else self.feed.batch(self.step)
+        self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
         self.replay = Replay(self.train_step, self.generator, batch)
 
     def uncompile(self) -> None:

@@ -72,10 +72,12 @@ def test_batches_are_made_ahead_by_another_thread_and_each_once():
     feed = Feed(split, order.positions, CPU, steps=6, ahead=3)
     feed.batch(0)
     settled(store, 3)
-    assert store.asked == [order.positions(step).tolist() for step in (0, 1, 2)]
+    # there are two threads, so of neighbours either may be asked for first
+    assert sorted(store.asked) == sorted(order.positions(step).tolist() for step in (0, 1, 2))
     for step in range(1, 6):
         feed.batch(step)
-    assert store.asked == [order.positions(step).tolist() for step in range(6)], "none twice, none beyond the last"
+    made = sorted(order.positions(step).tolist() for step in range(6))
+    assert sorted(store.asked) == made, "none twice, none beyond the last"
     assert all(name.startswith("feed") for name in store.threads)
     feed.close()
 
@@ -127,10 +129,9 @@ def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():
     split, _, order = split_of()
     feed = Feed(split, order.positions, CPU, steps=6)
     feed.batch(0)
-    thread = next(iter(feed.thread._threads))
+    threads = list(feed.thread._threads)
     feed.close()
-    thread.join(20)
-    assert not thread.is_alive()
+    assert not any(thread.is_alive() for thread in threads)  # at once: a step may be recorded then
     assert feed.ready == {}
     feed.close()  # twice does no harm
     assert equal(feed.batch(4), split.store.store.batch(order.positions(4)))

@@ -14,7 +14,7 @@ from supancl.data.show import described, histogram, image_sizes, size_facts
 from supancl.data.sources import DataSpec, open_source, whole
 from supancl.errors import BadInput
 from supancl.report.contact_sheet import CAPTION, GAP, TILE, image_sheet, spread, view_sheet
-from supancl.train import with_short_side
+from supancl.start import with_short_side
 from tests.files import archive, noise, picture
 
 

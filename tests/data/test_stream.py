@@ -119,7 +119,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
     each = 10_000
     arrays = (np.arange(each) * 1000, np.full(each, 900), np.arange(each, dtype=np.int32) % 2, ["a", "b"])
     monkeypatch.setattr(Sidecar, "read", lambda self: arrays)
-    shard_list = [Sidecar(Path("t.tar"), Path("t.npz"), (0, 0), each, each, b"x")] * 100_000
+    shard_list = [Sidecar(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
     store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     train = WholeStream(store, 0, len(shard_list), {"a", "b"})
@@ -142,7 +142,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.stream.workers", lambda: threads)
+    monkeypatch.setattr("supancl.data.stream.own_workers", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -295,8 +295,21 @@ def test_several_processes_index_at_once_and_agree(tmp_path):
     code += "holdout=0), 3).described['fingerprint'])"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]
-    assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.npz"))) == 6
+    assert len(list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.zip"))) == 6
     assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
+
+
+def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(tmp_path):
+    """Seen from a shared folder, a shard under one name has two times: each machine finds its own index again."""
+    path = shard(tmp_path / "s" / "train-000.tar", range(5))
+    here = sidecar_path(path.resolve())
+    first = open_data(spec(tmp_path / "s"), 3)
+    os.utime(path, ns=(0, 10**15))
+    there = sidecar_path(path.resolve())
+    assert there != here
+    assert open_data(spec(tmp_path / "s"), 3).described == first.described
+    assert here.exists()
+    assert there.exists()
 
 
 def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
@@ -341,11 +354,22 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
     assert stream_remarks(train.store) == []
 
 
-def test_an_index_that_goes_while_training_is_named(tmp_path):
-    train = open_data(spec(shards(tmp_path)), 3).train
-    sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_index_that_goes_while_training_is_named_and_made_anew(tmp_path, gone):
+    data = open_data(spec(shards(tmp_path)), 3)
+    index = sidecar_path((tmp_path / "train-000.tar").resolve())
+    if gone:
+        index.unlink()
+    else:  # what is read when the shards are opened stays sound
+        content, (offsets, *_) = bytearray(index.read_bytes()), sidecars.Sidecar.read(data.train.store.shards[0])
+        content[content.index(offsets.tobytes())] ^= 1
+        index.write_bytes(content)
+        assert sidecars._kept((tmp_path / "train-000.tar").resolve()) is not None
     with pytest.raises(BadInput, match=r"the index of .*train-000.tar is gone or damaged; go on with --resume"):
-        train.batch(torch.tensor([0]))
+        data.train.batch(torch.tensor([0]))
+    again = open_data(spec(tmp_path), 3)
+    assert again.described == data.described
+    assert torch.equal(again.train.batch(torch.tensor([0])).labels, torch.tensor([0]))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):

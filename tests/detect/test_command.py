@@ -9,6 +9,7 @@ from PIL import Image
 from supancl.checkpoint import save_encoder
 from supancl.cli import main
 from supancl.encoders import EncoderSpec
+from supancl.errors import Interrupted
 
 from .drawn import write_coco, write_voc
 
@@ -76,6 +77,36 @@ def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys):
     seeds = [json.loads((tmp_path / "runs" / f"seed-{s}" / "detect.json").read_text())["spec"]["seed"] for s in (5, 6)]
     assert seeds == [5, 6]
     assert train(place, tmp_path / "runs", "--seeds", "2", "--seed", "5", "--quiet", "--resume") == 0
+    for more in ((), ("--resume",)):
+        assert train(place, tmp_path / "runs", "--quiet", "--seed", "5", *more) == 2
+        assert "holds runs of several seeds; say of how many with --seeds N" in capsys.readouterr().err
+
+
+def test_a_signal_during_several_seeds_names_the_command_that_goes_on_with_all(place, tmp_path, capsys, monkeypatch):
+    def stopped(*how, **more):
+        raise Interrupted("stopped by SIGTERM at step 1 of 2, saved; continue with: this seed alone", 15)
+
+    monkeypatch.setattr("supancl.commands.detect.train_detector", stopped)
+    assert train(place, tmp_path / "runs", "--seeds", "2") == 143
+    told = "stopped by SIGTERM at step 1 of 2, saved (seed 0); continue with: supancl detect train --resume --seeds 2"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_test_on_other_images_leaves_the_runs_own_scores_alone(place, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(place, out, "--quiet", "--precision", "bf16") == 0
+    own = (out / "evaluate" / "detect.json").read_text()
+    file = write_coco(tmp_path / "others.json", [7, 8, 9])
+    words = ["detect", "eval", str(out), "--device", "cpu", "--quiet"]
+    assert main([*words, "--data", str(file), "--json", str(tmp_path / "told.json")]) == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (told["images"], told["precision"]) == (3, "bf16")  # in what the run was tested in
+    assert json.loads((out / "evaluate" / "detect-others.json").read_text())["data"] == str(file)
+    assert (out / "evaluate" / "detect-others.png").exists()
+    assert (out / "evaluate" / "detect.json").read_text() == own
+    assert main(words) == 0
+    again, kept = json.loads((out / "evaluate" / "detect.json").read_text()), json.loads(own)
+    assert (again["AP"], again["AP50"], again["images"]) == (kept["AP"], kept["AP50"], 2)
 
 
 def test_coco_files_train_a_pyramid_from_nothing(tmp_path):

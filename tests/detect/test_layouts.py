@@ -9,7 +9,7 @@ from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
 from supancl.detect.batches import Batches, flipped
-from supancl.detect.layouts import DetectData, open_scenes, read_coco, read_voc
+from supancl.detect.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
 from supancl.detect.scenes import for_training, made_scene, relabelled
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
@@ -134,6 +134,10 @@ def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
         (annotation(ONE).replace("<xmin>11.0</xmin>", ""), "no <bndbox><xmin>"),
         (annotation(ONE).replace("11.0", "left"), "not an annotation of VOC"),
         (annotation(ONE, (0, 0)), "the image is said to be 0 x 0"),
+        (annotation(ONE).replace("<name>disc</name>", ""), "no <name>"),
+        (annotation(ONE).replace("<object>", "<object></object><object>"), "an <object> without content"),
+        (annotation(ONE).replace("annotation>", "picture>"), "no <size><height>"),
+        ("<annotation> </annotation>", "no <size><height>"),
     ],
 )
 def test_an_annotation_that_is_none_is_refused(tmp_path, text, told):
@@ -172,6 +176,34 @@ def test_a_coco_file_that_is_none_is_refused(tmp_path):
     file.write_text("{")
     with pytest.raises(BadInput, match="not a COCO annotation file"):
         read_coco(file)
+
+
+def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tmp_path):
+    file = write_coco(tmp_path / "a.json", [0])
+    content = json.loads(file.read_text())
+    content["annotations"][0]["bbox"][3] = 0.0
+    file.write_text(json.dumps(content))
+    found = read_coco(file)
+    assert len(found.scenes[0].boxes) == len(found.scenes[0].labels) == 1
+    assert found.remarks == (f"{file}: 1 box of no width or height was left out",)
+    content["annotations"][0]["bbox"][3] = -5.0
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"box 1 .* is empty or lies outside"):
+        read_coco(file)
+
+
+def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
+    write_voc(tmp_path, {"test": [2, 3]}, "2007")
+    assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
+    with pytest.raises(BadInput, match=r"no readable list .*trainval\.txt"):
+        open_scenes(DetectData(str(tmp_path), "2007"))
+    file = write_coco(tmp_path / "a.json", [0, 1, 2])
+    assert len(open_test(DetectData(str(file)))) == 3
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    (tmp_path / "coco" / "annotations" / "instances_train2017.json").write_text(file.read_text())
+    with pytest.raises(BadInput, match=r"annotations holds no instances_val\*\.json; name the test set with --test"):
+        open_scenes(DetectData(str(tmp_path / "coco")))
+    assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file)))[1]) == 3
 
 
 def test_an_image_must_be_there_and_of_the_size_said(tmp_path):

@@ -55,6 +55,10 @@ def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
     assert described.mean == (0.4, 0.5, 0.6)
 
 
+def test_the_pyramid_pools_regions_as_wide_as_it_is_told():
+    assert [built("fpn", pool=pool).roi_heads.box_head.fc6.in_features for pool in (5, 7)] == [256 * 25, 256 * 49]
+
+
 def test_a_random_start_is_a_function_of_the_seed():
     weights = [open_body("random:resnet18", seed)[0].conv1.weight for seed in (0, 0, 1)]
     assert torch.equal(weights[0], weights[1])

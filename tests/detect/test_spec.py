@@ -62,6 +62,7 @@ def test_the_rate_follows_its_definition(step):
         ({"test_size": 1400}, "max_size = 1333 is below the short side of 1400"),
         ({"steps": [5, 3]}, "steps = [5, 3]: must rise"),
         ({"arch": "fpn", "anchor_sizes": [32]}, "fpn takes 5"),
+        ({"arch": "fpn", "extra_norm": True}, "extra_norm = true: fpn has no res5"),
     ],
 )
 def test_what_makes_no_sense_is_refused(overrides, told):

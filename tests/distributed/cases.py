@@ -76,8 +76,7 @@ CASES |= {
 
 # four processes on two cores take turns at every exchange, so they train some of the variants only
 ON_FOUR = [
-    *METHODS, "supsiam, class-queues", "supbyol, prototypes", "supcon, half labelled", "crossentropy, uneven",
-    "supcon, accumulated", "crossentropy, accumulated", "odd, class queues", "sharded prototypes",
+    *METHODS, "odd, class queues", "supbyol, prototypes", "crossentropy, accumulated", "sharded prototypes",
     "few of the positives", "local crops, no pool", "fed",
 ]  # fmt: skip
 

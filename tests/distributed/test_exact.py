@@ -79,8 +79,7 @@ def of_classes(pool):
     return {key: value[:-1] if value.ndim else value for key, value in pool.items()}
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size in SIZES for name in COUNTED[size]])
 def test_what_is_exchanged_is_what_is_said(size: int, name: str, made) -> None:
     counted = made[f"counted {name}"]
     gradients, norms, targets, rest = counted["said"]

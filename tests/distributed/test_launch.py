@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from supancl import pretrain, recipe
+from tests.data.test_stream import shards
 from tests.distributed.worker import ROOT, of_ranks
+from tests.test_resume import Crash, CrashAt
 
 SHORT = {"data.limit": 256, "train.epochs": 2, "train.log_every": 1, "train.device": "cpu"}
 LONG = {**SHORT, "train.epochs": 60, "train.monitor_every": 0}
@@ -76,6 +78,33 @@ def test_two_machines_that_meet_at_an_address(alone: Path, tmp_path: Path) -> No
     assert [agent.returncode for agent in agents] == [0, 0], said
     assert "".join(said).count("done: encoder in") == 1
     assert_same_run(tmp_path / "run", alone)
+
+
+STREAMED = {
+    "data.stream": True, "data.window": 2, "data.skip_bad_images": True, "encoder.name": "cnn", "encoder.width": 8,
+    "views.size": 8, "pool.size": 32, "train.batch_size": 9, "train.epochs": 2, "train.log_every": 1,
+    "train.checkpoint_every": 2, "train.monitor_every": 0, "train.device": "cpu", "schedule.warmup_epochs": 0,
+}  # fmt: skip
+
+
+def test_a_stream_goes_on_in_the_middle_of_an_epoch_with_two_ranks(tmp_path: Path) -> None:
+    shards(tmp_path / "s", (30, 25, 35), sizes=True, bad=(7, 40))
+    shards(tmp_path / "s", (6,), "val", 100)
+    made, whole, folder = recipe("cifar100.supsiam"), tmp_path / "whole", tmp_path / "run"
+    made = made.with_set({**STREAMED, "data.source": str(tmp_path / "s")})
+    pretrain(made, out=whole)
+    with pytest.raises(Crash):
+        pretrain(made, out=folder, reporter=CrashAt(5))
+    words = ["--standalone", "--nproc-per-node", "2", *SUPANCL, "--resume", "--out", str(folder)]
+    agent = begun(words)
+    said, _ = agent.communicate(timeout=200)
+    assert agent.returncode == 0, said
+    assert "going on at step 4 of 20" in said
+    found, expected = rows(folder), rows(whole)
+    assert [row["step"] for row in found] == [row["step"] for row in expected] == list(range(1, 21))
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3, abs=1e-4), one["step"]
+    assert len({row["loss"] for row in found}) == 20
 
 
 def ended_by(number: signal.Signals, words: list[str], folder: Path, after: int) -> tuple[str, float]:

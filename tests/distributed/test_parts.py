@@ -1,17 +1,23 @@
 """Who takes which rows, and what a process does with a part of a batch, without any other process."""
 
+import re
+import socket
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from supancl import BadInput, recipe
 from supancl.branches import Branches
-from supancl.data.images import Batch
+from supancl.data.images import Batch, own_workers
 from supancl.data.parts import in_part
 from supancl.data.views import Masks
-from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, speaks, traffic
+from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
 from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
+from supancl.methods import assemble
 from supancl.pools import ClassQueues, Queue
 from supancl.start import check_ranks, pick_device, with_speed
 from tests.tiny import tiny_recipe
@@ -136,6 +142,23 @@ def test_one_alone_exchanges_nothing() -> None:
         assert sum(traffic(None, 8, 1, 4, compares=True)) == 0
 
 
+def test_the_page_says_what_is_counted() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| (\w+\.\w+), (\d+) \| 2 / 8 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) / ([\d.]+) \|$", page, re.M)
+    assert len(found) == 7
+    for name, batch, *said in found:
+        made = recipe(name)
+        with torch.device("meta"):
+            branches, pool = assemble(made.encoder, made.heads, made.branches, made.pool, made.loss, 100)
+        two, eight = (
+            traffic(branches, int(batch), ranks, made.heads.projector.out, compares=made.loss.sees_batch(pool))
+            for ranks in (2, 8)
+        )
+        assert two[:2] == eight[:2]
+        megabytes = [value / 1e6 for value in (two.gradients, two.norms, two.targets, eight.targets)]
+        assert [f"{megabytes[0]:.1f}", *(f"{value:.2f}" for value in megabytes[1:])] == said, name
+
+
 def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
@@ -158,6 +181,47 @@ def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(BadInput, match=r"WORLD_SIZE=two.*start the ranks with torchrun"):
         from_environment()
+
+
+def test_ranks_that_cannot_meet_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(processes, "_TELLS", told)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for name, value in {**TORCHRUN, "RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BadInput, match=r"rank 0 of 2 could not meet the others at 127.0.0.1:\d+ \(.*port is free"):
+            opened(cuda=False).__enter__()
+    assert told == [True]
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_rank_that_has_failed_does_not_wait_for_the_others_to_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    parted, others = threading.Event(), threading.Event()
+
+    def destroy() -> None:
+        assert others.wait(60)
+        parted.set()
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
+    processes._part(until=0.05)
+    assert not parted.is_set()
+    others.set()
+    processes._part()  # an end that all share is waited for
+    assert parted.is_set()
+
+
+@pytest.mark.parametrize(("told", "cores", "expected"), [
+    ("", 2, 2), ("1", 64, 32), ("8", 128, 16), ("2", 128, 32), ("4", 2, 1), ("many", 6, 6), ("0", 6, 6),
+])  # fmt: skip
+def test_ranks_of_a_machine_share_its_cores(
+    told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+    monkeypatch.setattr("supancl.data.images.cores", lambda: cores)
+    assert own_workers() == expected
 
 
 def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

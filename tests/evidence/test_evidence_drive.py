@@ -4,15 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evidence.__main__ import main
-from evidence.drive import TOLD, Driver, called
-from evidence.plan import PLANS, Step
+from evidence.drive import TOLD, Driver, called, inside
+from evidence.judge import judge
+from evidence.plan import PLANS, Step, final, pilots, settings_of, words_of
 from evidence.results import choose, read_results
-from evidence.tasks import Task, accuracy
+from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.errors import BadInput, Interrupted
 from supancl.run import RunFolder
+from supancl.trainer import Trainer
 
 PLAN = PLANS["digits"]()
 
@@ -84,10 +87,10 @@ def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_ju
     step = replace(PLAN.steps[0], epochs=2)
     plan, work = replace(PLAN, steps=[step], picture=()), tmp_path / "work"
     driver = Driver(plan, tmp_path / "results", work, tell=lambda text: None)
-    words = ["pretrain", "digits.supsiam", "--data", "digits", "--epochs", "2", "--seed", "0", "--set",
-             "encoder.width=16", "--set", "data.limit=256", "--out", str(work / "runs" / step.name), "--quiet"]
+    words = words_of(step, plan, settings_of(step, plan, None))
     work.mkdir()
-    assert called(words)[0] == 0  # stopped after its last checkpoint, before anything was noted
+    with inside(work):
+        assert called([*words, "--quiet"])[0] == 0  # stopped after its last checkpoint, before anything was noted
     assert driver.run() == [step.name]
     assert read_results(tmp_path / "results")[step.name]["resumed"] is True
     (tmp_path / "results" / f"{step.name}.json").unlink()
@@ -95,6 +98,63 @@ def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_ju
     stamp = noted.stat().st_mtime_ns
     assert Driver(plan, tmp_path / "results", work, tell=lambda text: None).run() == [step.name]
     assert noted.stat().st_mtime_ns == stamp  # not trained again
+    (tmp_path / "results" / f"{step.name}.json").unlink()
+    other = replace(plan, steps=[replace(step, settings={**step.settings, "optimizer.lr": 0.07})])
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0 was trained with other settings than the plan has now; remov"):
+        Driver(other, tmp_path / "results", work, tell=lambda text: None).run()
+    noted.unlink()
+    with pytest.raises(BadInput, match=r"optimizer.lr=0.07 differs from optimizer.lr = 0.1"):
+        Driver(other, tmp_path / "results", work, tell=lambda text: None).run()
+
+
+def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_path: Path, monkeypatch) -> None:
+    """Also where a run in between goes on from a checkpoint, and where one of another kind has come before."""
+    built: list[Trainer] = []
+    monkeypatch.setattr("supancl.reuse.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
+    pilot, seeds = PLAN.step("pilot-simsiam-0"), [replace(PLAN.steps[0], name=f"pilot-supsiam-{n}", seed=n, epochs=2)
+                                                  for n in range(3)]
+    plan = replace(PLAN, steps=[pilot, *seeds], tasks={"pilot": PLAN.tasks["pilot"][:2]}, picture=())
+    for name in ("alone", "together"):  # in both the second seed was stopped after a step
+        (tmp_path / name).mkdir()
+        with inside(tmp_path / name), monkeypatch.context() as patch:
+            patch.setattr("supancl.train._close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            words = words_of(seeds[1], plan, settings_of(seeds[1], plan, None))
+            with pytest.raises(Interrupted):
+                called([*words, "--set", "train.checkpoint_every=1", "--quiet"])
+    for step in seeds:
+        one = replace(plan, steps=[step])
+        Driver(one, tmp_path / "one", tmp_path / "alone", tell=lambda text: None).run()
+    built.clear()
+    Driver(plan, tmp_path / "all", tmp_path / "together", tell=lambda text: None).run()
+    assert len(built) == 2  # SimSiam's, and one for the three seeds
+    together, alone = read_results(tmp_path / "all"), read_results(tmp_path / "one")
+    assert together["pilot-supsiam-1"]["resumed"] is True
+    assert {name: together[name]["values"] for name in alone} == {name: one["values"] for name, one in alone.items()}
+    assert {name: together[name]["last"] for name in alone} == {name: one["last"] for name, one in alone.items()}
+    assert len({one["last"]["loss"] for one in alone.values()}) == 3
+
+
+def test_pilots_are_judged_on_what_they_held_out_and_final_runs_on_the_test_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (400, 8, 8), dtype=np.uint8), np.arange(400) % 10
+    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:90],
+             test_labels=labels[:90])
+    first, last = pilots("supsiam", ((0.1, 5e-4),), epochs=1)[0], final("supsiam", 0, epochs=1)
+    plan = replace(PLAN, data=str(tmp_path / "own.npz"), steps=[first, last], always={"encoder.width": 16},
+                   tasks={"pilot": CIFAR_PILOT, "final": CIFAR_FINAL[:3]}, pilots={"supsiam": ((0.1, 5e-4),)})
+    seen: dict[str, list[tuple[str, int]]] = {}
+
+    def listening(words):
+        outcome = called(words)
+        if words[1] in ("linear", "knn"):
+            found = json.loads(Path(words[-1]).read_text())
+            seen.setdefault(words[2], []).append((found["judged"], found["queries"]))
+        return outcome
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], listening))
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    assert seen == {"runs/pilot-supsiam-0": [("train", 40)] * 2, "runs/final-supsiam-0": [("test", 90)] * 2}
 
 
 def test_no_run_is_started_that_would_not_end_in_time(tmp_path: Path) -> None:
@@ -115,7 +175,9 @@ def test_a_run_that_fails_is_kept_as_such_and_never_chosen(tmp_path: Path, capsy
     wild = {"optimizer.lr": 1e6, "optimizer.weight_decay": 1.0, "schedule.warmup_epochs": 0}
     step = Step("pilot-supsiam-0", "pilot", "supsiam", 2, 0, wild)
     plan = replace(PLAN, steps=[step], pilots={"supsiam": ((1e6, 1.0),)})
-    assert Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run() == [step.name]
+    lines: list[str] = []
+    assert Driver(plan, tmp_path / "results", tmp_path / "work", tell=lines.append).run() == [step.name]
+    assert lines[-1] == "supsiam: no pilot has a linear accuracy, so nothing that follows them can be started"
     result = read_results(tmp_path / "results")[step.name]
     assert (result["status"], result["values"]) == ("failed", {})
     assert "not" in result["why"]

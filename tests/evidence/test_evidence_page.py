@@ -13,9 +13,10 @@ from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
 from evidence.page import SOLO_LEARN, write_page
 from evidence.plan import cifar_plan
-from evidence.results import read_results, write_result
+from evidence.results import read_results, waiting, write_result
 from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
 from evidence.spread import Gap, Pooled, gap, mean_text, pooled
+from supancl.errors import BadInput
 from supancl.recipes import recipe
 
 from .made import pilot_results, result, whole
@@ -92,6 +93,43 @@ def test_the_words_follow_the_numbers() -> None:
     assert told[0] == "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither, one seed)."
     assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
     assert "nothing to prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-neither": 60.0}))[0]
+
+
+def test_an_example_worked_by_hand() -> None:
+    """SupSiam 74, 75, 76 and SimSiam 60, 62, 64: +13; pooled variance (2 + 8) / 4, t of four degrees 2.776."""
+    results = {name: one for name, one in whole(LEVELS).items() if name.startswith("pilot-")}
+    for method, values in {"supsiam": (74, 75, 76), "simsiam": (60, 62, 64), "supcon": (73.0,)}.items():
+        for seed, value in enumerate(values):
+            step = PLAN.step(f"final-{method}-{seed}")
+            results[step.name] = result(PLAN, step, PLAN.pilots[method][0], {"linear": float(value)})
+    reach = 2.7764 * (10 / 4) ** 0.5 * (1 / 3 + 1 / 3) ** 0.5
+    own = gaps(PLAN, results, "supsiam", "simsiam")["linear"]
+    assert (own.mean, own.low, own.high) == pytest.approx((13, 13 - reach, 13 + reach), abs=1e-3)
+    assert own.text() == "+13.00 [+9.42, +16.58]"
+    lent = gaps(PLAN, results, "supsiam", "supcon")["linear"]  # one seed: the spread is that of the six others
+    reach = 2.7764 * (10 / 4) ** 0.5 * (1 / 3 + 1) ** 0.5
+    assert (lent.low, lent.high, lent.borrowed) == (pytest.approx(2 - reach, abs=1e-3),
+                                                    pytest.approx(2 + reach, abs=1e-3), True)
+    assert lent.verdict == "cannot be told apart"
+    assert mean_text(method_rows(PLAN, results)["supsiam"].values("linear")) == "75.00 ± 2.48"  # 4.303 / sqrt(3)
+
+
+def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
+    results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha-0.2-")}
+    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results))
+    results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
+    assert collapse_lines(PLAN, results)[1] == (
+        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither, one seed).")
+
+
+def test_a_result_that_the_plan_would_make_otherwise_does_not_count(tmp_path: Path) -> None:
+    results = whole(LEVELS)
+    other = pilot_results({"supcon": (1, 2, 3)})  # chosen anew: the finals were made with the first
+    names = {step.name for step in waiting(PLAN, {**results, **other})}
+    assert names == {f"final-supcon-{seed}" for seed in range(3)}
+    write_result(tmp_path, {**results["pilot-supcon-0"], "settings": {"optimizer.lr": 0.5}})
+    with pytest.raises(BadInput, match=r"pilot-supcon-0.json was made with other settings than the plan has now"):
+        read_results(tmp_path, PLAN)
 
 
 def test_measures_that_disagree_are_named() -> None:

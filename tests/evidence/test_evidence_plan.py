@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evidence.answers import best_alpha, pair_lines
 from evidence.plan import (
     ALPHAS,
     CELLS,
@@ -16,6 +17,7 @@ from evidence.plan import (
     cifar_plan,
     final,
     identity,
+    kind_of,
     recipe_of,
     rehearsal,
     settings_of,
@@ -31,7 +33,7 @@ from supancl.recipes import recipe
 from supancl.recipes.cifar import BEYOND
 from supancl.studies import collapse
 
-from .made import pilot_results
+from .made import pilot_results, whole
 
 PLAN = cifar_plan()
 
@@ -76,6 +78,37 @@ def test_the_pilots_lie_around_the_recipe_and_the_papers_rate_comes_first(method
     assert own.lr in rates if method in BEYOND else own.lr == rates[0]
     assert own.weight_decay in [decay for _, decay in PILOTS[method]]
     assert own.reference_batch == recipe(f"cifar100.{method}").train.batch_size == 256
+
+
+def test_what_can_share_a_captured_step_comes_in_a_row() -> None:
+    names = [step.name for step in PLAN.steps]
+    at = names.index("pilot-supmoco-0")
+    assert names[at : at + 4] == ["pilot-supmoco-0", "pilot-supmoco-2", "pilot-supmoco-1", "final-supmoco-0"]
+    assert [PILOTS["supmoco"][number][1] for number in (0, 2, 1)] == [1e-4, 1e-4, 5e-4]
+    for run in (["final-supsiam-0", "final-supsiam-1", "final-supsiam-2"], ["final-supcon-1", "final-supcon-2"],
+                ["alpha-0-0", "alpha-0.2-0", "alpha-0.8-0", "alpha-1-0"]):
+        at = names.index(run[0])
+        assert names[at : at + len(run)] == run
+    assert kind_of(PLAN.step("alpha-0-0")) == kind_of(PLAN.step("pilot-supsiam-0")) == "supsiam"
+    assert len({kind_of(step) for step in PLAN.steps if step.stage == "collapse"}) == 4
+
+
+def test_the_first_25_minutes_answer_the_claim_with_intervals() -> None:
+    names = [step.name for step in PLAN.steps]
+    first = names[: names.index("alpha-1-0") + 1]
+    levels = {"supsiam": 74.0, "simsiam": 58.0, "alpha-0": 70.0, "alpha-0.2": 72.0, "alpha-0.8": 73.0, "alpha-1": 58.0}
+    results = {name: one for name, one in whole(levels).items() if name in first}
+    assert len(results) == len(first) == 14
+    (line,) = pair_lines(PLAN, results, (("supsiam", "simsiam"),), ("in-domain", "crossed"))
+    assert line == "- **SupSiam - SimSiam**: in-domain: helps; crossed: helps."
+    assert all("]*: yes" in each for each in best_alpha(PLAN, results))  # borrowed from SupSiam's three seeds
+    compiled: set[str] = set()
+    seconds = 0.0
+    for name in first[:-1]:  # alpha 1 is SimSiam's run where their pilots agree
+        step = PLAN.step(name)
+        seconds += expected_seconds(step, PLAN, {}, kind_of(step) in compiled, judged=False)
+        compiled.add(kind_of(step))
+    assert 1200 < seconds < 1560
 
 
 def test_nothing_follows_pilots_that_come_later() -> None:
@@ -177,5 +210,5 @@ def test_expected_seconds_follow_what_was_measured() -> None:
     measured = expected_seconds(step, PLAN, {name: results[name] for name in ("pilot-supsiam-0", "pilot-supsiam-1")})
     assert guessed < measured == pytest.approx(150 + 12)
     longer = expected_seconds(PLAN.step("final-supsiam-0"), PLAN, results, compiled=False, judged=False)
-    assert longer == pytest.approx(15 + (150 - 15) / 30 * 100 * 50_000 / 45_000 + 45)
+    assert longer == pytest.approx(15 + (150 - 15) / 30 * 100 * 50_000 / 45_000 + 50)
     assert len(ALPHAS) == 5

@@ -10,22 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from supancl.console import Terminal, table
 from supancl.detect.comparing import COLUMNS, cells, compared, markdown, open_finished
 from supancl.detect.crops import write_crops
 from supancl.detect.export import FORMATS, export_detector
-from supancl.detect.layouts import YEARS, DetectData, open_scenes
+from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
 from supancl.detect.metrics import coco_counter, coco_scores
 from supancl.detect.model import absolute_encoder, laid_out
 from supancl.detect.saving import DetectFolder, load_detector
 from supancl.detect.scenes import relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
-from supancl.detect.train import DetectRun, spread, told, train_detector
-from supancl.errors import BadInput
+from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
+from supancl.errors import BadInput, Interrupted
 from supancl.files import write_atomically
 from supancl.flags import OneLineParser, Override, common
 from supancl.report.detections import class_bars, comparison_curves, detection_curves, detection_sheet
@@ -112,13 +111,22 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folders = [out] if args.seeds == 1 else [out / f"seed-{spec.seed + i}" for i in range(args.seeds)]
     if args.seeds > 1 and DetectFolder(out).holds_run:
         raise BadInput(f"{out} holds a single run; choose another --out for --seeds {args.seeds}")
+    if args.seeds == 1 and not DetectFolder(out).holds_run and any(out.glob("seed-*/detect.json")):
+        raise BadInput(f"{out} holds runs of several seeds; say of how many with --seeds N, or choose another --out")
     for folder in folders:  # asked of all before the first is begun
         if DetectFolder(folder).holds_run and not args.resume:
             raise BadInput(f"{folder} already holds a run; continue it with --resume, or choose another --out")
     runs: dict[str, DetectRun] = {}
     for number, folder in enumerate(folders):
         one = replace(spec, seed=spec.seed + number)
-        run = train_detector(encoder, data, one, folder, resume=args.resume, reporter=Terminal(console))
+        try:
+            run = train_detector(encoder, data, one, folder, resume=args.resume, reporter=Terminal(console))
+        except Interrupted as stop:
+            if args.seeds == 1:
+                raise
+            how = f"supancl detect train --resume --seeds {args.seeds} --out {shlex.quote(str(out))}"
+            raise Interrupted(f"{str(stop).partition(';')[0]} (seed {one.seed}); continue with: {how}",
+                              stop.signal_number) from None
         detection_sheet(run.test, run.found, folder / "detections.png")
         runs[f"seed {one.seed}"] = run
     detection_curves({name: run.metrics for name, run in runs.items()}, out / "curves.png")
@@ -226,23 +234,34 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     saved, device, terminal = load_detector(args.detector), pick_device(args.device), Terminal(console)
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
     kept = folder.read_settings()[1] if folder.holds_run else None
-    _, test = open_scenes(data_of(args, kept))
+    asked = data_of(args, kept)
+    test = open_test(asked)
     for remark in test.remarks:
         terminal.warn(remark)
     test = relabelled(test, saved.classes)
     detector = laid_out(saved.detector, device)
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    found = detect(detector, test, device, "bf16" if bf16 else "fp32", terminal.reading)
+    precision = precision_of(saved.detector.spec, device)
+    found = detect(detector, test, device, precision, terminal.reading)
     scores = coco_scores(test, found)
     out = Path(args.out) if args.out else folder.path / "evaluate"
     made_folder(out)
-    detection_sheet(test, found, out / "detections.png")
-    result = {**scores, "data": test.where, "detector": str(args.detector), "picture": str(out / "detections.png")}
+    # the run's own scores, which `compare` reads, are those on its own test images
+    name = "detect" if args.out or asked == kept else f"detect-{label_of(asked)}"
+    picture = out / ("detections.png" if name == "detect" else f"{name}.png")
+    detection_sheet(test, found, picture)
+    result = {**scores, "data": test.where, "detector": str(args.detector), "precision": precision,
+              "picture": str(picture), "out": str(out / f"{name}.json")}
     text = json.dumps(jsonable(result), indent=2) + "\n"
-    write_atomically(out / "detect.json", lambda path: written(path, text))
+    write_atomically(out / f"{name}.json", lambda path: written(path, text))
     rows = [[name, *(cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()]
     console.print(table(f"{test.where}: {told(scores)}", ["class", "AP", "AP50", "AP75"], rows))
     return result
+
+
+def label_of(data: DetectData) -> str:
+    """Data in the name of a file: voc-2007, or the COCO file's own name."""
+    place = Path(data.test or data.root)
+    return place.stem if place.suffix == ".json" else f"{place.name}-{data.year}"
 
 
 def export(args: argparse.Namespace, console: Console) -> dict[str, Any]:

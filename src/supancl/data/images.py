@@ -167,7 +167,7 @@ class FileImages:
         self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
-        self.threads = ThreadPoolExecutor(max_workers=workers())
+        self.threads = ThreadPoolExecutor(max_workers=own_workers())
 
     def __len__(self) -> int:
         return len(self.items)
@@ -184,9 +184,23 @@ class FileImages:
                            "continue with --resume") from None
 
 
+MOST_WORKERS = 32
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def workers() -> int:
     """Threads that decode: Pillow lets go of the interpreter while it works."""
-    return min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(MOST_WORKERS, cores())
+
+
+def own_workers() -> int:
+    """Those of one rank while training: ranks of one machine, of which torchrun says how many, share its cores."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(told) if told.isdecimal() else 1
+    return workers() if ranks < 2 else max(1, min(MOST_WORKERS, cores() // ranks))
 
 
 def in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 4) -> Iterator[R]:

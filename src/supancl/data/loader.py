@@ -89,8 +89,9 @@ class Feed:
         return self.split.batch(positions)
 
     def close(self) -> None:
+        """Drop what was made ready; no thread is left at work. Who asks for a batch afterwards gets it all the same."""
         if self.thread is not None:
-            self.thread.shutdown(wait=False, cancel_futures=True)
+            self.thread.shutdown(wait=True, cancel_futures=True)
             self.thread, self.ready = None, {}
 
 

@@ -8,10 +8,11 @@ import os
 import random
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,10 @@ from supancl.data.tars import samples
 from supancl.errors import BadInput
 from supancl.files import reason, write_atomically
 
-VERSION = 1
+VERSION = 2
+ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
+# what a file that is gone, cut short or altered makes zipfile and json raise
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 FOLDER = "tars"
 ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
 
@@ -40,16 +44,22 @@ class Sidecar:
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
         """Offsets, lengths, labels as numbers (-1: none), and the class names that the numbers stand for."""
         self.check()
-        try:
-            with np.load(self.path, allow_pickle=False) as kept:
-                return kept["offsets"], kept["lengths"], kept["codes"], json.loads(bytes(kept["classes"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            raise BadInput(f"{self.path}: the index of {self.tar} is gone or damaged; go on with --resume, "
-                           "which makes it anew") from None
+        *arrays, classes = self._parts(*ARRAYS, "classes")
+        offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAYS.values(), strict=True))
+        return offsets, lengths, codes, json.loads(classes)
 
     def members(self) -> list[str]:
-        with np.load(self.path, allow_pickle=False) as kept:
-            return bytes(kept["members"]).decode("utf-8", "surrogateescape").split("\0")
+        """The names of its images within the shard."""
+        return self._parts("members")[0].decode("utf-8", "surrogateescape").split("\0")
+
+    def _parts(self, *names: str) -> list[bytes]:
+        try:
+            return _parts(self.path, *names)
+        except DAMAGE:
+            with suppress(OSError):
+                self.path.unlink()  # its beginning, which is looked at when it is opened again, may be sound
+            raise BadInput(f"{self.path}: the index of {self.tar} is gone or damaged; go on with --resume, "
+                           "which makes it anew") from None
 
     def check(self) -> None:
         """That the shard is what was indexed: its images are found by where they lay then."""
@@ -109,29 +119,41 @@ def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
             progress("indexing tar shards", done, len(tars))
 
 
-def sidecar_path(tar: Path) -> Path:
+def sidecar_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
+    """By the shard's time too: machines that share a cache may each have the shard on a disk of their own."""
+    content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
-    return cache_root() / FOLDER / f"{name}-{hashlib.sha256(str(tar).encode()).hexdigest()[:16]}.npz"
+    return cache_root() / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
 
 
 def _kept(tar: Path) -> tuple[Sidecar, list[str]] | None:
     """The sidecar of a shard and its class names, where there is one and the shard is still the same."""
-    path = sidecar_path(tar)
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            about, classes = json.loads(bytes(kept["about"])), json.loads(bytes(kept["classes"]))
         stamp = file_stamp(tar)
+        path = sidecar_path(tar, stamp)
+        about, classes = (json.loads(part) for part in _parts(path, "about", "classes"))
         if about["version"] != VERSION or about["stamp"] != list(stamp):
             return None
         digest = bytes.fromhex(about["digest"])
         return Sidecar(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except (*DAMAGE, TypeError):
         return None
+
+
+def _parts(path: Path, *names: str) -> list[bytes]:
+    """Some of what is kept, each checked by its own sum.
+
+    Not numpy's archive: it parses a header for every array, which several threads of Python 3.11 must not do at once
+    (now and then "SystemError: AST constructor recursion depth mismatch").
+    """
+    with zipfile.ZipFile(path) as kept:
+        return [kept.read(name) for name in names]
 
 
 def _index(tar: Path) -> None:
     """Look through a shard once; only its headers and labels are read."""
-    stamp, path = file_stamp(tar), sidecar_path(tar)
+    stamp = file_stamp(tar)
+    path = sidecar_path(tar, stamp)
     found = list(samples(tar))
     labels = [label for _, label in found]
     classes = sorted(set(labels) - {""})
@@ -142,17 +164,13 @@ def _index(tar: Path) -> None:
     labelled = sum(label != "" for label in labels)
     about = {"version": VERSION, "tar": str(tar), "stamp": stamp, "images": len(found), "labelled": labelled,
              "digest": digest.hex()}
-    arrays: dict[str, Any] = {
-        "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
-        "classes": np.frombuffer(json.dumps(classes).encode(), np.uint8),
-        "offsets": np.array([item.offset for item, _ in found], np.int64),
-        "lengths": np.array([item.length for item, _ in found], np.int64),
-        "codes": np.array([codes[label] for label in labels], np.int32),
-        "members": np.frombuffer(members, np.uint8),
-    }
+    columns = [item.offset for item, _ in found], [item.length for item, _ in found], [codes[label] for label in labels]
+    parts = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode(), "members": members}
+    parts |= {name: np.array(column, ARRAYS[name]).tobytes() for name, column in zip(ARRAYS, columns, strict=True)}
 
     def write(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            np.savez(file, **arrays)
+        with zipfile.ZipFile(temporary, "w") as kept:
+            for name, content in parts.items():
+                kept.writestr(name, content)
 
     write_atomically(path, write, ELSEWHERE)

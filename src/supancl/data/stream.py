@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.decoding import sorted_names
-from supancl.data.images import Batch, Resample, decode, padded, why, workers
+from supancl.data.images import Batch, Resample, decode, own_workers, padded, why
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sidecars import Sidecar, indexed
 from supancl.data.sources import DataSpec, Progress, Source, Split
@@ -45,7 +45,7 @@ class StreamImages:
         self.canvas = None if short_side is None else (LONGEST * short_side, LONGEST * short_side)
         self.opened: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         self.lock = threading.Lock()
-        self.threads = ThreadPoolExecutor(max_workers=workers(), thread_name_prefix="decode")
+        self.threads = ThreadPoolExecutor(max_workers=own_workers(), thread_name_prefix="decode")
         self.skipped: list[str] = []
         self.told = 0
 
@@ -83,16 +83,18 @@ class StreamImages:
 
     def items(self, rows: Tensor) -> list[TarItem]:
         """Where the bytes of these images are. Their names are left in the index until somebody asks for them."""
-        found = []
+        found: list[TarItem] = []
         for row in rows.tolist():
             shard, at = self.place(row)
             offsets, lengths, _ = self.open_index(shard)
             sidecar = self.shards[shard]
             found.append(StreamItem(sidecar.tar, "", int(offsets[at]), int(lengths[at]), sidecar, at))
-        return list(found)
+        return found
 
     def names(self, rows: Tensor) -> list[str]:
-        return [str(item) for item in self.items(rows)]
+        places = [self.place(row) for row in rows.tolist()]
+        members = {shard: self.shards[shard].members() for shard in {shard for shard, _ in places}}
+        return [f"{self.shards[shard].tar}::{members[shard][at]}" for shard, at in places]
 
     def labels(self, rows: Tensor) -> Tensor:
         """Class ids of any rows, -1 where an image has no label; shard by shard."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supancl.detect.comparing import Finished, compared, open_finished
 from supancl.detect.crops import write_crops
-from supancl.detect.layouts import YEARS, DetectData, open_scenes
+from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
 from supancl.detect.metrics import Found, coco_scores
 from supancl.detect.model import Detector, build_detector, open_body
 from supancl.detect.saving import Saved, load_detector, save_detector
@@ -34,6 +34,7 @@ __all__ = [
     "open_body",
     "open_finished",
     "open_scenes",
+    "open_test",
     "rate",
     "save_detector",
     "spread",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torchvision.datasets import VOCDetection
 
 from supancl.detect.scenes import Scene, Scenes, cut_remark, made_scene, relabelled
 from supancl.errors import BadInput
@@ -36,25 +39,42 @@ class DetectData:
 
 def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
     """The training and the test images, under one list of class names."""
+    if Path(data.root).is_file() and not data.test:
+        raise BadInput(f"{data.root} is what to train on; name what to test on with --test FILE.json")
+    train, test = _readers(data)
+    return joined(train(), test())
+
+
+def open_test(data: DetectData) -> Scenes:
+    """The test images alone, which need no others beside them; a single COCO JSON is what to test on."""
+    return _readers(data)[1]()
+
+
+def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scenes]]:
+    """How to read what to train on, and what to test on."""
     root = Path(data.root)
     if not root.exists():
         raise BadInput(f"no folder or file {root}; give a VOC root (it holds VOCdevkit/), or a COCO JSON")
     if root.is_file():
-        if not data.test:
-            raise BadInput(f"{root} is what to train on; name what to test on with --test FILE.json")
-        return joined(read_coco(root, data.images), read_coco(Path(data.test), data.images))
-    official = sorted(root.glob("annotations/instances_train*.json"))
-    if official:
-        tests = sorted(root.glob("annotations/instances_val*.json"))
-        if not tests:
-            raise BadInput(f"{root / 'annotations'} holds no instances_val*.json; name the test set with --test")
-        named = [(file, root / file.stem.removeprefix("instances_")) for file in (official[-1], tests[-1])]
-        train, test = (read_coco(file, data.images or str(folder)) for file, folder in named)
-        return joined(train, test)
+        return (partial(read_coco, root, data.images), partial(read_coco, Path(data.test or root), data.images))
+    official = [sorted(root.glob(f"annotations/instances_{name}*.json"))[-1:] for name in ("train", "val")]
+    if any(official):
+        return partial(_official, data, official[0], "train"), partial(_official, data, official[1], "val")
     if data.year not in YEARS:
         raise BadInput(f"--year {data.year}: must be one of {', '.join(YEARS)}")
     train_lists, test_lists = YEARS[data.year]
-    return joined(read_voc(root, train_lists), read_voc(root, test_lists))
+    return partial(read_voc, root, train_lists), partial(read_voc, root, test_lists)
+
+
+def _official(data: DetectData, files: list[Path], name: str) -> Scenes:
+    """Of COCO's own folder: annotations/instances_NAME.json with the images in NAME/; --test names another test set."""
+    root = Path(data.root)
+    if name == "val" and data.test:
+        return read_coco(Path(data.test), data.images)
+    if not files:
+        raise BadInput(f"{root / 'annotations'} holds no instances_{name}*.json"
+                       + ("; name the test set with --test" if name == "val" else ""))
+    return read_coco(files[0], data.images or str(root / files[0].stem.removeprefix("instances_")))
 
 
 def joined(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
@@ -108,13 +128,18 @@ def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], lis
     file = folder / "Annotations" / f"{name}.xml"
     try:
         tree = ElementTree.parse(file).getroot()
-        size = (int(_text(tree, "size/height")), int(_text(tree, "size/width")))
+        told = VOCDetection.parse_voc_xml(tree).get("annotation")
+        size = (int(_entry(told, "size", "height")), int(_entry(told, "size", "width")))
+        found = told["object"]
+        if len(found) < len(tree.findall("object")):  # torchvision says nothing of these
+            raise ValueError("an <object> without content")
         kinds, objects = [], []
-        for each in tree.findall("object"):
-            box = [float(_text(each, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")]
+        for each in found:
+            box = [float(_entry(each, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
+            difficult = isinstance(each, dict) and each.get("difficult") == "1"
             # VOC counts pixels from 1 and both ends belong to the box: 1..W is the whole image, 0 to W from 0
-            objects.append(([box[0] - 1, box[1] - 1, box[2], box[3]], each.findtext("difficult", "0").strip() == "1"))
-            kinds.append(_text(each, "name").strip())
+            objects.append(([box[0] - 1, box[1] - 1, box[2], box[3]], difficult))
+            kinds.append(_entry(each, "name"))
     except OSError:
         raise BadInput(f"no annotation {file}, though {name} is in the list of images") from None
     except (ElementTree.ParseError, ValueError) as error:
@@ -122,11 +147,13 @@ def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], lis
     return size, kinds, objects
 
 
-def _text(element: ElementTree.Element, path: str) -> str:
-    found = element.findtext(path)
-    if found is None:
-        raise ValueError(f"no <{path.replace('/', '><')}>")
-    return found
+def _entry(told: Any, *path: str) -> str:
+    """A text in torchvision's dictionaries."""
+    for name in path:
+        told = told.get(name) if isinstance(told, dict) else None
+    if not isinstance(told, str):
+        raise ValueError(f"no <{'><'.join(path)}>")
+    return told
 
 
 # --- COCO -------------------------------------------------------------------------------------------------------------
@@ -149,7 +176,16 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
                        "annotations and categories") from None
-    return Scenes(tuple(scene for scene, _ in made), classes, str(file), cut_remark(sum(c for _, c in made), str(file)))
+    flat = sum(_flat(each) for each in content["annotations"])
+    remarks = cut_remark(sum(cut for _, cut in made), str(file))
+    boxes = "1 box of no width or height was" if flat == 1 else f"{flat} boxes of no width or height were"
+    remarks += (f"{file}: {boxes} left out",) if flat else ()
+    return Scenes(tuple(scene for scene, _ in made), classes, str(file), remarks)
+
+
+def _flat(annotation: dict[str, Any]) -> bool:
+    """A box without an area: there is nothing in it to find."""
+    return 0 in annotation["bbox"][2:]
 
 
 def _coco_scene(
@@ -157,6 +193,7 @@ def _coco_scene(
     classes: tuple[str, ...], file: Path,
 ) -> tuple[Scene, int]:  # fmt: skip
     name = str(entry["file_name"])
+    annotations = [each for each in annotations if not _flat(each)]
     boxes = [[x, y, x + width, y + height] for x, y, width, height in (each["bbox"] for each in annotations)]
     labels = [classes.index(kinds[int(each["category_id"])]) for each in annotations]
     crowd = [bool(each.get("iscrowd", 0)) for each in annotations]

@@ -22,7 +22,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.ops import RoIAlign
+from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import Encoder, EncoderSpec
@@ -244,6 +244,7 @@ def _fpn(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Mo
         rpn_pre_nms_top_n_test=proposals["pre_nms_top_n"]["testing"],
         rpn_post_nms_top_n_train=proposals["post_nms_top_n"]["training"],
         rpn_post_nms_top_n_test=proposals["post_nms_top_n"]["testing"], rpn_batch_size_per_image=spec.rpn_batch,
+        box_roi_pool=MultiScaleRoIAlign([str(i) for i in range(len(stages))], spec.pool, sampling_ratio=2),
         box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
         box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
     )  # fmt: skip

@@ -128,6 +128,8 @@ def _sound(spec: DetectSpec) -> DetectSpec:
                        "raise max_size or lower min_sizes and test_size")
     if list(spec.steps) != sorted(spec.steps):
         raise BadInput(f"steps = {list(spec.steps)}: must rise")
+    if spec.arch == "fpn" and spec.extra_norm:
+        raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
         raise BadInput(f"anchor_sizes has {len(spec.anchor_sizes)} entries; fpn takes 5, one for each level")
     return spec

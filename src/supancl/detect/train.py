@@ -117,7 +117,7 @@ def train_detector(
                     "classes": train.classes, "fingerprint": train.fingerprint(), "train_images": len(train),
                     "test_images": len(test)}
         detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
-        training = Training(detector, device, _precision(spec, device))
+        training = Training(detector, device, precision_of(spec, device))
         _begin(training, folder, settings, resume, reporter)
         log = MetricsLog(folder, training.step if resume else None)
         try:
@@ -127,7 +127,8 @@ def train_detector(
             reporter.ends()
 
 
-def _precision(spec: DetectSpec, device: torch.device) -> str:
+def precision_of(spec: DetectSpec, device: torch.device) -> str:
+    """What a run of this recipe computes in on this device."""
     if spec.precision != "auto":
         return spec.precision
     cuda = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -16,9 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from supancl.distributed.ranks import Ended, Ranks
 from supancl.errors import BadInput, SupanclError
+from supancl.files import reason
 
+MEETING = timedelta(minutes=10)  # for all of them to begin
 PATIENCE = timedelta(hours=4)  # for a rank that builds a cache or measures while the others wait
 TO_BE_TOLD = 3.0  # seconds that a rank waits for a lower one to say why the run ended
+FAREWELL = 5.0  # seconds for a rank that has failed to part from the others; then it ends without
 OWN_WORDS = "supancl/ended"
 
 
@@ -52,22 +55,45 @@ def opened(cuda: bool) -> Iterator[Ranks]:
     if ranks.size == 1 or dist.is_initialized():
         yield ranks
         return
-    store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=PATIENCE))
-    # beside the GPUs' own, one for what lies on the host: settings, signals, reasons
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo", store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE
-    )
+    store = _met(ranks, cuda)
     try:
         yield ranks
         ranks.answered()
     except BaseException as error:
         cause = _ending(ranks, store, error)
+        _part(until=FAREWELL if cuda else None)
         if cause is error:
             raise
         raise cause from error  # --debug shows both
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    _part()
+
+
+def _met(ranks: Ranks, cuda: bool) -> Any:
+    """Join the others; what comes back is where words can be left for them."""
+    try:
+        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.size, timeout=MEETING))
+        store.set_timeout(PATIENCE)
+        # beside the GPUs' own, one for what lies on the host: settings, signals, reasons
+        backends = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backends, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE)
+    except (RuntimeError, ValueError) as error:
+        _TELLS.append(True)  # the others cannot
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise BadInput(f"rank {ranks.rank} of {ranks.size} could not meet the others at {where} ({reason(error)}); see "
+                       "that the address can be reached from every machine and the port is free") from error
+    return store
+
+
+def _part(until: float | None = None) -> None:
+    """Leave the others. Where only this rank has failed, NCCL waits for them while they wait for it: not for long."""
+    if not dist.is_initialized():
+        return
+    if until is None:
+        dist.destroy_process_group()
+        return
+    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    leaving.start()
+    leaving.join(until)
 
 
 def _ending(ranks: Ranks, store: Any, error: BaseException) -> BaseException:

@@ -156,8 +156,7 @@ class Ranks:
             found = work()
         except SupanclError as error:
             own = error
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, own)
+        told = self.everyones(own)
         if own is not None:
             raise own
         for rank, reason in enumerate(told):
@@ -167,14 +166,20 @@ class Ranks:
 
     def alike(self, value: T, what: str) -> T:
         """The value, which must be the same on every rank."""
-        if self.size > 1:
-            told: list[Any] = [None] * self.size
-            dist.all_gather_object(told, value)
-            for rank, other in enumerate(told):
-                if other != told[0]:
-                    raise BadInput(f"{what} differ between ranks: {told[0]} on rank 0, {other} on rank {rank}; give "
-                                   "every machine the same")
+        told = self.everyones(value)
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise BadInput(f"{what} differ between ranks: {told[0]} on rank 0, {other} on rank {rank}; give "
+                               "every machine the same")
         return value
+
+    def everyones(self, value: T) -> list[T]:
+        """What each rank brings, in their order."""
+        if self.size == 1:
+            return [value]
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, value)
+        return told
 
     def stopped(self, received: Sequence[int]) -> int:
         """A signal that any rank has received, or 0: asked at every step, the same answer on all ranks.
