@@ -84,7 +84,7 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
 
 def check_json(where: str | None) -> None:
     """Whether the result can be written is asked before the work, not after it."""
-    if where in (None, "-"):
+    if where in (None, "-") or not speaks():  # of several ranks one writes
         return
     path = Path(str(where))
     if path.is_dir():

@@ -308,8 +308,9 @@ def _close_epoch(
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
-    for remark in stream_remarks(trainer.train_images.store):
-        reporter.warn(remark)
+    for remarks in trainer.ranks.everyones(stream_remarks(trainer.train_images.store)):  # each has read others
+        for remark in remarks:
+            reporter.warn(remark)
     trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
 
 

@@ -100,6 +100,8 @@ def test_a_stream_goes_on_in_the_middle_of_an_epoch_with_two_ranks(tmp_path: Pat
     said, _ = agent.communicate(timeout=200)
     assert agent.returncode == 0, said
     assert "going on at step 4 of 20" in said
+    assert "00007.png" in said  # whichever rank has come upon them
+    assert "00040.png" in said
     found, expected = rows(folder), rows(whole)
     assert [row["step"] for row in found] == [row["step"] for row in expected] == list(range(1, 21))
     for one, other in zip(found, expected, strict=True):
@@ -154,6 +156,22 @@ def test_what_one_rank_cannot_do_ends_all_with_its_reason(tmp_path: Path) -> Non
     assert (code, other_code) == (2, 2)
     assert [line[:38] for line in told(said)] == ["supancl: the data differ between ranks"]
     assert told(other_said) == []
+    assert not (folders[1] / "run").exists()
+
+
+def test_only_the_first_machine_needs_the_folder_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "sub").mkdir()
+    with pytest.raises(Crash):
+        pretrain(recipe("digits.supsiam").with_set(SHORT), out=folders[0] / "run", reporter=CrashAt(6))
+    command = [sys.executable, *SUPANCL, "--resume", "--out", "run", "--json", "sub/result.json"]
+    ended = of_ranks(command, 2, tmp_path, folders)
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "going on at step 4 of 8" in ended[0][1]
+    assert ended[1][1] == ""
+    assert json.loads((folders[0] / "sub" / "result.json").read_text())["last"]["step"] == 8
     assert not (folders[1] / "run").exists()
 
 

@@ -37,10 +37,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and folder is not None and folder.holds_run:
         check_agrees(folder.read_recipe()[0], args, folder)
         chosen = None
-    elif args.recipe is None:
-        raise BadInput(f"{args.out} holds no run to continue; name a recipe to start one")
-    else:
-        chosen = recipe_from_flags(args.recipe, args)
+    else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
+        chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: "
                   f"supancl evaluate knn {run.folder}")
