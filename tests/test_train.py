@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import supancl.trainer
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
 from supancl.data.sources import Data
 from supancl.run import RunFolder
 from supancl.start import check_data
 from supancl.trainer import Trainer
-from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, tiny_data, tiny_recipe
+from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
 
@@ -293,23 +292,6 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
 
 
 # --- numbers that are not numbers -------------------------------------------------------------------------------------
-
-
-def poisoned(monkeypatch, at: set[int]) -> None:
-    """The views of these steps hold a NaN."""
-    original = supancl.trainer.Trainer.train_step
-
-    def train_step(self, batch=None):
-        if self.step not in at:
-            return original(self, batch)
-        forward = self.forward
-        self.forward = lambda views, local=None: forward(views * float("nan"), local)
-        try:
-            return original(self, batch)
-        finally:
-            self.forward = forward
-
-    monkeypatch.setattr(supancl.trainer.Trainer, "train_step", train_step)
 
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from supancl.checkpoint import (
 from supancl.run import RunFolder
 from supancl.trainer import Trainer
 from tests.files import contents
-from tests.tiny import assert_same_bits, final_state, flat, tiny_data, tiny_recipe
+from tests.tiny import assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
 LONG = 20.0  # seconds after which whoever still waits has waited in vain
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -336,19 +336,7 @@ def slow_disk(monkeypatch) -> list[int]:
 
 
 def test_a_rollback_goes_back_to_what_was_last_saved_not_last_written(tmp_path: Path, monkeypatch) -> None:
-    original, poisoned = Trainer.train_step, {5}
-
-    def train_step(self, batch=None):
-        if self.step not in poisoned:
-            return original(self, batch)
-        forward = self.forward
-        self.forward = lambda views, local=None: forward(views * float("nan"), local)
-        try:
-            return original(self, batch)
-        finally:
-            self.forward = forward
-
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    poisoned(monkeypatch, {5})
     written, warned = slow_disk(monkeypatch), []
 
     class Warned(Reporter):

@@ -8,6 +8,7 @@ import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
 from supancl.checkpoint import checkpoints, load_checkpoint
+from supancl.trainer import Trainer
 
 SIDE = 8
 
@@ -76,3 +77,20 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different, different[:5]
     assert len(one) > 10  # weights, optimizer and random state are really there
+
+
+def poisoned(monkeypatch, at: set[int]) -> None:
+    """The views of these steps hold a NaN."""
+    original = Trainer.train_step
+
+    def train_step(self, batch=None):
+        if self.step not in at:
+            return original(self, batch)
+        forward = self.forward
+        self.forward = lambda views, local=None: forward(views * float("nan"), local)
+        try:
+            return original(self, batch)
+        finally:
+            self.forward = forward
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
