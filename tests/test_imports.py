@@ -15,9 +15,9 @@ ROOT = Path(supancl.__file__).parent
 # from the bottom up; whatever is imported must stand in an earlier line than what imports it
 LAYERS = (
     {"errors"},
-    {"config", "files", "signals"},
+    {"config", "files", "signals", "layers"},
     {"distributed"},
-    {"heads", "pools", "encoders", "schedules", "layers"},
+    {"heads", "pools", "encoders", "schedules"},
     {"losses", "branches"},
     {"data", "methods"},
     {"recipes", "checkpoint"},

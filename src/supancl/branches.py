@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from supancl.config import Fraction
 from supancl.heads import MLP
+from supancl.layers import PerView
 
 
 @dataclass(frozen=True)
@@ -36,22 +37,11 @@ class HeadSpec:
     predictor: MLP | None = None
 
 
-class _PerView(nn.modules.batchnorm._BatchNorm):
-    """A batch norm that sees `views` batches in one: statistics of each, running ones updated view after view."""
-
-    views = 1
-
-    def forward(self, features: Tensor) -> Tensor:
-        if self.views == 1 or not self.training:
-            return super().forward(features)
-        return torch.cat([super(_PerView, self).forward(view) for view in features.chunk(self.views)])
-
-
-class PerViewBatchNorm1d(_PerView, nn.BatchNorm1d):
+class PerViewBatchNorm1d(PerView, nn.BatchNorm1d):
     """BatchNorm1d, per view."""
 
 
-class PerViewBatchNorm2d(_PerView, nn.BatchNorm2d):
+class PerViewBatchNorm2d(PerView, nn.BatchNorm2d):
     """BatchNorm2d, per view."""
 
 
@@ -125,11 +115,11 @@ class Branches(nn.Module):
     def join(self, views: int) -> bool:
         """Let that many views go through as one batch; 1 takes it back. Gives whether every norm can."""
         norms = [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        if not all(type(norm) in PER_VIEW or hasattr(norm, "views") for norm in norms):
+        if not all(type(norm) in PER_VIEW or isinstance(norm, PerView) for norm in norms):
             return False
         for norm in norms:
             norm.__class__ = PER_VIEW.get(type(norm), type(norm))
-            cast(_PerView, norm).views = views
+            cast(PerView, norm).views = views
         self.joined = views > 1
         return True
 

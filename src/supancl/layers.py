@@ -1,6 +1,6 @@
-"""A layer of ResNets and ViTs that computes what torch's own does, arranged as a GPU likes it.
+"""Layers that compute what torch's own do, arranged otherwise: norms per view, stems as a GPU likes them.
 
-It changes its class and back: parameters, buffers and their names stay as they are.
+A layer changes its class and back: parameters, buffers and their names stay as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,19 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class PerView(nn.modules.batchnorm._BatchNorm):
+    """A batch norm that sees `views` batches in one: statistics of each, running ones updated view after view."""
+
+    views = 1
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor
+        if self.views == 1 or not self.training:
+            made = super().forward(features)
+            return made
+        return torch.cat([super(PerView, self).forward(view) for view in features.chunk(self.views)])
 
 
 class FoldedConv2d(nn.Conv2d):

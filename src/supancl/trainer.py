@@ -67,8 +67,7 @@ class Trainer:
         if ranks.size > 1 and recipe.train.sync_norm:
             synchronize(self.branches, device)
         self.compiled = bool(recipe.train.compile) and ranks.size == 1
-        wrapped = ranks.wrapped(self.branches, device, recipe.train.gradients)
-        self.forward = wrapped
+        self.forward = ranks.wrapped(self.branches, device, recipe.train.gradients)
         self.objective = torch.compile(self.compared) if self.compiled else self.compared
         on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
         self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render

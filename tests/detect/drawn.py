@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
+
+from supancl.checkpoint import save_encoder
+from supancl.encoders import EncoderSpec
 
 SIDE = 96
 KINDS = ("disc", "square")
@@ -94,3 +98,11 @@ def tiny_resnet(width: int = 16) -> ResNet:
         setattr(body, name, body._make_layer(BasicBlock, width * 2**i, 1, stride=1 if i == 0 else 2))
     body.fc = nn.Identity()
     return body
+
+
+def write_place(root: Path, train: int, val: int, seed: int = 0) -> Path:
+    """Drawn images in VOC's layout, and beside them an encoder that nothing has trained."""
+    write_voc(root, {"train": range(train), "val": range(train, train + val)})
+    torch.manual_seed(seed)
+    save_encoder(root / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
+    return root

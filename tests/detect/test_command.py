@@ -6,12 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
-from supancl.checkpoint import save_encoder
 from supancl.cli import main
-from supancl.encoders import EncoderSpec
 from supancl.errors import Interrupted
 
-from .drawn import write_coco, write_voc
+from .drawn import write_coco, write_place, write_voc
 
 SETS = {
     "min_sizes": "[64]", "test_size": "64", "max_size": "128", "anchor_sizes": "[24,40]", "anchor_ratios": "[1.0]",
@@ -23,11 +21,7 @@ TINY = [word for name, value in SETS.items() for word in ("--set", f"{name}={val
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    root = tmp_path_factory.mktemp("drawn")
-    write_voc(root, {"train": range(4), "val": range(4, 6)})
-    torch.manual_seed(0)
-    save_encoder(root / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
-    return root
+    return write_place(tmp_path_factory.mktemp("drawn"), 4, 2)
 
 
 def train(place, out, *more):

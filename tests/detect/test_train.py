@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint, save_encoder
+from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.detect import train as train_module
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
@@ -17,11 +17,10 @@ from supancl.detect.scenes import for_training
 from supancl.detect.spec import detect_spec
 from supancl.detect.testing import detect, measure_norms
 from supancl.detect.train import Training, spread, train_detector
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput, Interrupted, NonFinite
 
 from ..tiny import Notes
-from .drawn import TINY, annotation, tiny_resnet, write_voc
+from .drawn import TINY, annotation, tiny_resnet, write_place, write_voc
 
 CPU = torch.device("cpu")
 LIST = (("2012", "train"),)
@@ -118,11 +117,7 @@ SMALL = {**TINY, "iters": 4, "batch_size": 2, "min_sizes": [64], "test_size": 64
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Data and an encoder, shared by the runs below."""
-    root = tmp_path_factory.mktemp("drawn")
-    write_voc(root, {"train": range(6), "val": range(6, 9)})
-    torch.manual_seed(3)
-    save_encoder(root / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
-    return root
+    return write_place(tmp_path_factory.mktemp("drawn"), 6, 3, seed=3)
 
 
 def run(place, out, resume=False, reporter=None, **overrides):

@@ -106,10 +106,15 @@ def resize_taps(start: Tensor, length: Tensor, pixels: int, size: int) -> Taps:
     centre = start + (torch.arange(size, device=start.device).double()[:, None] + 0.5) * scale
     first = (centre - reach + 0.5).floor()  # the leftmost pixel whose middle may lie inside the triangle
     index = first + torch.arange(math.ceil(2 * max(1.0, pixels / size)), device=start.device)
+    weight = triangle(index, centre, reach, start, length)
+    return Taps(index.long().clamp(0, pixels - 1), weight / weight.sum(-1, keepdim=True))
+
+
+def triangle(index: Tensor, centre: Tensor, reach: Tensor, start: Tensor, length: Tensor) -> Tensor:
+    """How much those pixels count around `centre`, not yet of sum 1; outside the crop they do not."""
     middle = index + 0.5
     weight = (1 - (middle - centre).abs() / reach).clamp(min=0)
-    weight = weight * ((middle > start) & (middle < start + length))
-    return Taps(index.long().clamp(0, pixels - 1), weight / weight.sum(-1, keepdim=True))
+    return weight * ((middle > start) & (middle < start + length))
 
 
 def resampled(images: Tensor, image: Tensor, rows: Taps, columns: Taps) -> Tensor:

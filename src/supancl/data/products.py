@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.augment import blur_taps
+from supancl.data.augment import blur_taps, triangle
 
 
 def crop_and_resize(pixels: Tensor, box: Tensor, size: int, flip: Tensor, dtype: torch.dtype) -> Tensor:
@@ -34,9 +34,8 @@ def resize_matrix(start: Tensor, length: Tensor, pixels: int, size: int, flip: T
     place = torch.arange(size, device=start.device).double()[:, None]
     if flip is not None:
         place = torch.where(flip[:, None, None], size - 1 - place, place)
-    middle = torch.arange(pixels, device=start.device).double() + 0.5
-    weight = (1 - (middle - (start + (place + 0.5) * scale)).abs() / reach).clamp(min=0)
-    weight = (weight * ((middle > start) & (middle < start + length))).float()
+    index = torch.arange(pixels, device=start.device).double()
+    weight = triangle(index, start + (place + 0.5) * scale, reach, start, length).float()
     return weight / weight.sum(-1, keepdim=True)
 
 

@@ -9,18 +9,11 @@ from torch import Tensor, nn
 
 from supancl.distributed.exchange import Sum
 from supancl.errors import BadInput
+from supancl.layers import PerView
 
 
-class OfAllRanks(nn.modules.batchnorm._BatchNorm):
+class OfAllRanks(PerView):
     """Batch norm with the statistics of the whole batch, of each view by itself where several come as one batch."""
-
-    views = 1
-
-    def forward(self, features: Tensor) -> Tensor:
-        if not self.training or self.views == 1:
-            made: Tensor = super().forward(features)
-            return made
-        return torch.cat([super(OfAllRanks, self).forward(view) for view in features.chunk(self.views)])
 
 
 class _Summed(nn.modules.batchnorm._BatchNorm):
@@ -75,7 +68,7 @@ def synchronize(module: nn.Module, device: torch.device) -> None:
     for name, norm in module.named_modules():
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, OfAllRanks):
             continue
-        if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not hasattr(norm, "views"):
+        if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerView):
             raise BadInput(f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
                            "train.sync_norm=false, or choose an encoder with plain batch norm")
         changed: Any = norm
