@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/")
     made.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
     made.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
+    made.add_argument("--shared", action="store_true", help="other work is on the machine: speeds are marked")
     made.add_argument("--only", action="append", default=[], help="runs whose name contains this; may be repeated")
     made.add_argument("--commit", help="of the code, where it runs from no repository")
     made.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
@@ -68,7 +69,8 @@ def run(plan: Plan, args: argparse.Namespace) -> None:
     check_data(plan, args.work)
     if args.until_seconds is not None and args.until_seconds <= 0:
         raise BadInput(f"--until-seconds {args.until_seconds:g}: must be above 0")
-    made = Driver(plan, args.results, args.work, args.until_seconds, args.beside, args.only, args.commit).run()
+    driver = Driver(plan, args.results, args.work, args.until_seconds, args.beside, args.only, args.commit, args.shared)
+    made = driver.run()
     print(f"{len(made)} runs were made: {', '.join(made) or 'none'}")
 
 

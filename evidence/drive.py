@@ -45,9 +45,10 @@ class Driver:
     """`work` holds data/ and gets runs/; `until` is how many seconds there are, judging included."""
 
     def __init__(self, plan: Plan, results: Path, work: Path, until: float | None = None, beside: bool = False,
-                 only: Sequence[str] = (), commit: str | None = None, tell: Say = say) -> None:
+                 only: Sequence[str] = (), commit: str | None = None, shared: bool = False, tell: Say = say) -> None:
         self.plan, self.results, self.work, self.until = plan, results.resolve(), work.resolve(), until
         self.beside, self.only, self.commit, self.tell = beside, tuple(only), commit, tell
+        self.shared = shared  # with other work on the same machine, so that speeds are not the run's own
         self.started = time.monotonic()
         self.judging: tuple[Step, subprocess.Popen[bytes]] | None = None
         self.tried: set[str] = set()
@@ -124,7 +125,8 @@ class Driver:
             "identity": same, "settings": settings,
             "command": shlex.join(["supancl", *words]), "exit": code, "why": why, "train_seconds": round(seconds, 1),
             "warnings": [line for line in lines if line.startswith("warning: ")][:8],
-            "resumed": resumed, "beside": self.judging is not None, "commit": self.commit, **trained(folder),
+            "resumed": resumed, "beside": self.judging is not None, "shared": self.shared,
+            "commit": self.commit, **trained(folder),
         }
         if code not in A_RESULT:
             self.wait()

@@ -215,6 +215,11 @@ Missing: {', '.join(left) or 'nothing; the plan is done'}.
 """
 
 
+def own_speed(result: dict[str, Any]) -> str:
+    shared = " (shared)" if result["shared"] else ""
+    return f"{result['images_per_second']:,.0f}{shared}" if result["images_per_second"] else "-"
+
+
 def whole_speed(result: dict[str, Any]) -> str:
     """Starting, compiling, checks and checkpoints included."""
     if result["resumed"] or result["status"] == "failed":
@@ -225,7 +230,7 @@ def whole_speed(result: dict[str, Any]) -> str:
 def commands(results: Results) -> str:
     """Every run with its command; the judging ones once a stage, they are the same for all of its runs."""
     rows = [[name, str(result["seed"]), str(result["epochs"]), f"{result['train_seconds']:.0f}",
-             f"{result['images_per_second']:,.0f}" if result["images_per_second"] else "-", whole_speed(result),
+             own_speed(result), whole_speed(result),
              f"{result['judge_seconds']:.0f}", str(result["commit"]), f"`{result['commands'][0]}`"]
             for name, result in results.items()]
     judging: dict[str, list[str]] = {}
@@ -233,14 +238,16 @@ def commands(results: Results) -> str:
         if len(result["commands"]) > len(judging.get(result["stage"], ())):
             judging[result["stage"]] = [line.replace(f"runs/{name}", "RUN") for line in result["commands"][1:]]
     listed = "\n".join(f"{stage}:\n\n```\n{chr(10).join(lines)}\n```\n" for stage, lines in judging.items() if lines)
-    speeds = [result["images_per_second"] for result in results.values() if result["images_per_second"]]
+    speeds = [result["images_per_second"] for result in results.values()
+              if result["images_per_second"] and not result["shared"]]
     speed = f" Median speed {statistics.median(speeds):,.0f} images a second." if speeds else ""
     return f"""## Every run
 
 From a folder in which data/ holds the unpacked data sets.{speed} Seconds are of the whole command;
 images/s is the median of the log's intervals, beside it what the whole command made of it, starting, compiling and
 checkpoints included. Of runs in a row that differ in seed, alpha or learning rate alone only the first compiled: the
-others took over its captured step. A run may have been judged while the next one trained, which slows both.
+others took over its captured step. A run may have been judged while the next one trained, which slows both; where the
+speed is marked as shared, other runs of the plan or other work were on the GPU as well.
 
 {table(["run", "seed", "epochs", "train s", "images/s", "images/s, whole", "judge s", "commit", "command"], rows)}
 Judged with:

@@ -146,11 +146,13 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     step = trainer.optimizer.step
     monkeypatch.setattr(trainer.optimizer, "step", lambda: taken.append(step()))
     monkeypatch.setattr(torch, "compile", lambda function: fails)
-    trainer.compiled, trainer.push = True, compiled_or_plain(trainer.pushed)
+    trainer.compiled, trainer.push = True, compiled_or_plain(trainer.pushed, trainer.unsaid.append)
     for _ in range(2):
         assert _advanced(trainer, notes) is not None
     assert (len(taken), trainer.step, int(trainer.at), int(trainer.pool.clock)) == (2, 2, 2, 2)
-    assert notes.warnings == []
+    assert len(notes.warnings) == 1  # though it failed at both steps' push
+    assert "filling the pool could not be compiled" in notes.warnings[0]
+    assert "no C compiler" in notes.warnings[0]
 
 
 def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,11 @@ def from_compiler(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
 
 
-def compiled_or_plain(function: Callable[..., None]) -> Callable[..., None]:
-    """The function compiled, or as it is written where that fails: for what is short, at a moment past repeating."""
+def compiled_or_plain(function: Callable[..., None], failed: Callable[[Exception], None]) -> Callable[..., None]:
+    """The function compiled, or as it is written where that fails: for what is short, at a moment past repeating.
+
+    `failed` hears of it, once.
+    """
     runs = torch.compile(function)
 
     def run(*args: Any) -> None:
@@ -65,6 +68,7 @@ def compiled_or_plain(function: Callable[..., None]) -> Callable[..., None]:
             if runs is function or not from_compiler(error):
                 raise
             runs = function
+            failed(error)
             function(*args)
 
     return run

@@ -55,7 +55,8 @@ def reason(error: Exception) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__context__
-    said = next(iter(str(error).splitlines()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])  # a compiler names the backend first
     return said.partition(". ")[0].rstrip(".") or type(error).__name__
 
 

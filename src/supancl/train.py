@@ -256,14 +256,18 @@ def _loop(
 def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
     """The next step; where the compiler fails at it, the step is taken as written, and so are all that follow."""
     try:
-        return trainer.advance()
+        targets = trainer.advance()
     except Exception as error:
         if not trainer.compiled or not from_compiler(error):
             raise
         trainer.uncompile()
         reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
                       "speed; --set train.compile=false tries no more")
-        return trainer.advance()
+        targets = trainer.advance()
+    while trainer.unsaid:
+        reporter.warn(f"filling the pool could not be compiled ({reason(trainer.unsaid.pop())}); it is done as "
+                      "written, which costs a few per cent; --set train.compile=false tries no more")
+    return targets
 
 
 def _capture(trainer: Trainer, reporter: Reporter) -> None:

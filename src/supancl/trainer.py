@@ -71,7 +71,9 @@ class Trainer:
         self.objective = torch.compile(self.compared) if self.compiled else self.compared
         on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
         self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
-        self.push = compiled_or_plain(self.pushed) if on_gpu and self.pool is not None else self.pushed
+        self.unsaid: list[Exception] = []  # of the compiler, where the step went on all the same
+        compiles = on_gpu and self.pool is not None
+        self.push = compiled_or_plain(self.pushed, self.unsaid.append) if compiles else self.pushed
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
         self.micros = shared_rows(recipe.train.batch_size, recipe.train.accumulate, ranks, device)
