@@ -101,7 +101,7 @@ def model(result: Row) -> str:
     rates = {"one GPU alone": BATCH / seconds, "with its network": BATCH / joined,
              f"{CORES} cores that decode for it": decoding}
     hows = dict(zip(rates, ("measured, step not captured", "measured, and the network below",
-                            "measured for one thread, times 16"), strict=True))
+                            "measured a thread with all at work, times 16"), strict=True))
     steps = EPOCHS * IMAGES // (RANKS * BATCH)
     slowest = min(rates.values())
     rows: list[tuple[str, str, str]] = [

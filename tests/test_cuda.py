@@ -2,6 +2,7 @@
 
 import copy
 import os
+import statistics
 import warnings
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from supancl.layers import arrange
 from supancl.pools import PoolSpec
 from supancl.reuse import restart, serves
 from supancl.run import RunFolder
-from supancl.trainer import WARM_UP, Trainer
+from supancl.trainer import Trainer
+from tests.steps import advance, side_by_side
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
@@ -89,14 +91,7 @@ def digits_trainer(method: str = "supsiam", **settings: object) -> Trainer:
 
 
 def losses_of(trainer: Trainer, steps: int) -> list[float]:
-    """One loss a step, captured after the warm-up where the recipe asks for it."""
-    found = []
-    for _ in range(steps):
-        if trainer.may_replay and trainer.warmed == WARM_UP and trainer.replay is None:
-            trainer.capture()
-        trainer.advance()
-        found.append(trainer.mean_since()[0])
-    return found
+    return [advance(trainer) for _ in range(steps)]
 
 
 FAST = {
@@ -110,16 +105,15 @@ WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "
 
 
 @pytest.mark.parametrize(("method", "way", "precision"), WAYS)
-def test_fifty_steps_have_the_losses_of_the_eager_step(method: str, way: str, precision: str) -> None:
-    # at the tiny recipe's own rate, 0.05, two eager runs of one seed end 6% apart: training enlarges rounding
-    common = {"train.precision": precision, "optimizer.lr": 0.005}
-    eager = losses_of(digits_trainer(method, **common), 50)
-    trainer = digits_trainer(method, **common, **FAST[way])
-    fast = losses_of(trainer, 50)
+def test_fifty_steps_are_those_of_the_eager_step(method: str, way: str, precision: str) -> None:
+    trainer = digits_trainer(method, **{"train.precision": precision}, **FAST[way])
+    eager, fast, apart = side_by_side(digits_trainer(method, **{"train.precision": precision}), trainer, 50)
     assert (trainer.replay is not None) == ("replayed" in way)
-    # on a CPU fp32 and bf16 differ by up to 0.0125 (supsiam) and 0.025 of 5 (supmoco) within these 50 steps
-    assert fast == pytest.approx(eager, rel=1e-2, abs=2e-2 if precision == "bf16" else 5e-3)
-    assert abs(eager[-1] - eager[0]) > 0.1  # it does learn at that rate
+    close = 1e-3 if precision == "fp32" else 5e-3
+    assert fast == pytest.approx(eager, rel=close, abs=close)
+    # a learning rate that is off by 1% is 0.01 apart; on a CPU bf16 and fp32 are up to 0.19 apart in a step
+    assert statistics.median(apart) < (0.1 if "compiled" in way else 0.02 if precision == "bf16" else 0.005)
+    assert abs(eager[-1] - eager[0]) > 0.1  # it does learn
 
 
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
@@ -231,8 +225,12 @@ def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str)
                 push(targets, labels)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+    held = len(plain.stored().valid)  # a ring has a slot more, for rows that are not stored: any of them may end there
     for name, value in plain.state_dict().items():
-        torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+        mine = compiled.state_dict()[name]
+        if name in ("targets", "labels", "born"):
+            mine, value = mine[:held], value[:held]
+        torch.testing.assert_close(mine, value, rtol=1e-5, atol=1e-6, msg=name)
     labels, fallback = torch.arange(-1, 5, device="cuda"), torch.zeros(2, 6, 64, device="cuda")
     torch.testing.assert_close(compiled.class_mean(labels, fallback), plain.class_mean(labels, fallback))
 

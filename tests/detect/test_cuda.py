@@ -64,6 +64,7 @@ def test_weights_lie_with_channels_last(tmp_path):
 
 
 def test_a_run_from_end_to_end(tmp_path):
+    pytest.importorskip("pycocotools")
     write_voc(tmp_path, {"train": range(6), "val": range(6, 9)})
     spec = detect_spec("c4", {**TINY, "device": "cuda", "iters": 4, "eval_every": 2, "workers": 2})
     run = train_detector("random:resnet18", DetectData(str(tmp_path), "2012"), spec, tmp_path / "run")

@@ -45,8 +45,9 @@ def detection_sheet(scenes: Scenes, found: Sequence[Found], path: Path, count: i
         )
         for side, (boxes, labels, words, lines, title) in enumerate(panels):
             at = left + side * (SIDE + GAP)
-            sheet.paste(_drawn(image, boxes, labels, words, lines), (at, top))
-            pen.text((at, top + SIDE + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
+            drawn = _drawn(image, boxes, labels, words, lines)
+            sheet.paste(drawn, (at, top))
+            pen.text((at, top + drawn.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
     sheet.save(path)
 
 
