@@ -66,7 +66,7 @@ SHORTHANDS: dict[str, tuple[str, str]] = {
     "--on-nan": ("train.on_nan", "stop, skip or rollback"),
 }
 SWITCHES: dict[str, tuple[str, str]] = {
-    "--compile": ("train.compile", "compile the branches"),
+    "--compile": ("train.compile", "compile the step"),
     "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
     "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
 }

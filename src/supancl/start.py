@@ -105,7 +105,7 @@ def with_short_side(recipe: Recipe) -> Recipe:
 def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1) -> Recipe:
     """Precision, compilation and replay as they are best on this device, where the recipe leaves them open.
 
-    Several ranks neither compile nor replay: that is left open, for the run may go on with one of them.
+    Several ranks do not compile or replay by themselves: that is left open, for the run may go on with one of them.
     """
     settings, cuda = recipe.train, device.type == "cuda"
     has_bf16 = not cuda or torch.cuda.is_bf16_supported(including_emulation=False)

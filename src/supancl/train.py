@@ -169,6 +169,9 @@ def _begin(
     if recipe.loss.sees_batch(trainer.pool) and recipe.train.accumulate > 1:
         reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
                       f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
+    if recipe.train.compile and recipe.train.sync_norm and ranks.size > 1:
+        reporter.note("several ranks whose norms see the whole batch compile no more than views and pool; with --set "
+                      "train.sync_norm=false they compile the branches, and norms see a rank's own images")
     where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
     reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)
 
@@ -260,7 +263,7 @@ def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
     except Exception as error:
         if not trainer.compiled or not from_compiler(error):
             raise
-        trainer.uncompile()
+        trainer.compile(False)
         reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
                       "speed; --set train.compile=false tries no more")
         targets = trainer.advance()

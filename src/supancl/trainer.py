@@ -66,21 +66,30 @@ class Trainer:
         self.arrange()
         if ranks.size > 1 and recipe.train.sync_norm:
             synchronize(self.branches, device)
-        self.compiled = bool(recipe.train.compile) and ranks.size == 1
-        self.forward = ranks.wrapped(self.branches, device, recipe.train.gradients)
-        self.objective = torch.compile(self.compared) if self.compiled else self.compared
-        on_gpu = self.compiled and device.type == "cuda"  # where these are dozens of kernels, each soon over
-        self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
+        self.spread = ranks.wrapped(self.branches, device, recipe.train.gradients)
         self.unsaid: list[Exception] = []  # of the compiler, where the step went on all the same
-        compiles = on_gpu and self.pool is not None
-        self.push = compiled_or_plain(self.pushed, self.unsaid.append) if compiles else self.pushed
+        self.compile(bool(recipe.train.compile))
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
-        self.micros = shared_rows(recipe.train.batch_size, recipe.train.accumulate, ranks, device)
+        self.micros = ranks.micros(recipe.train.batch_size, recipe.train.accumulate, device)
         self.plan(data)
         self._to_device()
         self.replay: Replay | None = None
         self.warmed = 0
+
+    def compile(self, yes: bool) -> None:
+        """Make one graph of the step, or take it as it is written.
+
+        Several ranks exchange within a step; of theirs it is the views, the pool, and the branches where norms do not.
+        """
+        several, synced = self.ranks.size > 1, self.recipe.train.sync_norm
+        self.compiled, on_gpu = yes, yes and self.device.type == "cuda"
+        self.forward = torch.compile(self.spread) if yes and several and not synced else self.spread
+        self.objective = torch.compile(self.compared) if yes and not several else self.compared
+        # on a GPU these are dozens of kernels, each soon over
+        self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
+        fills = on_gpu and self.pool is not None
+        self.push = compiled_or_plain(self.pushed, self.unsaid.append) if fills else self.pushed
 
     def arrange(self) -> None:
         """The layers as they are trained fastest on this device; what they compute stays the same."""
@@ -239,10 +248,6 @@ class Trainer:
         self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
         self.replay = Replay(self.train_step, self.generator, batch)
 
-    def uncompile(self) -> None:
-        """Run what the compiler could not compile as it is written."""
-        self.compiled, self.objective, self.render, self.push = False, self.compared, draw_and_render, self.pushed
-
     def set_rates(self) -> None:
         now = self.schedule.index_select(1, self.at)[:, 0]
         for number, group in enumerate(self.optimizer.param_groups):
@@ -366,16 +371,6 @@ class Trainer:
         self.optimizer.load_state_dict({**state, "param_groups": groups})
         for group, here in zip(self.optimizer.param_groups, own, strict=True):
             group["lr"] = here["lr"]
-
-
-def shared_rows(batch: int, micros: int, ranks: Ranks, device: torch.device) -> list[tuple[Tensor, Part, Tensor]]:
-    """For each micro-batch: its rows, which of them this rank takes, and where those are in what this rank reads."""
-    shared, at = [], 0
-    for micro in torch.arange(batch, device=device).chunk(micros):
-        part = ranks.part(len(micro))
-        shared.append((micro, part, torch.arange(at, at + part.count, device=device)))
-        at += part.count
-    return shared
 
 
 def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:

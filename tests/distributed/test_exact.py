@@ -93,6 +93,12 @@ def test_gradients_may_travel_as_bf16(size: int, made) -> None:
     assert 0 < made["halved"]["apart"] < 0.02 * made["halved"]["moved"]
 
 
+def test_compiled_ranks_whose_norms_are_their_own_train_as_those_that_are_not(on_two) -> None:
+    assert on_two["compiled"]["compiled"] == pytest.approx(on_two["compiled"]["as written"], abs=1e-5)
+    assert len(set(on_two["compiled"]["as written"])) == 4
+    assert on_two["compiled"]["made of"] == {False: "DistributedDataParallel", True: "OptimizedModule"}
+
+
 @pytest.mark.parametrize(("size", "name"), EVERY)
 def test_training_is_that_of_one_process(size: int, name: str, made, alone) -> None:
     found = dict(made[name])

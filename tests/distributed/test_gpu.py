@@ -17,10 +17,10 @@ NAMES = ("supsiam", "supbyol", "simclr", "supmoco", "supsiam-nopool", "crossentr
 STEPS = 5
 
 
-def weights(name: str, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
+def weights(name: str, ranks: Ranks = ALONE, **others: object) -> dict[str, torch.Tensor]:
     """Weights, statistics and pool after some steps in single precision, with TF32 off."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    settings = {"train__device": "cuda", "train__precision": "fp32", "train__batch_size": 11}
+    settings = {"train__device": "cuda", "train__precision": "fp32", "train__batch_size": 11, **others}
     data = tiny_data(64, unlabelled=0.3)
     trainer = Trainer(tiny_recipe(name, **settings), data, torch.device("cuda", 0), ranks=ranks)
     for _ in range(STEPS):
@@ -37,10 +37,14 @@ def test_two_ranks_on_a_gpu_train_as_one(tmp_path: Path) -> None:
     assert [code for code, _ in ended] == [0, 0], ended
     made = torch.load(tmp_path / "made.pt", weights_only=True)
     for name in NAMES:
-        expected = weights(name)
-        assert made[name].keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(made[name][key], value, rtol=2e-3, atol=2e-4, msg=f"{name}{key}")
+        assert_close(made[name], weights(name), name)
+    assert_close(made["compiled"], made["as written"], "compiled")
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], name: str) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=2e-3, atol=2e-4, msg=f"{name}{key}")
 
 
 if __name__ == "__main__":
@@ -48,6 +52,8 @@ if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
     here = from_environment()
     found = {name: weights(name, here) for name in NAMES}
+    for way, compiled in (("as written", False), ("compiled", True)):  # what several ranks compile: all but exchanges
+        found[way] = weights("supbyol", here, train__sync_norm=False, train__compile=compiled)
     if here.leads:
         torch.save(found, sys.argv[1])
     torch.distributed.destroy_process_group()

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from supancl.data.views import Crops
 from supancl.distributed import Ranks, opened, traffic
 from supancl.trainer import Trainer
-from tests.distributed.cases import CASES, CPU, ON_FOUR, in_double, outcome, trained
+from tests.distributed.cases import CASES, CPU, ODD, ON_FOUR, TWICE, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +97,24 @@ def halved(ranks: Ranks) -> dict[str, Any]:
     return {"moved": ends[0].norm(), "apart": (ends[0] - ends[1]).norm()}
 
 
+def compiled(ranks: Ranks) -> dict[str, Any]:
+    """Losses of compiled branches whose norms are each rank's own, accumulated, and of the same as written."""
+    losses, made_of = {}, {}
+    for way in (False, True):
+        settings = {"train__sync_norm": False, "train__compile": way, **ODD, **TWICE, "train__batch_size": 14}
+        trainer = Trainer(tiny_recipe("supbyol", **settings), tiny_data(64), CPU, ranks=ranks)
+        losses[way], made_of[way] = [], type(trainer.forward).__name__
+        for _ in range(4):
+            trainer.advance()
+            losses[way].append(trainer.mean_since()[0])
+    return {"as written": losses[False], "compiled": losses[True], "made of": made_of}
+
+
 def work(ranks: Ranks, folder: Path, before: Path | None) -> None:
     made: dict[str, Any] = {f"counted {name}": counted(name, ranks) for name in COUNTED[ranks.size]}
     made["halved"] = halved(ranks)
+    if ranks.size == 2:
+        made["compiled"] = compiled(ranks)
     for name in CASES if ranks.size == 2 else ON_FOUR:
         kept = outcome(trained(CASES[name], ranks))
         told: list[Any] = [None] * ranks.size

@@ -28,6 +28,7 @@ class Finished:
     spec: DetectSpec
     rows: list[dict[str, Any]]
     scores: dict[str, Any]
+    told: dict[str, Any]  # what else detect.json says
 
     def cost(self) -> dict[str, float | None]:
         """Seconds of training (without tests), images a second, GB on the GPU."""
@@ -43,8 +44,8 @@ class Finished:
 def open_finished(text: str) -> list[Finished]:
     """RUN or NAME=RUN; a folder of several seeds counts as its runs."""
     name, equals, place = text.partition("=")
-    path = Path(place if equals and not Path(text).exists() else text)
-    name = name if str(path) == place else ""
+    named = bool(equals) and not Path(text).exists()
+    path, name = (Path(place), name) if named else (Path(text), "")
     folders = [path] if DetectFolder(path).holds_run else sorted(
         (file.parent for file in path.glob("seed-*/detect.json")), key=lambda each: (len(each.name), each.name))
     if not folders:
@@ -55,16 +56,17 @@ def open_finished(text: str) -> list[Finished]:
 
 def _opened(path: Path, name: str) -> Finished:
     folder = DetectFolder(path)
-    spec, _, encoder, _ = folder.read_settings()
+    spec, _, encoder, told = folder.read_settings()
     file = folder.evaluations / "detect.json"
     try:
         scores = json.loads(file.read_text())
-        assert all(key in scores for key in (*SCORES, "classes"))
+        if not all(key in scores for key in (*SCORES, "classes")):
+            raise ValueError("without scores")
     except OSError:
         raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with --resume") from None
-    except (ValueError, AssertionError, TypeError):
+    except (ValueError, TypeError):
         raise BadInput(f"{file}: not the scores of a detector; write it again with supancl detect eval") from None
-    return Finished(path, name or short_name(encoder), encoder, spec, folder.metrics(), scores)
+    return Finished(path, name or short_name(encoder), encoder, spec, folder.metrics(), scores, told)
 
 
 def short_name(encoder: str) -> str:
@@ -112,9 +114,14 @@ def _differences(runs: Sequence[Finished]) -> list[str]:
         values = {str(getattr(run.spec, field.name)) for run in runs}
         if field.name not in NOT_THE_METHOD and len(values) > 1:
             told.append(f"the runs differ in {field.name}: {', '.join(sorted(values))}")
-    tested = {(run.scores.get("images"), run.scores.get("boxes")) for run in runs}
-    if len(tested) > 1:
-        told.append("the runs were tested on different images")
+    names = {run.told["encoder_spec"]["name"] for run in runs if "encoder_spec" in run.told}
+    if len(names) > 1:
+        told.append(f"the runs differ in encoder.name: {', '.join(sorted(names))}")
+    for key, what in (("fingerprint", "trained"), ("test_fingerprint", "tested")):
+        prints = {run.told[key] for run in runs if key in run.told}
+        counts = {(run.scores.get("images"), run.scores.get("boxes")) for run in runs if what == "tested"}
+        if len(prints) > 1 or len(counts) > 1:
+            told.append(f"the runs were {what} on different images")
     return told
 
 

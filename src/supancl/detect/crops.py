@@ -36,6 +36,8 @@ def write_crops(
     bad = next((name for name in train.classes if "/" in name or name.startswith(".")), None)
     if bad is not None:
         raise BadInput(f"class {bad!r} of {train.where} cannot be the name of a folder; rename it there")
+    if not any(bool(taken(scene, least, difficult).any()) for scene in train.scenes):
+        raise BadInput(f"no box of {train.where} has both sides of {least} px or more; lower --least")
     try:
         if out.exists() and any(out.iterdir()):
             raise BadInput(f"{out} is not empty; choose another --out")
@@ -58,8 +60,6 @@ def write_crops(
         boxes = sum(len(scene.labels) for scene in scenes.scenes)
         result[name] = {"images": len(scenes), "boxes": boxes, "crops": sum(counts.values()),
                         "classes": dict(sorted(counts.items()))}
-    if not result["train"]["crops"]:
-        raise BadInput(f"no box of {train.where} has both sides of {least} px or more; lower --least")
     return result
 
 

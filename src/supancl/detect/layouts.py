@@ -12,7 +12,7 @@ from typing import Any
 
 from torchvision.datasets import VOCDetection
 
-from supancl.detect.scenes import Scene, Scenes, cut_remark, made_scene, relabelled
+from supancl.detect.scenes import Scene, Scenes, cut_remark, images_there, made_scene, relabelled
 from supancl.errors import BadInput
 
 # year -> lists of images to train on and to test on: (year, name of the list)
@@ -47,7 +47,7 @@ def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
 
 def open_test(data: DetectData) -> Scenes:
     """The test images alone, which need no others beside them; a single COCO JSON is what to test on."""
-    return _readers(data)[1]()
+    return read_coco(Path(data.test), data.images) if data.test else _readers(data)[1]()
 
 
 def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scenes]]:
@@ -63,6 +63,10 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
     if data.year not in YEARS:
         raise BadInput(f"--year {data.year}: must be one of {', '.join(YEARS)}")
     train_lists, test_lists = YEARS[data.year]
+    if data.test:  # trained on VOC, tested on other images with its classes
+        return partial(read_voc, root, train_lists), partial(read_coco, Path(data.test), data.images)
+    if data.images:
+        raise BadInput(f"--images {data.images} is for a COCO JSON; the images of VOC lie in JPEGImages of {root}")
     return partial(read_voc, root, train_lists), partial(read_voc, root, test_lists)
 
 
@@ -108,6 +112,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         )  # fmt: skip
         scenes.append(scene)
         cut += over
+    images_there(scenes, where, "unpack JPEGImages whole, or take it out of the list")
     return Scenes(tuple(scenes), classes, where, cut_remark(cut, where))
 
 
@@ -176,6 +181,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
                        "annotations and categories") from None
+    images_there([scene for scene, _ in made], str(file), "bring it back, or name the folder of the images with --images")
     flat = sum(_flat(each) for each in content["annotations"])
     remarks = cut_remark(sum(cut for _, cut in made), str(file))
     boxes = "1 box of no width or height was" if flat == 1 else f"{flat} boxes of no width or height were"

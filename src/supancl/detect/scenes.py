@@ -114,6 +114,13 @@ def cut_remark(count: int, where: str) -> tuple[str, ...]:
     return (f"{where}: {boxes} cut there",) if count else ()
 
 
+def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> None:
+    """Asked before the work: a test image that is missing would be noticed after the last step."""
+    absent = [scene.path for scene in scenes if not scene.path.is_file()]
+    if absent:
+        raise BadInput(f"{where}: no image {absent[0]} ({len(absent)} of {len(scenes)} are missing); {way_out}")
+
+
 def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
     """Without crowds (they are no objects), and as asked without difficult boxes and without images of nothing."""
     chosen = [scene.only(~scene.crowd & (~scene.difficult | train_difficult)) for scene in scenes.scenes]

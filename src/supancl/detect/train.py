@@ -114,8 +114,8 @@ def train_detector(
         if folder.holds_run and not resume:
             raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
         settings = {"spec": spec, "data": data, "encoder": encoder, "encoder_spec": encoder_spec,
-                    "classes": train.classes, "fingerprint": train.fingerprint(), "train_images": len(train),
-                    "test_images": len(test)}
+                    "classes": train.classes, "fingerprint": train.fingerprint(),
+                    "test_fingerprint": test.fingerprint(), "train_images": len(train), "test_images": len(test)}
         detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
         training = Training(detector, device, precision_of(spec, device))
         _begin(training, folder, settings, resume, reporter)
@@ -142,7 +142,8 @@ def _begin(
         kept, _, encoder, content = folder.read_settings()
         _same(kept, training.spec, folder)
         told = {"encoder": (encoder, settings["encoder"]),
-                "the training images": (content.get("fingerprint"), settings["fingerprint"])}
+                "the training images": (content.get("fingerprint"), settings["fingerprint"]),
+                "the test images": (content.get("test_fingerprint"), settings["test_fingerprint"])}
         for name, (was, now) in told.items():
             if was != now:
                 raise BadInput(f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "

@@ -82,6 +82,15 @@ class Ranks:
     def part(self, total: int) -> Part:
         return self.parts(total)[self.rank]
 
+    def micros(self, total: int, count: int, device: torch.device) -> list[tuple[Tensor, Part, Tensor]]:
+        """For each micro-batch: its rows, which of them this rank takes, and where those are in what it reads."""
+        shared, at = [], 0
+        for micro in torch.arange(total, device=device).chunk(count):
+            part = self.part(len(micro))
+            shared.append((micro, part, torch.arange(at, at + part.count, device=device)))
+            at += part.count
+        return shared
+
     def gather(self, rows: Tensor, total: int, dim: int = 0) -> Tensor:
         """All `total` rows in their order, from every rank's own; gradients flow back to where a row came from."""
         if self.size == 1:

@@ -76,10 +76,11 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
     figure = Figure(figsize=(15, 6.4), layout="constrained")
     for axis, (key, kind, title) in zip(figure.subplots(2, 4).flat, panels, strict=True):
         for i, (name, rows) in enumerate(metrics.items()):
-            points = [(row["step"], row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
+            # the last word on a step: a finished run that is continued is tested once more
+            points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
-                axis.plot(*zip(*points, strict=True), label=name, color=COLOURS[i % len(COLOURS)], **style)
+                axis.plot(list(points), list(points.values()), label=name, color=COLOURS[i % len(COLOURS)], **style)
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
