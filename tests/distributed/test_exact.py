@@ -94,7 +94,7 @@ def test_gradients_may_travel_as_bf16(size: int, made) -> None:
 
 
 def test_compiled_ranks_whose_norms_are_their_own_train_as_those_that_are_not(on_two) -> None:
-    assert on_two["compiled"]["compiled"] == pytest.approx(on_two["compiled"]["as written"], abs=1e-5)
+    assert on_two["compiled"]["compiled"] == pytest.approx(on_two["compiled"]["as written"], abs=1e-4)
     assert len(set(on_two["compiled"]["as written"])) == 4
     assert on_two["compiled"]["made of"] == {False: "DistributedDataParallel", True: "OptimizedModule"}
 
