@@ -107,8 +107,8 @@ def reference(spec: DetectSpec, name: str, classes: int) -> Any:
         "box_batch_size_per_image": spec.roi_batch,
     }  # fmt: skip
     if spec.arch == "fpn" and name == "resnet50":
-        return fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=classes + 1,
-                                       trainable_backbone_layers=5, **numbers)
+        # without weights torchvision trains all five stages
+        return fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=classes + 1, **numbers)
     body = getattr(resnet, name)()
     if spec.arch == "fpn":
         from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor

@@ -75,6 +75,26 @@ def test_unequal_settings_are_told(runs):
         "the runs were tested on different images"]
 
 
+def test_other_images_and_another_encoder_are_told(runs):
+    one, two = (open_finished(str(runs / f"nothing-{i}"))[0] for i in (0, 1))
+    for key, told in (("fingerprint", "the runs were trained on different images"),
+                      ("test_fingerprint", "the runs were tested on different images")):  # fmt: skip
+        pair = [replace(run, told={key: value}) for run, value in ((one, "x"), (two, "y"))]
+        assert compared(pair)["remarks"] == [told]
+        assert compared([pair[0], replace(two, told={key: "x"})])["remarks"] == []
+        assert compared([pair[0], replace(two, told={})])["remarks"] == []  # an earlier run did not write it
+    pair = [replace(run, told={"encoder_spec": {"name": name}}) for run, name in ((one, "resnet18"), (two, "resnet50"))]
+    assert compared(pair)["remarks"] == ["the runs differ in encoder.name: resnet18, resnet50"]
+
+
+def test_a_name_holds_however_its_path_is_written(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    assert [open_finished(f"mine={path}")[0].name for path in ("nothing-0", "nothing-0/", "./nothing-0", "ours/")] == [
+        "mine"] * 4
+    (runs / "nothing-0").rename(runs / "a=b")
+    assert [open_finished(text)[0].name for text in ("a=b", "mine=a=b")] == ["random:resnet18", "mine"]
+
+
 def test_what_cannot_be_compared(runs):
     with pytest.raises(BadInput, match="holds no detector run"):
         open_finished(str(runs))

@@ -91,6 +91,7 @@ def test_a_class_without_a_crop_has_no_folder(place):
 def test_bad_settings_are_refused(place, given, told):
     with pytest.raises(BadInput, match=told):
         write_crops(*opened(place), place / "crops", **given)
+    assert not (place / "crops").exists()  # the next try finds it free
 
 
 def test_a_class_that_cannot_be_a_folder_is_refused(place):

@@ -57,7 +57,7 @@ def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
     assert "matching_heuristics" not in state
     assert told["what"] == "c4"
     settings = (tmp_path / "d2.yaml").read_text()
-    for line in ("DEPTH: 50", "NUM_CLASSES: 20", 'FORMAT: "RGB"', "STRIDE_IN_1X1: False", "Res5ROIHeadsExtraNorm"):
+    for line in ("DEPTH: 50", "NUM_CLASSES: 20", 'FORMAT: "RGB"', "STRIDE_IN_1X1: false", "Res5ROIHeadsExtraNorm"):
         assert line in settings
     assert "PIXEL_MEAN: [123.675, 116.28, 103.53]" in settings
 
@@ -134,6 +134,17 @@ def test_torchvision_s_own_detector_loads_the_pyramid_and_finds_the_same(tmp_pat
     torch.testing.assert_close(ours["scores"], theirs["scores"])
 
 
+def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
+    detector = saved_detector(tmp_path / "detector.safetensors", "fpn")
+    export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
+    body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d)
+    model = torchvision.models.detection.FasterRCNN(body, 21)
+    model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True))
+    kept = detector.state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+
+
 def test_torchvision_s_resnet_loads_the_backbone_of_c4(tmp_path):
     detector = saved_detector(tmp_path / "detector.safetensors", "c4")
     told = export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
@@ -152,8 +163,37 @@ def test_an_encoder_gives_its_backbone(tmp_path):
     assert content["matching_heuristics"] is True
     assert torch.equal(content["model"]["res3.0.shortcut.norm.weight"], encoder.body.layer2[0].downsample[1].weight)
     assert torch.equal(content["model"]["stem.conv1.weight"], encoder.body.conv1.weight)
-    assert "RES2_OUT_CHANNELS: 64" in detectron2_settings(encoder.spec, 0, "backbone", False)
-    assert "ExtraNorm" not in detectron2_settings(encoder.spec, 2, "c4", False)
+    assert "RES2_OUT_CHANNELS: 64" in detectron2_settings(encoder.spec, 0, None)
+
+
+def test_the_settings_say_what_detectron2_would_take_otherwise():
+    """Anchors, pooling and sizes of the recipe; where they are Detectron2's own (C4), the defaults are repeated."""
+    c4 = detect_spec("c4", {"anchor_sizes": [16, 32], "pool": 7, "test_size": 256, "max_size": 448, "min_sizes": [256]})
+    text = detectron2_settings(EncoderSpec("resnet18"), 3, c4)
+    for line in ("SIZES: [[16, 32]]", "POOLER_RESOLUTION: 7", "MIN_SIZE_TEST: 256", "MAX_SIZE_TEST: 448", "DEPTH: 18",
+                 "needs one with basic blocks"):  # fmt: skip
+        assert line in text
+    plain = detectron2_settings(EncoderSpec("resnet50"), 2, detect_spec("c4", {"extra_norm": False}))
+    assert 'NAME: "Res5ROIHeads"' in plain
+    assert "basic blocks" not in plain
+    fpn = detectron2_settings(EncoderSpec("resnet50", mean=(0.5,), std=(0.25,)), 2, detect_spec("fpn"))
+    for line in ("SIZES: [[32], [64], [128], [256], [512]]", 'POOLER_TYPE: "ROIAlign"', "POOLER_SAMPLING_RATIO: 2",
+                 'NAME: "build_resnet_fpn_backbone"', "PIXEL_MEAN: [127.5, 127.5, 127.5]"):  # fmt: skip
+        assert line in fpn
+    assert "POOLER_TYPE" not in plain
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("torchvision:wide_resnet50_2", ("DEPTH: 50\n", "NUM_GROUPS: 1\n", "WIDTH_PER_GROUP: 128\n")),
+        ("torchvision:resnext101_32x8d", ("DEPTH: 101\n", "NUM_GROUPS: 32\n", "WIDTH_PER_GROUP: 8\n")),
+        ("timm:resnet34", ("DEPTH: 34\n", "RES2_OUT_CHANNELS: 64\n")),
+    ],
+)
+def test_the_settings_know_the_width_of_the_resnet(name, told):
+    text = detectron2_settings(EncoderSpec(name), 2, None)
+    assert all(line in text for line in told)
 
 
 def test_what_cannot_be_written_or_read_is_refused(tmp_path):

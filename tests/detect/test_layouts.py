@@ -10,7 +10,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from supancl.detect.batches import Batches, flipped
 from supancl.detect.layouts import DetectData, open_scenes, open_test, read_coco, read_voc
-from supancl.detect.scenes import for_training, made_scene, relabelled
+from supancl.detect.scenes import for_testing, for_training, made_scene, relabelled
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 
@@ -91,11 +91,11 @@ def test_the_real_subset_opens(tmp_path):
 
     archive = Path(__file__).parents[3] / "shared" / "data" / "voc2012_mini_s192.zip"
     with zipfile.ZipFile(archive) as opened:
-        names = opened.namelist()
-        opened.extractall(tmp_path, [name for name in names if not name.endswith(".jpg")])
+        opened.extractall(tmp_path)
     root = next(folder.parent for folder in tmp_path.rglob("VOC2012"))
     train, test = open_scenes(DetectData(str(root), "2012"))
     assert (len(train), len(test), len(train.classes)) == (800, 400, 20)
+    assert min(train.image(0).shape[1:]) == 192
     assert train.classes[0] == "aeroplane"
     assert train.classes[-1] == "tvmonitor"
     assert sum(int(each.difficult.sum()) for each in (*train.scenes, *test.scenes)) > 100
@@ -202,8 +202,29 @@ def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "instances_train2017.json").write_text(file.read_text())
     with pytest.raises(BadInput, match=r"annotations holds no instances_val\*\.json; name the test set with --test"):
-        open_scenes(DetectData(str(tmp_path / "coco")))
-    assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file)))[1]) == 3
+        open_scenes(DetectData(str(tmp_path / "coco"), images=str(tmp_path)))
+    assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file), images=str(tmp_path)))[1]) == 3
+
+
+def test_a_coco_file_tests_what_was_trained_on_voc(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1], "val": [2]})
+    (tmp_path / "other").mkdir()
+    file = write_coco(tmp_path / "other" / "a.json", [3, 4, 5])
+    data = DetectData(str(tmp_path), "2012", test=str(file))
+    train, test = open_scenes(data)
+    assert (len(train), len(test), test.where) == (2, 3, str(file))
+    assert open_test(data).where == str(file)
+    with pytest.raises(BadInput, match=r"--images .* is for a COCO JSON; the images of VOC lie in JPEGImages"):
+        open_scenes(DetectData(str(tmp_path), "2012", images=str(tmp_path)))
+
+
+def test_a_missing_image_is_named_before_any_work(tmp_path):
+    folder, file = write_voc(tmp_path, {"train": [0, 1, 2]}), write_coco(tmp_path / "a.json", [0, 1, 2])
+    (folder / "JPEGImages" / "000001.jpg").unlink()
+    with pytest.raises(BadInput, match=r"no image .*000001\.jpg \(1 of 3 are missing\); unpack JPEGImages whole"):
+        read_voc(tmp_path, LIST)
+    with pytest.raises(BadInput, match=r"a\.json: no image .*0\.jpg \(3 of 3 .* name the images' folder with --images"):
+        read_coco(file, str(tmp_path / "elsewhere"))
 
 
 def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
@@ -227,6 +248,24 @@ def test_what_is_trained_on(tmp_path):
     rewrite(folder, annotation([]), 2)
     with pytest.raises(BadInput, match="no box to train on in 3 images"):
         for_training(read_voc(tmp_path, LIST), True, True, 0)
+
+
+def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1], "none": []}, shapes=1)
+    assert len(for_testing(read_voc(tmp_path, LIST))) == 2
+    rewrite(folder, annotation([]))
+    rewrite(folder, annotation(ONE, difficult=[0]), 1)
+    for name, count in (("train", 2), ("none", 0)):
+        with pytest.raises(BadInput, match=f"no box to find in {count} images"):
+            for_testing(read_voc(tmp_path, (("2012", name),)))
+
+
+def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
+    write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
+    assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == (
+        "1 of the 2 test images are trained on as well; the scores are no test of other images",)
+    write_voc(tmp_path, {"val": [3, 4]})
+    assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()
 
 
 def test_a_class_the_detector_does_not_know_is_refused(tmp_path):

@@ -185,7 +185,7 @@ def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        (EncoderSpec("vit-small", size=32), "'vit-small' is no ResNet with layers res2 to res5"),
+        (EncoderSpec("vit-small", size=32), "'vit-small' is no ResNet as torchvision has them (stages res2 to res5)"),
         (EncoderSpec("cifar-resnet18", size=32), "'cifar-resnet18' has the stem for 32 px images"),
         (EncoderSpec("cnn", size=8), "'cnn' is no ResNet"),
         (EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,)), "takes 1 channels; detection reads RGB"),
@@ -195,6 +195,49 @@ def test_an_encoder_that_does_not_fit_is_refused(spec, told):
     with pytest.raises(BadInput) as error:
         resnet_of(spec.build())
     assert told in str(error.value)
+
+
+def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
+    encoder = EncoderSpec("timm:resnet18").build()
+    with torch.no_grad():
+        for value in encoder.body.state_dict().values():
+            value.add_(3 if value.dtype == torch.long else 0.1 * torch.rand(value.shape))
+    body, images = resnet_of(encoder), torch.rand(2, 3, 64, 64)
+    assert isinstance(body, ResNet)
+    assert body.training
+    assert all(value.requires_grad for value in body.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(body.eval()(images), encoder.eval()(images), rtol=1e-3, atol=1e-4)
+    given = encoder_tensors(build_detector(body, detect_spec("c4", TINY), 2, LOOK))
+    expected = encoder.body.state_dict()
+    assert set(given) == set(expected)
+    assert all(torch.equal(given[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18d", "timm:resnetblur18"])  # other tensors; the same, and blurred maps
+def test_a_resnet_that_computes_otherwise_is_refused(name):
+    with pytest.raises(BadInput, match=f"'{name}' is no ResNet as torchvision has them"):
+        resnet_of(EncoderSpec(name).build())
+
+
+def test_regions_are_kept_once_and_as_narrow_as_the_maps():
+    """In bf16, res5's two readers of a region would each keep a copy of a wide one, and read the same from it."""
+    detector, boxes = built(), [torch.tensor([[8.0, 8.0, 70.0, 60.0], [0.0, 20.0, 40.0, 90.0]])]
+    width, told, kept = detector.backbone.out_channels, [], []
+    maps = {"0": torch.rand(1, width, 6, 6, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()}
+    head = detector.roi_heads.box_head
+    for wide in (False, True):
+        seen = []
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(
+            lambda value, seen=seen: seen.append(value) or value, lambda value: value
+        ):
+            regions = detector.roi_heads.box_roi_pool(maps, boxes, [(SIDE, SIDE)])
+            told.append(head(regions.float() if wide else regions))
+        kept.append(sum(value.nbytes for value in {each.data_ptr(): each for each in seen}.values()
+                        if value.shape == regions.shape))
+    assert regions.dtype == torch.bfloat16
+    assert torch.equal(told[0], told[1])
+    assert kept[0] < kept[1]
 
 
 def test_the_encoder_itself_is_left_alone():

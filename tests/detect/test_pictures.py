@@ -41,6 +41,8 @@ def test_curves_have_a_line_for_every_run(tmp_path):
     rows += [{"kind": "test", "step": 4, "AP": 10.0, "AP50": 20.0, "AP75": None}]
     detection_curves({"seed 0": rows}, tmp_path / "one.png")
     detection_curves({"seed 0": rows, "seed 1": [{**row, "loss": 2.0} for row in rows]}, tmp_path / "two.png")
+    detection_curves({"seed 0": [{"kind": "test", "step": 4, "AP": 3.0}, *rows]}, tmp_path / "again.png")
+    assert np.array_equal(pixels(tmp_path / "again.png"), pixels(tmp_path / "one.png"))  # tested twice: the last counts
     one, two = pixels(tmp_path / "one.png"), pixels(tmp_path / "two.png")
     red = np.array([0xEE, 0x66, 0x77])  # the colour of a second run
     assert not (one == red).all(2).any()

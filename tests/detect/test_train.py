@@ -20,7 +20,7 @@ from supancl.detect.train import Training, spread, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 
 from ..tiny import Notes
-from .drawn import TINY, annotation, tiny_resnet, write_place, write_voc
+from .drawn import TINY, annotation, tiny_resnet, write_coco, write_place, write_voc
 
 CPU = torch.device("cpu")
 LIST = (("2012", "train"),)
@@ -163,6 +163,38 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     assert [step for step, _ in rows] == [1, 2, 3, 4]
 
 
+def test_a_signal_at_a_test_saves_first_and_the_test_is_made_up_for(place, tmp_path):
+    whole = run(place, tmp_path / "whole", eval_every=2)
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at step 2 of 4, saved"):
+        run(place, tmp_path / "parts", reporter=StopAt(1), eval_every=2)
+    assert '"test"' not in (tmp_path / "parts" / "metrics.jsonl").read_text()
+    parts = run(place, tmp_path / "parts", resume=True, eval_every=2)
+    told = [[(row["step"], row["AP50"]) for row in each.metrics if row["kind"] == "test"] for each in (whole, parts)]
+    assert told[0] == told[1]
+    assert [step for step, _ in told[1]] == [2, 4]
+    weights, others = state(tmp_path / "whole")[1], state(tmp_path / "parts")[1]
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())  # statistics among them
+
+
+def test_a_killed_test_is_made_again_and_one_that_was_made_is_not(place, tmp_path, monkeypatch):
+    def killed(*how):
+        raise KeyboardInterrupt
+
+    counted = train_module.coco_scores
+    monkeypatch.setattr(train_module, "coco_scores", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(place, tmp_path / "run", eval_every=2)
+    assert state(tmp_path / "run")[0] == 2
+    monkeypatch.setattr(train_module, "coco_scores", counted)
+    dies = Notes()
+    monkeypatch.setattr(dies, "stepped", killed)  # at step 3, after the test that is made up for
+    with pytest.raises(KeyboardInterrupt):
+        run(place, tmp_path / "run", resume=True, reporter=dies, eval_every=2)
+    assert state(tmp_path / "run")[0] == 2
+    done = run(place, tmp_path / "run", resume=True, eval_every=2)
+    assert [row["step"] for row in done.metrics if row["kind"] == "test"] == [2, 4]
+
+
 def test_what_a_run_leaves_behind(place, tmp_path):
     done = run(place, tmp_path / "run", eval_every=2, seed=1)
     tests = [row["step"] for row in done.metrics if row["kind"] == "test"]
@@ -189,6 +221,15 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
     with pytest.raises(BadInput, match="the training images changed since"):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
+
+
+def test_other_test_images_are_noticed_on_resume(place, tmp_path):
+    spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
+    files = [str(write_coco(tmp_path / f"{name}.json", seeds)) for name, seeds in (("a", [7]), ("b", [8]))]
+    words = (str(place / "encoder.safetensors"), spec, tmp_path / "run")
+    train_detector(words[0], DetectData(str(place), "2012", files[0]), *words[1:])
+    with pytest.raises(BadInput, match="the test images changed since"):
+        train_detector(words[0], DetectData(str(place), "2012", files[1]), *words[1:], resume=True)
 
 
 def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):

@@ -20,7 +20,7 @@ from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
 from supancl.detect.metrics import coco_counter, coco_scores
 from supancl.detect.model import absolute_encoder, laid_out
 from supancl.detect.saving import DetectFolder, load_detector
-from supancl.detect.scenes import relabelled
+from supancl.detect.scenes import for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
@@ -238,7 +238,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     test = open_test(asked)
     for remark in test.remarks:
         terminal.warn(remark)
-    test = relabelled(test, saved.classes)
+    test = for_testing(relabelled(test, saved.classes))
     detector = laid_out(saved.detector, device)
     precision = precision_of(saved.detector.spec, device)
     found = detect(detector, test, device, precision, terminal.reading)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from supancl.detect.model import Detector, open_body
+from supancl.detect.model import Detector, look_of, open_body
 from supancl.detect.saving import is_detector, load_detector
+from supancl.detect.spec import DetectSpec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import write_atomically
@@ -39,17 +42,17 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     if Path(path).exists() and is_detector(Path(path)):
         saved = load_detector(path)
         state, what = exported(saved.detector, format)
-        encoder, classes, extra = saved.encoder, saved.classes, saved.detector.spec.extra_norm
+        encoder, classes, spec = saved.encoder, saved.classes, saved.detector.spec
     else:
         body, encoder = open_body(path)
-        state, what, classes, extra = backbone_weights(body.state_dict(), format), "backbone", (), False
+        state, what, classes, spec = backbone_weights(body.state_dict(), format), "backbone", (), None
     state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     content: dict[str, Any] = {"model": state, "__author__": "supancl"} if format == "detectron2" else state
     if format == "detectron2" and what == "backbone":
         content["matching_heuristics"] = True  # Detectron2 then finds the place itself, in C4 and in FPN
     write_atomically(file, lambda temporary: _save(temporary, content))
     if settings is not None:
-        text = detectron2_settings(encoder, len(classes), what, extra)
+        text = detectron2_settings(encoder, len(classes), spec)
         write_atomically(settings, lambda temporary: _write(temporary, text))
     return {"format": format, "what": what, "tensors": len(state), "classes": list(classes), "out": str(file),
             "settings": None if settings is None else str(settings)}
@@ -133,19 +136,61 @@ def _box_predictor(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def detectron2_settings(encoder: EncoderSpec, classes: int, what: str, extra_norm: bool) -> str:
-    """What a Detectron2 configuration must say for these weights to mean the same there."""
-    depth = "".join(filter(str.isdigit, encoder.name.partition("resnet")[2])) or "50"
-    mean, std = ([round(255 * value, 4) for value in values] for values in (encoder.mean, encoder.std))
-    model = [f"  PIXEL_MEAN: {mean}", f"  PIXEL_STD: {std}", "  BACKBONE:", "    FREEZE_AT: 0", "  RESNETS:",
-             f"    DEPTH: {depth}", "    STRIDE_IN_1X1: False", '    NORM: "BN"']
-    if depth in ("18", "34"):
-        model.append("    RES2_OUT_CHANNELS: 64")
-    if what != "backbone":
-        model += ["  ROI_HEADS:", f"    NUM_CLASSES: {classes}"]
-        if what == "c4" and extra_norm:
-            model.append("    NAME: \"Res5ROIHeadsExtraNorm\"  # of MoCo's detection/train_net.py")
-    return "\n".join(["MODEL:", *model, "INPUT:", '  FORMAT: "RGB"', ""])
+def detectron2_settings(encoder: EncoderSpec, classes: int, spec: DetectSpec | None) -> str:
+    """What a Detectron2 configuration must say for these weights to mean the same there; no `spec`: the backbone."""
+    look, resnet = look_of(encoder), _resnet_settings(encoder.name)
+    mean, std = ([round(255 * value, 4) for value in values] for values in (look.mean, look.std))
+    model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std, "BACKBONE": {"FREEZE_AT": 0}, "RESNETS": resnet}
+    settings: dict[str, Any] = {"MODEL": model, "INPUT": {"FORMAT": "RGB"}}
+    notes = []
+    if spec is not None:
+        sizes = [list(spec.anchor_sizes)] if spec.arch == "c4" else [[size] for size in spec.anchor_sizes]
+        model["ANCHOR_GENERATOR"] = {"SIZES": sizes, "ASPECT_RATIOS": [list(spec.anchor_ratios)]}
+        model["RPN"] = {"PRE_NMS_TOPK_TEST": spec.rpn_test[0], "POST_NMS_TOPK_TEST": spec.rpn_test[1]}
+        model["ROI_BOX_HEAD"] = {"POOLER_RESOLUTION": spec.pool}
+        model["ROI_HEADS"] = {"NAME": "Res5ROIHeads", "NUM_CLASSES": classes, "SCORE_THRESH_TEST": spec.score_threshold,
+                              "NMS_THRESH_TEST": spec.nms}
+        settings["INPUT"] |= {"MIN_SIZE_TEST": spec.test_size, "MAX_SIZE_TEST": spec.max_size}
+        settings["TEST"] = {"DETECTIONS_PER_IMAGE": spec.detections}
+        if spec.arch == "fpn":
+            _pyramid_settings(model)
+        elif spec.extra_norm:
+            model["ROI_HEADS"]["NAME"] = "Res5ROIHeadsExtraNorm"
+            notes.append("# Res5ROIHeadsExtraNorm is MoCo's: register it from its detection/train_net.py")
+        if spec.arch == "c4" and "RES2_OUT_CHANNELS" in resnet:
+            notes.append("# Detectron2's Res5ROIHeads has bottlenecks: this depth needs one with basic blocks")
+    return "\n".join([*notes, *_yaml(settings), ""])
+
+
+def _resnet_settings(name: str) -> dict[str, Any]:
+    """Depth, and width and groups where they are not the plain ResNet's: wide_resnet50_2, resnext50_32x4d."""
+    told = re.search(r"(wide_)?resnex?t(\d+)(?:_(\d+)x(\d+)d)?", name)
+    wide, depth, groups, width = told.groups() if told else (None, "50", None, None)
+    settings: dict[str, Any] = {"DEPTH": int(depth), "STRIDE_IN_1X1": False, "NORM": "BN"}
+    if wide or groups:
+        settings |= {"NUM_GROUPS": int(groups or 1), "WIDTH_PER_GROUP": int(width or 128)}
+    return settings | ({"RES2_OUT_CHANNELS": 64} if depth in ("18", "34") else {})
+
+
+def _pyramid_settings(model: dict[str, Any]) -> None:
+    """torchvision pools without the half pixel and with 2 x 2 samples, which is not Detectron2's default."""
+    stages, levels = ["res2", "res3", "res4", "res5"], ["p2", "p3", "p4", "p5", "p6"]
+    model["BACKBONE"]["NAME"] = "build_resnet_fpn_backbone"
+    model["RESNETS"]["OUT_FEATURES"], model["FPN"] = stages, {"IN_FEATURES": stages}
+    model["RPN"]["IN_FEATURES"] = levels
+    model["ROI_BOX_HEAD"] |= {"NAME": "FastRCNNConvFCHead", "NUM_FC": 2, "POOLER_TYPE": "ROIAlign",
+                              "POOLER_SAMPLING_RATIO": 2}
+    model["ROI_HEADS"] |= {"NAME": "StandardROIHeads", "IN_FEATURES": levels[:-1]}
+
+
+def _yaml(settings: dict[str, Any], depth: int = 0) -> Iterator[str]:
+    """Values as JSON, which is YAML too."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield f"{'  ' * depth}{name}:"
+            yield from _yaml(value, depth + 1)
+        else:
+            yield f"{'  ' * depth}{name}: {json.dumps(value)}"
 
 
 def _save(path: Path, content: dict[str, Any]) -> None:

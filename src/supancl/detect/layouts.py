@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,9 @@ def _official(data: DetectData, files: list[Path], name: str) -> Scenes:
 
 def joined(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
-    return relabelled(train, names), relabelled(test, names)
+    both = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
+    told = (f"{both} of the {len(test)} test images are trained on as well; the scores are no test of other images",)
+    return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (told if both else ()))
 
 
 # --- Pascal VOC -------------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
                        "annotations and categories") from None
-    images_there([scene for scene, _ in made], str(file), "bring it back, or name the folder of the images with --images")
+    images_there([scene for scene, _ in made], str(file), "bring it back, or name the images' folder with --images")
     flat = sum(_flat(each) for each in content["annotations"])
     remarks = cut_remark(sum(cut for _, cut in made), str(file))
     boxes = "1 box of no width or height was" if flat == 1 else f"{flat} boxes of no width or height were"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models import ResNet
@@ -62,17 +63,36 @@ def absolute_encoder(text: str) -> str:
 
 def resnet_of(encoder: Encoder) -> ResNet:
     """The encoder's body where it is a ResNet with the stem for photographs; anything else is refused."""
-    body, name = encoder.body, encoder.spec.name
-    if not isinstance(body, ResNet):
-        kinds = "resnet18, 34, 50, 101 and others of torchvision's ResNets"
-        raise BadInput(f"encoder {name!r} is no ResNet with layers res2 to res5, which detection is built on; give one "
-                       f"of {kinds}")
+    name = encoder.spec.name
+    body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _same_resnet(encoder.body)
+    if body is None:
+        raise BadInput(f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
+                       "is built on; give resnet18, 34, 50, 101, 152 or another of its ResNets (torchvision:NAME)")
     if isinstance(body.maxpool, nn.Identity):
         raise BadInput(f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
                        "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50")
     if encoder.spec.channels != 3:
         raise BadInput(f"encoder {name!r} takes {encoder.spec.channels} channels; detection reads RGB images")
     return copy.deepcopy(body)
+
+
+@torch.no_grad()
+def _same_resnet(body: nn.Module) -> ResNet | None:
+    """torchvision's ResNet with the weights of another library's, where it has the same tensors and the same answer."""
+    state = body.state_dict()
+    shapes = {name: value.shape for name, value in state.items()}
+    for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
+        with torch.device("meta"):
+            plain: ResNet = getattr(torchvision.models, name)()
+            plain.fc = nn.Identity()
+        if {key: value.shape for key, value in plain.state_dict().items()} != shapes:
+            continue
+        plain.load_state_dict(copy.deepcopy(state), assign=True)
+        training, probe = body.training, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        alike = torch.allclose(plain.eval()(probe), body.eval()(probe), rtol=1e-3, atol=1e-5)
+        body.train(training)
+        return plain.train(training) if alike else None
+    return None
 
 
 def look_of(spec: EncoderSpec) -> Look:
@@ -147,7 +167,9 @@ class C4Pool(nn.Module):
         self.align = RoIAlign(size, 1 / STRIDE, sampling_ratio=0, aligned=True)
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
-        return self.align(features["0"].float(), boxes)  # type: ignore[no-any-return]
+        maps = features["0"]
+        # back in the maps' precision at once: the two convolutions that read a region would each keep a copy of it
+        return self.align(maps.float(), boxes).to(maps.dtype)  # type: ignore[no-any-return]
 
 
 class Res5(nn.Module):

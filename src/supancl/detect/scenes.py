@@ -131,6 +131,13 @@ def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory
     return replace(scenes, scenes=tuple(chosen), limit=memory_gb * 1e9, kept={})
 
 
+def for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
+    """With something to find in them, or every score would be missing."""
+    if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
+        raise BadInput(f"{scenes.where}: no box to find in {len(scenes)} images; is it the right list of images?")
+    return replace(scenes, limit=memory_gb * 1e9)
+
+
 def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
     """The same scenes under another list of class names, which must hold theirs."""
     unknown = [name for name in scenes.classes if name not in classes]

@@ -6,7 +6,7 @@ import shlex
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -22,7 +22,7 @@ from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_counter, coco_scores
 from supancl.detect.model import Detector, absolute_encoder, build_detector, laid_out, look_of, open_body
 from supancl.detect.saving import DetectFolder, save_detector
-from supancl.detect.scenes import Scenes, for_training
+from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import autocast, detect, measure_norms
 from supancl.encoders import EncoderSpec
@@ -106,7 +106,7 @@ def train_detector(
     for remark in (*train.remarks, *test.remarks):
         reporter.warn(remark)
     train = for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
-    test = replace(test, limit=spec.memory_gb * 1e9)
+    test = for_testing(test, spec.memory_gb)
     body, encoder_spec = open_body(encoder, spec.seed)
     folder = DetectFolder(Path(out))
     folder.create()
@@ -145,7 +145,7 @@ def _begin(
                 "the training images": (content.get("fingerprint"), settings["fingerprint"]),
                 "the test images": (content.get("test_fingerprint"), settings["test_fingerprint"])}
         for name, (was, now) in told.items():
-            if was != now:
+            if was is not None and was != now:
                 raise BadInput(f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "
                                "start another run")
         state = state_to_resume(folder.checkpoints, reporter)
@@ -172,14 +172,17 @@ def _loop(
     training: Training, train: Scenes, test: Scenes, folder: DetectFolder, encoder: EncoderSpec, log: MetricsLog,
     reporter: Reporter,
 ) -> DetectRun:  # fmt: skip
-    spec, since, images = training.spec, time.perf_counter(), 0
-    row: dict[str, Any] | None = None
+    spec, row = training.spec, None
+    tested = any(each["kind"] == "test" and each["step"] == training.step for each in folder.metrics())
     with Batches(train, spec, training.device, spec.iters) as batches, signals_noted() as received:
+        if _test_is_due(training) and not tested:  # the run was stopped before it
+            _test(training, train, test, log, reporter)
+        since, images = time.perf_counter(), 0
         while training.step < spec.iters:
             training.advance(batches)
             images += spec.batch_size
             ends, stops = training.step == spec.iters, bool(received)  # asked once: what stops here is saved here
-            saves = ends or stops or training.step % spec.checkpoint_every == 0
+            saves = ends or stops or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
             if training.step % spec.log_every == 0 or saves:
                 losses = training.mean_since()  # waits for the device, so that the time below is the true one
                 row = {"kind": "train", "step": training.step, **losses, "lr": rate(spec, training.step - 1),
@@ -188,21 +191,27 @@ def _loop(
                 since, images = time.perf_counter(), 0
             reporter.reading("training the detector", training.step, spec.iters)
             reporter.stepped(training.step, row)
-            if spec.eval_every and training.step % spec.eval_every == 0 and not ends:
-                _test(training, train, test, log, reporter)
-                since = time.perf_counter()
-            if saves:
+            if saves:  # before the test, which may take longer than whoever stops the run will wait
                 save_checkpoint(folder.checkpoints, training.step, training.state())
             if stops and not ends:
                 name = signal.Signals(received[0]).name
                 how = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"
                 raise Interrupted(f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: "
                                   f"{how}", received[0])
+            if _test_is_due(training):
+                _test(training, train, test, log, reporter)
+                since = time.perf_counter()
     scores, found = _test(training, train, test, log, reporter)
     scores |= _memory(training.device)
     save_detector(folder.detector, training.detector, encoder, train.classes)
     folder.write_evaluation("detect", {**scores, "data": test.where, "iters": spec.iters, "seed": spec.seed})
     return DetectRun(folder.path, scores, folder.metrics(), test, found)
+
+
+def _test_is_due(training: Training) -> bool:
+    """A test on the way; the one at the end is always made."""
+    step, spec = training.step, training.spec
+    return 0 < step < spec.iters and spec.eval_every > 0 and step % spec.eval_every == 0
 
 
 def _test(
