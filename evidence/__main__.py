@@ -56,7 +56,8 @@ def show_plan(plan: Plan, args: argparse.Namespace) -> None:
     left = waiting(plan, results)
     total, compiled = 0.0, set[str]()
     for step in left:
-        seconds = expected_seconds(step, plan, results, kind_of(step) in compiled, judged=not args.beside)
+        seconds = expected_seconds(step, plan, results, kind_of(step) in compiled, judged=not args.beside,
+                                   shared=args.shared)
         compiled.add(kind_of(step))
         total += seconds
         print(f"{step.name:24s} {step.epochs:4d} epochs {seconds:6.0f} s {total:7.0f} s in all")

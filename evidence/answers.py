@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
-from evidence.spread import Gap, gap, mean_text
+from evidence.spread import Gap, Pooled, gap, mean_text
 
 ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
@@ -81,16 +81,19 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
 
 
 def collapse_lines(plan: Plan, results: Results) -> list[str]:
-    rows, lines = cell_rows(plan, results), []
+    rows, lines, others = cell_rows(plan, results), [], seed_spread(plan, results, "knn")
     for key, what in (((True, False), "The pool alone"), ((False, True), "EMA alone"), ((True, True), "Both together")):
-        lines.append(f"- {what}: {prevents(rows[False, False], rows[key])}.")
+        lines.append(f"- {what}: {prevents(rows[False, False], rows[key], others)}.")
     return lines
 
 
-def prevents(without: Row, row: Row) -> str:
+def prevents(without: Row, row: Row, others: Pooled | None) -> str:
+    """One seed a cell: the interval borrows the spread of the longer runs' seeds."""
     if not row.results or not without.results:
         return "not measured yet"
-    told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither, one seed"
+    apart = gap(row.values("knn"), without.values("knn"), others)
+    told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
+    told += f": {apart.text()}" if apart is not None else ""
     if not lost(without):
         return f"nothing to prevent: with neither nothing collapsed ({told})"
     return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"

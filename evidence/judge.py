@@ -13,15 +13,17 @@ from typing import Any
 import torch
 
 from evidence.plan import Plan
-from evidence.results import write_result
+from evidence.results import write_result, write_text
 from supancl.errors import BadInput, Collapsed
 from supancl.evaluate import Features
+from supancl.files import reason
 from supancl.judge import make_look, open_subject
 from supancl.judge.sources import data_for
 from supancl.report.pictures import tsne_map
 from supancl.run import commit, versions
 from supancl.train import Reporter
 
+ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
@@ -32,14 +34,21 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     commands, failures = [told.pop("command")], {}
     for task in plan.tasks[told["stage"]] if told["exit"] == 0 else ():
         words, wanted = task.of(str(run)), run / "wanted.json"
-        code, lines, _ = called([*words, "--quiet", "--json", str(wanted)])
         commands.append(shlex.join(["supancl", *words]))
-        if code:
-            failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
+        for _ in range(ATTEMPTS):
+            code, lines, _ = called([*words, "--quiet", "--json", str(wanted)])
+            if code == 0:
+                values |= task.keeps(json.loads(wanted.read_text()))
+                break
         else:
-            values |= task.keeps(json.loads(wanted.read_text()))
+            failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
     if failures and not values:  # not the run's fault: it is judged again the next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
+    if told["exit"] == 0 and plan.picture and pictured(told):  # before the result, after which nobody comes back
+        try:
+            write_map(plan, name, run, results)
+        except Exception as error:
+            failures["map"] = reason(error)
     code, why = told.pop("exit"), told.pop("why")
     collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
     result = {
@@ -50,8 +59,6 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         "versions": versions(), "commit": told["commit"] or commit(), "data": data_of(run),
     }
     write_result(results, result)
-    if code == 0 and plan.picture and pictured(told):
-        write_map(plan, name, run, results)
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
     return result
 
@@ -78,7 +85,7 @@ def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
                "points": [[round(float(x), 2), round(float(y), 2)] for x, y in points]}
     folder = results / "maps"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    write_text(folder / f"{name}.json", json.dumps(content) + "\n")
 
 
 def was_collapsed(run: Path) -> bool:

@@ -67,7 +67,7 @@ Made by `python -m evidence page` (`make results`) from the files in results/, o
   classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder features of the test images.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
   interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods that have several
-  (pooled, equal spread assumed).
+  (pooled, equal spread assumed). Each interval is meant by itself: of twenty one may miss by chance.
 - Hardware: {unique(results, "hardware")}. Commits: {unique(results, "commit")}. Versions: {versions or "none yet"}.
 """
 

@@ -36,6 +36,7 @@ GUESSED = 35_900.0
 START_SECONDS = 15.0  # of a run around its steps, with kernels compiled before
 EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
 COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine
+SHARERS = 2  # side by side on one GPU each has this part of its speed, as a first guess
 PILOT_JUDGE_SECONDS = 12.0
 FINAL_JUDGE_SECONDS = 40.0
 

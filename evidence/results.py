@@ -15,6 +15,7 @@ from evidence.plan import (
     GUESS,
     GUESSED,
     PILOT_JUDGE_SECONDS,
+    SHARERS,
     START_SECONDS,
     Plan,
     Setting,
@@ -51,12 +52,16 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
 
 def write_result(folder: Path, result: Result) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(jsonable(result), indent=1) + "\n"
-    write_atomically(folder / f"{result['name']}.json", lambda path: _write(path, text))
+    write_text(folder / f"{result['name']}.json", json.dumps(jsonable(result), indent=1) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+def write_text(path: Path, text: str) -> None:
+    """Never half: a driver may be killed, and results are carried away, at any moment."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
 
 
 def choose(plan: Plan, results: Results, method: str) -> Setting | None:
@@ -108,16 +113,26 @@ def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True) -> float:
-    """Training, and judging where it is to be waited for; from measured runs of the method, else from a first guess."""
+def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True,
+                     shared: bool = False) -> float:
+    """Training, and judging where it is to be waited for."""
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
-    mine = [max(0.0, result["train_seconds"] - START_SECONDS) / (result["data"]["train"] * result["epochs"])
-            for result in results.values()
-            if result["method"] == step.method and result["status"] != "failed" and not result["resumed"]]
-    # the least: others may have compiled first
-    training = images * min(mine) if mine else images / GUESS.get(step.method, GUESSED) + step.epochs * EPOCH_SECONDS
-    judging = PILOT_JUDGE_SECONDS if step.stage == "pilot" else FINAL_JUDGE_SECONDS
-    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging * judged
+    training = images / expected_speed(step.method, results, shared) + step.epochs * EPOCH_SECONDS
+    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step) * judged
+
+
+def expected_speed(method: str, results: Results, shared: bool) -> float:
+    """Images a second: the least that the method had under like conditions, else a first guess.
+
+    The least, since a run that does not end in time is lost, and one that ends early loses nothing.
+    """
+    mine = [float(result["images_per_second"]) for result in results.values()
+            if result["method"] == method and result["images_per_second"] and result["shared"] == shared]
+    return min(mine) if mine else GUESS.get(method, GUESSED) / (SHARERS if shared else 1)
+
+
+def judging_seconds(step: Step) -> float:
+    return PILOT_JUDGE_SECONDS if step.stage == "pilot" else FINAL_JUDGE_SECONDS
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:

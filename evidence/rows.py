@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from evidence.plan import ALPHAS, CELLS, Plan, Step
+from evidence.plan import ALPHAS, CELLS, SELF_SUPERVISED, Plan, Step
 from evidence.results import Result, Results, alike
 from evidence.spread import Pooled, pooled
 
@@ -32,8 +32,9 @@ class Row(NamedTuple):
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
 
     def last(self, term: str) -> list[float]:
-        """A training loss of the last epoch."""
-        return [float(result["last"][term]) for result in self.results if term in result["last"]]
+        """A training loss of the last epoch; without a pool and without labels l_sup is l_ssl, so there is none."""
+        return [float(result["last"][term]) for result in self.results if term in result["last"]
+                and not (term == "sup" and result["method"] in SELF_SUPERVISED.values())]
 
     @property
     def seeds(self) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
+
+from supancl.data.benchmarks import find_benchmark
+from supancl.data.readers import BUILT_IN
+from supancl.errors import BadInput
 
 Kept = Mapping[str, float | None]  # JSON has no NaN
 RUN = "{run}"  # stands for the run folder
@@ -17,6 +23,20 @@ class Task:
 
     def of(self, run: str) -> list[str]:
         return ["evaluate", self.words[0], run, *self.words[1:]]
+
+    def lacks(self) -> list[str]:
+        """The data it names that are not there, as seen from the current folder."""
+        named = dict(pairwise(self.words))
+        source, root, sets = (named.get(flag) for flag in ("--data", "--root", "--sets"))
+        missing = [] if source is None or source in BUILT_IN or Path(source).exists() else [source]
+        return missing + [name for name in (sets or "").split(",") if root and name and not is_there(name, root)]
+
+
+def is_there(name: str, root: str) -> bool:
+    try:
+        return bool(find_benchmark(name, root))
+    except BadInput:
+        return False
 
 
 def accuracy(name: str) -> Callable[[dict[str, Any]], Kept]:

@@ -13,6 +13,7 @@ from evidence.judge import judge
 from evidence.plan import PLANS, Step, final, pilots, settings_of, words_of
 from evidence.results import choose, read_results
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
+from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
 from supancl.run import RunFolder
 from supancl.trainer import Trainer
@@ -185,24 +186,62 @@ def test_a_run_that_fails_is_kept_as_such_and_never_chosen(tmp_path: Path, capsy
     assert result["why"] in capsys.readouterr().err
 
 
-def test_a_fault_that_is_not_the_runs_ends_the_driver_and_leaves_no_file(tmp_path: Path) -> None:
-    plan = replace(PLAN, data="nowhere.npz")
-    with pytest.raises(BadInput, match=r"pilot-supsiam-0: no data at 'nowhere.npz'.*; nothing of it was kept"):
-        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+def test_faults_that_are_not_the_runs_end_the_driver_and_leave_no_file(tmp_path: Path) -> None:
+    plan, lines = replace(PLAN, data="nowhere.npz"), []
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0: no data at 'nowhere.npz'.*; nothing of it was kept.*-1: no"):
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lines.append).run()
+    assert len([line for line in lines if "nothing of it was kept" in line]) == 2
     assert not list(tmp_path.glob("results/*.json"))
+
+
+def test_one_fault_is_told_at_the_end_and_the_other_runs_are_made(tmp_path: Path, monkeypatch) -> None:
+    plan = replace(PLAN, steps=PLAN.steps[:3], tasks={"pilot": PLAN.tasks["pilot"][:1]})
+    monkeypatch.setattr("evidence.drive.main", lambda words: 1 if words[-2] == "runs/pilot-supsiam-1" else cli(words))
+    with pytest.raises(BadInput, match=r"^pilot-supsiam-1: exit 1; nothing of it was kept, mend that and start again$"):
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    assert sorted(read_results(tmp_path / "results")) == ["pilot-simsiam-0", "pilot-supsiam-0"]
 
 
 def test_a_run_of_which_nothing_could_be_measured_is_no_result(tmp_path: Path) -> None:
-    broken = [Task(("linear", "--data", "nowhere.npz"), accuracy("linear"))]
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "broken.npz").write_text("not an archive")
+    broken = [Task(("linear", "--data", "broken.npz"), accuracy("linear"))]
     plan = replace(PLAN, steps=PLAN.steps[:1], tasks={"pilot": broken})
-    with pytest.raises(BadInput, match=r"pilot-supsiam-0: nothing could be measured: .*nowhere.npz"):
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0: nothing could be measured: .*broken.npz"):
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     assert not list(tmp_path.glob("results/*.json"))
-    mended = replace(plan, tasks={"pilot": [*broken, PLAN.tasks["pilot"][0]]})
-    assert Driver(mended, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run() == ["pilot-supsiam-0"]
+    mended, lines = replace(plan, tasks={"pilot": [*broken, PLAN.tasks["pilot"][0]]}), []
+    again = Driver(mended, tmp_path / "results", tmp_path / "work", until=20, tell=lines.append)  # no time to train
+    assert again.run() == ["pilot-supsiam-0"]
     kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
-    assert list(kept["not_measured"]) == ["linear runs/pilot-supsiam-0 --data nowhere.npz"]
+    assert list(kept["not_measured"]) == ["linear runs/pilot-supsiam-0 --data broken.npz"]
     assert set(kept["values"]) == {"linear"}
+    assert "; linear runs/pilot-supsiam-0 --data broken.npz failed: " in lines[-1]
+
+
+def test_an_evaluation_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch) -> None:
+    plan = replace(PLAN, steps=PLAN.steps[:1], tasks={"pilot": PLAN.tasks["pilot"][:1]})
+    heard: list[str] = []
+
+    def short_of_memory(words):
+        heard.append(words[1])
+        return (2, ["out of memory"], 0.1) if heard == ["linear"] else called(words)
+
+    monkeypatch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], short_of_memory))
+    Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
+    assert heard == ["linear", "linear"]
+    assert (set(kept["values"]), kept["not_measured"]) == ({"linear"}, {})
+
+
+def test_a_map_that_cannot_be_drawn_does_not_cost_the_result(tmp_path: Path, monkeypatch) -> None:
+    step = replace(final("simsiam", 0, epochs=1), settings={}, follows=None)
+    plan = replace(PLAN, steps=[step], tasks={"final": PLAN.tasks["final"][:1]})
+    monkeypatch.setattr("evidence.judge.tsne_map", lambda features: 1 / 0)
+    Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    kept = read_results(tmp_path / "results")["final-simsiam-0"]
+    assert kept["not_measured"] == {"map": "division by zero"}
+    assert kept["values"]["linear"] > 0
 
 
 def test_judging_can_go_on_beside_the_next_run(tmp_path: Path, made) -> None:

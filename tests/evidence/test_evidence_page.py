@@ -90,7 +90,8 @@ def test_the_words_follow_the_numbers() -> None:
     assert lines[1].endswith("]: yes")
     assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[1].endswith(": no")
     told = collapse_lines(PLAN, results)
-    assert told[0] == "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither, one seed)."
+    assert told[0] == (
+        "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*).")
     assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
     assert "nothing to prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-neither": 60.0}))[0]
 
@@ -119,7 +120,7 @@ def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results))
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
-        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither, one seed).")
+        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither).")
 
 
 def test_a_result_that_the_plan_would_make_otherwise_does_not_count(tmp_path: Path) -> None:

@@ -204,11 +204,20 @@ def test_expected_seconds_follow_what_was_measured() -> None:
     step = PLAN.step("pilot-supsiam-2")
     guessed = expected_seconds(step, PLAN, {})
     results = pilot_results({"supsiam": (60, 61, None)})
-    for name in ("pilot-supsiam-0", "pilot-supsiam-1"):
-        results[name] |= {"train_seconds": 150.0}
-    results["pilot-supsiam-0"] |= {"train_seconds": 250.0}  # compiled first
-    measured = expected_seconds(step, PLAN, {name: results[name] for name in ("pilot-supsiam-0", "pilot-supsiam-1")})
-    assert guessed < measured == pytest.approx(150 + 12)
+    results["pilot-supsiam-0"] |= {"images_per_second": 9_000.0}
+    measured = expected_seconds(step, PLAN, results)
+    assert guessed < measured == pytest.approx(15 + 30 * 45_000 / 9_000 + 30 * 0.05 + 12)  # the slowest of them
     longer = expected_seconds(PLAN.step("final-supsiam-0"), PLAN, results, compiled=False, judged=False)
-    assert longer == pytest.approx(15 + (150 - 15) / 30 * 100 * 50_000 / 45_000 + 50)
+    assert longer == pytest.approx(15 + 100 * 50_000 / 9_000 + 100 * 0.05 + 50)
+
+
+def test_runs_side_by_side_are_expected_to_take_longer_and_measured_apart() -> None:
+    step = PLAN.step("pilot-supsiam-2")
+    results = pilot_results({"supsiam": (60, 61, None)})
+    alone, shared = (expected_seconds(step, PLAN, {}, shared=with_others) for with_others in (False, True))
+    assert shared - alone == pytest.approx(30 * 45_000 / 35_900)
+    assert expected_seconds(step, PLAN, results, shared=True) == shared  # measured alone
+    for number, speed in enumerate((20_000.0, 18_000.0)):
+        results[f"pilot-supsiam-{number}"] |= {"images_per_second": speed, "shared": True}
+    assert expected_seconds(step, PLAN, results, shared=True) == pytest.approx(15 + 75 + 1.5 + 12)
     assert len(ALPHAS) == 5
