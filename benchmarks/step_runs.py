@@ -205,7 +205,7 @@ def _profiled(name: str, own: Contender, bench: Bench) -> Record:
     steps = 2 if bench.tiny else PROFILED
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     wait(bench.device)
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:
         with record_function("the loop"):
             for _ in range(steps):
                 own.step()
