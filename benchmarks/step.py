@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from step_report import best_peer, commit_here, failed, markdown, merged, put_into, read, stamped, table
+from step_report import best_peer, commit_here, failed, markdown, merged, put_into, read, short, stamped, table
 from step_rows import (
     Bench,
     Record,
@@ -107,13 +107,14 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing, write this file's tables")
     parser.add_argument("--into", type=Path, help="with --markdown: a document with markers of the file's name")
+    parser.add_argument("--short", action="store_true", help="with --markdown: ours beside the best peer, no more")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> list[Record]:
     args = parsed(argv)
     if args.markdown:
-        text = markdown(read(args.markdown))
+        text = (short if args.short else markdown)(read(args.markdown))
         if args.into:
             put_into(args.into, args.markdown.stem, text)
         else:

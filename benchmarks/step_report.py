@@ -196,6 +196,17 @@ def markdown(records: list[Record]) -> str:
     return "\n\n".join([*parts, "Measured on:", "\n".join(f"- {line}" for line in measured)]) + "\n"
 
 
+def short(records: list[Record]) -> str:
+    """For the README: ours beside the best of other libraries, where one was measured or has published a figure."""
+    rows = []
+    for record in speeds(records):
+        best = best_peer(record)
+        if best is not None and not best["name"].startswith("ours"):
+            ratio = f"{record['ours']['rate'] / best['rate']:.1f}"
+            rows.append([record["work"], number(record["ours"]["rate"]), best["name"], number(best["rate"]), ratio])
+    return _markdown(("work", "images/s", "beside", "images/s", "ratio"), rows) + "\n"
+
+
 def _load(record: Record) -> str:
     """On a CPU it matters what else was running: the load just before the row."""
     return f" (load {record['load_before']:.1f} before)" if record["key"].startswith("cpu-") else ""

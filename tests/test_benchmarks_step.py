@@ -247,4 +247,12 @@ def test_the_page_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None:
             for file in (ROOT / "benchmarks" / "results").glob("step-*.json")}
     for name, text in shown.items():
         assert text == kept.get(name, ""), f"python benchmarks/step.py --markdown benchmarks/results/{name}.json --into"
-    assert set(kept) <= set(shown)
+    assert set(kept) == set(shown) == {"step-cpu", "step-h200"}
+
+
+def test_the_readme_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None:
+    page, report = (ROOT / "README.md").read_text(encoding="utf-8"), parts["step_report"]
+    found = re.search(r"<!-- step-h200 -->\n(.*?)<!-- end step-h200 -->", page, re.S)
+    assert found
+    assert found[1] == report.short(report.read(ROOT / "benchmarks" / "results" / "step-h200.json"))
+    assert found[1].count("\n") == 7  # a head, and what has a peer
