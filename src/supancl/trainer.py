@@ -80,7 +80,7 @@ class Trainer:
     def compile(self, yes: bool) -> None:
         """Make one graph of the step, or take it as it is written.
 
-        Several ranks exchange within a step; of theirs it is the views, the pool, and the branches where norms do not.
+        Ranks exchange within a step: several compile views, pool and, where norms are each rank's own, branches.
         """
         several, synced = self.ranks.size > 1, self.recipe.train.sync_norm
         self.compiled, on_gpu = yes, yes and self.device.type == "cuda"
