@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from supancl import recipe
+from supancl.capture import from_compiler
 from supancl.data.images import ArrayImages
 from supancl.data.sources import Data, whole
 from supancl.recipes import Recipe
@@ -86,11 +87,12 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
     try:
         trainer.advance()
     except Exception as error:
-        if not trainer.compiled:
+        if not trainer.compiled or not from_compiler(error):
             raise
         note = f"not compiled ({type(error).__name__})"
-        trainer.uncompile()
+        trainer.compile(False)
         trainer.advance()
+    note = "; ".join([note, *trainer.unsaid]).removeprefix("; ")
     wait(device)
     first = time.perf_counter() - begin
     for _ in range(WARM_UP - 1):

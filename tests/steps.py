@@ -6,11 +6,29 @@ Left alone they part: weights moved by a millionth change losses by 0.02 within 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from supancl.trainer import WARM_UP, Trainer
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Products and convolutions of float32 keep its 24 bits on a GPU too.
+
+    By hand: what pytest's monkeypatch sets there it takes for new, and fails to delete afterwards.
+    """
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in settings]
+    try:
+        for each in settings:
+            each.allow_tf32 = False
+        yield
+    finally:
+        for each, value in zip(settings, before, strict=True):
+            each.allow_tf32 = value
 
 
 def advance(trainer: Trainer) -> float:

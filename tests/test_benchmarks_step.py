@@ -77,6 +77,32 @@ def test_a_step_beyond_the_schedule_is_refused(parts: dict[str, ModuleType], ben
         own.step()
 
 
+def test_a_compiler_that_fails_is_noted_and_other_faults_are_not_hidden(
+    parts: dict[str, ModuleType], bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, cpu = parts["step_ours"], torch.device("cpu")
+    chosen = ours.settled("cifar100.supsiam", cpu, {**bench.settings(), "train.compile": True})
+
+    def refusing(error: Exception) -> Any:
+        def refuses(*args: Any) -> Any:
+            raise error
+
+        return lambda function: refuses
+
+    broken = torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
+    monkeypatch.setattr(torch, "compile", refusing(broken))
+    own = ours.ours(chosen, bench.cifar(), cpu)
+    assert own.facts["how"] == "fp32, as written"
+    assert own.facts["note"] == "not compiled (BackendCompilerFailed)"
+    advance, said = ours.Trainer.advance, "the views could not be compiled (no C compiler)"
+    with monkeypatch.context() as partly:
+        partly.setattr(ours.Trainer, "advance", lambda self: (self.unsaid.append(said), advance(self)))
+        assert ours.ours(chosen.with_set({"train.compile": False}), bench.cifar(), cpu).facts["note"] == said
+    monkeypatch.setattr(torch, "compile", refusing(ValueError("a fault of ours")))
+    with pytest.raises(ValueError, match="a fault of ours"):
+        ours.ours(chosen, bench.cifar(), cpu)
+
+
 def test_sweeps_and_folder(parts: dict[str, ModuleType], bench: Any) -> None:
     sweeps = parts["step_rows"].sweep_rows(bench)
     assert [record["key"] for record in sweeps] == [

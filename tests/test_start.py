@@ -1,16 +1,20 @@
 """What is chosen by itself, and what is said where the fast way cannot be gone."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from supancl import BadInput, Data, pretrain, recipe
-from supancl.capture import compiled_or_plain
-from supancl.data.images import PackedImages
+from supancl.capture import Replay
+from supancl.commands.pretrain import check_agrees
+from supancl.data.images import Batch, PackedImages
 from supancl.data.sources import whole
+from supancl.distributed import Ranks
 from supancl.run import RunFolder
-from supancl.start import WORTH_COMPILING, agrees, determinism, with_speed
+from supancl.start import WORTH_COMPILING, agrees, determinism, pick_device, settled, too_large, with_speed
 from supancl.train import _advanced, _capture
 from supancl.trainer import WARM_UP, Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -63,6 +67,15 @@ def test_a_gpu_without_bf16_trains_in_fp32_or_says_so(gpu) -> None:
         with_speed(recipe("cifar100.supsiam").with_set({"train.precision": "bf16"}), CUDA, 50_000)
 
 
+def test_without_a_gpu_auto_takes_the_cpu_and_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == CPU
+    with pytest.raises(BadInput, match=r"^--device cuda: no GPU that torch can use; take --device cpu$"):
+        pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pick_device("auto") == CUDA
+
+
 def test_a_run_keeps_what_was_chosen_and_continues_when_it_is_left_open_again(tmp_path: Path) -> None:
     made, data = tiny_recipe(), tiny_data()
     pretrain(made, data, tmp_path / "run")
@@ -73,6 +86,21 @@ def test_a_run_keeps_what_was_chosen_and_continues_when_it_is_left_open_again(tm
         pretrain(made.with_set({"train.precision": "bf16"}), data, tmp_path / "run", resume=True)
     assert agrees("train.compile", None, True)
     assert not agrees("train.epochs", None, 3)
+
+
+def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
+    made, data, folder = tiny_recipe(), tiny_data(), RunFolder(tmp_path / "run")
+    pretrain(made, data, folder.path)
+    kept = folder.read_recipe()[0]
+    went_on = settled(kept.with_set({"train.replay": True}), folder, resume=True, init=None).train
+    assert (went_on.replay, went_on.compile, went_on.precision) == (True, False, "fp32")
+    assert settled(kept, folder, resume=True, init=None).train.replay is False
+    pretrain(made.with_set({"train.replay": True}), data, folder.path, resume=True)
+    asks = SimpleNamespace(recipe=None, compat=None, overrides={"train.compile": (True, "--compile")})
+    check_agrees(kept, asks, folder)
+    asks.overrides["train.epochs"] = (9, "--epochs 9")
+    with pytest.raises(BadInput, match="--epochs 9 differs"):
+        check_agrees(kept, asks, folder)
 
 
 def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +117,80 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
     assert "train.replay=false" in notes.warnings[0]
     assert trainer.replay is None
     assert trainer.warmed != WARM_UP  # it is not tried at every step
+    # nor does a step that is never captured go on as if it were to be
+    monkeypatch.setattr("supancl.trainer.aside", lambda device: pytest.fail("a stream of its own for an ordinary step"))
+    monkeypatch.setattr(Trainer, "may_replay", True)
     assert trainer.advance() is not None
+
+
+def test_a_recording_that_fails_is_ended_for_generators_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Generator:
+        def __init__(self) -> None:
+            self.state = "recording"
+
+        def clone_state(self) -> str:
+            return "a copy, not recording"
+
+        def graphsafe_set_state(self, state: str) -> None:
+            self.state = state
+
+    class Graph:
+        def register_generator_state(self, generator: Generator) -> None: ...
+
+    def fails(batch: Batch | None) -> None:
+        raise RuntimeError("not permitted while recording")
+
+    own, default, ended = Generator(), Generator(), []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", (default,))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(device_index=0))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *which: ended.append(which), raising=False)
+    with pytest.raises(RuntimeError, match="not permitted while recording"):
+        Replay(fails, own, None)  # type: ignore[arg-type]
+    assert own.state == default.state == "a copy, not recording"
+    assert ended == [(0, (0, 7))] * 2
+    Replay(lambda batch: None, own, None)  # type: ignore[arg-type]
+    assert len(ended) == 2
+
+
+def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Trainer:
+    random = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8)
+              for i in range(48)]
+    split = whole(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
+    return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
+
+
+def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for(monkeypatch) -> None:
+    trainer = packed_trainer((8, 8), replay=True)
+    assert not trainer.may_replay
+    monkeypatch.setattr(trainer, "device", CUDA)
+    assert trainer.may_replay
+    for name, other in (("feed", packed_trainer((8, 8), (9, 8)).feed), ("ranks", Ranks(2)),
+                        ("recipe", trainer.recipe.with_set({"train.on_nan": "skip"})),
+                        ("recipe", trainer.recipe.with_set({"train.replay": False}))):
+        with monkeypatch.context() as changed:
+            changed.setattr(trainer, name, other)
+            assert not trainer.may_replay, name
+    assert trainer.may_replay
+
+
+def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
+    recorded = Replay.__new__(Replay)  # recording takes a GPU
+    recorded.batch = Batch(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.long))
+    pixels, sizes = torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.full((4, 2), 8)
+    recorded.take(Batch(pixels, sizes))
+    assert torch.equal(recorded.batch.pixels, pixels)
+    assert torch.equal(recorded.batch.sizes, sizes)
+    for other in (Batch(pixels[:1], sizes), Batch(pixels, sizes[:1]), Batch(pixels), Batch(pixels, sizes, sizes), None):
+        with pytest.raises(ValueError, match="the recorded step takes batches of"):
+            recorded.take(other)
+    recorded.batch = None
+    recorded.take(None)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +208,13 @@ def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_p
     monkeypatch.setattr(Trainer, "advance", full)
     with pytest.raises(BadInput, match=f"memory is too small for batches of [28]; try {ways}$"):
         pretrain(tiny_recipe().with_set(settings), tiny_data(), tmp_path / "run")
+
+
+def test_too_little_memory_in_fp32_on_a_gpu_names_its_size_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16e9))
+    said = "the GPU's memory (16 GB) is too small for batches of 8; try --accumulate 2 or --batch-size 4"
+    assert too_large(tiny_recipe(train__precision="fp32"), CUDA) == f"{said} or --precision bf16"
+    assert too_large(tiny_recipe(train__precision="bf16"), CUDA) == said
 
 
 def test_a_compiler_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,20 +254,20 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     step = trainer.optimizer.step
     monkeypatch.setattr(trainer.optimizer, "step", lambda: taken.append(step()))
     monkeypatch.setattr(torch, "compile", lambda function: fails)
-    trainer.compiled, trainer.push = True, compiled_or_plain(trainer.pushed, trainer.unsaid.append)
+    trainer.compiled, trainer.push = True, trainer.tried("filling the pool", trainer.pushed)
     for _ in range(2):
         assert _advanced(trainer, notes) is not None
     assert (len(taken), trainer.step, int(trainer.at), int(trainer.pool.clock)) == (2, 2, 2, 2)
     assert len(notes.warnings) == 1  # though it failed at both steps' push
     assert "filling the pool could not be compiled" in notes.warnings[0]
     assert "no C compiler" in notes.warnings[0]
+    trainer.unsaid.append("the views could not be compiled")
+    trainer.compile(False)  # the whole step as written, which is said by one line
+    assert trainer.unsaid == []
 
 
 def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (1, 8 + i % 2, 8), generator=random, dtype=torch.uint8) for i in range(48)]
-    split = whole(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
-    trainer = Trainer(tiny_recipe(), Data(split, split, ("a", "b", "c")), CPU)
+    trainer = packed_trainer((8, 8), (9, 8))
     trainer.advance()
     assert trainer.feed.thread is not None
     threads, seen = trainer.feed.thread._threads, []

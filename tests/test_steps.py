@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from supancl.trainer import Trainer
-from tests.steps import side_by_side
+from tests.steps import side_by_side, without_tf32
 from tests.tiny import tiny_data, tiny_recipe
 
 
@@ -30,3 +30,12 @@ def test_other_draws_are_seen() -> None:
     ours, theirs, apart = side_by_side(trainer(), trainer(**{"train.seed": 1}), 6)
     assert ours != pytest.approx(theirs, abs=1e-3)
     assert min(apart[1:]) > 0.02  # the first one has other weights as well
+
+
+def test_tf32_is_off_for_a_while_and_comes_back() -> None:
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in settings]
+    assert any(before)  # else there is nothing to see
+    with without_tf32():
+        assert [each.allow_tf32 for each in settings] == [False, False]
+    assert [each.allow_tf32 for each in settings] == before

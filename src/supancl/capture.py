@@ -6,13 +6,16 @@ And what to do where the compiler, which makes few kernels of many before that, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from supancl.data.images import Batch
+
+T = TypeVar("T")
 
 
 class Replay:
@@ -25,27 +28,57 @@ class Replay:
         self.batch = None if batch is None else Batch(*(None if part is None else part.clone() for part in batch))  # type: ignore[arg-type]
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(generator)  # its draws go on from replay to replay, as if made one by one
-        with torch.cuda.graph(self.graph):
-            self.targets = step(self.batch)
+        pool, before = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.stream(before), torch.cuda.graph(self.graph, pool=pool):  # back to it, should this fail too
+                self.targets = step(self.batch)
+        except BaseException:
+            let_go(generator, before.device_index, pool)
+            raise
 
     def __call__(self, batch: Batch | None) -> Tensor | None:
-        if self.batch is not None and batch is not None:
-            for kept, new in zip(self.batch, batch, strict=True):
-                if kept is not None and new is not None:
-                    kept.copy_(new, non_blocking=True)
+        self.take(batch)
         self.graph.replay()
         return self.targets
+
+    def take(self, batch: Batch | None) -> None:
+        """Put the batch where the recorded step reads it; another shape would be stretched to fit without a word."""
+        shapes = [None if each is None else [None if part is None else part.shape for part in each]
+                  for each in (self.batch, batch)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"the recorded step takes batches of {shapes[0]}, got {shapes[1]}")
+        for kept, new in zip(self.batch or (), batch or (), strict=True):
+            if kept is not None and new is not None:
+                kept.copy_(new, non_blocking=True)
+
+
+def let_go(generator: torch.Generator, device: int, pool: tuple[int, int]) -> None:
+    """End what torch leaves as if it were still recording where that has failed, so that steps can go on without.
+
+    Its generators would refuse to draw outside of a graph, and memory that streams share would never be free again.
+    """
+    for each in (generator, torch.cuda.default_generators[device]):
+        each.graphsafe_set_state(each.clone_state())
+    with suppress(RuntimeError):  # where torch has ended it by itself
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
     """Run on a stream of its own, as what is captured later will: autograd remembers on which stream it accumulates."""
     current = torch.cuda.current_stream(device)
-    side = torch.cuda.Stream(device)
+    side = _side(current.device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
         yield
     current.wait_stream(side)
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """One for all steps: torch keeps the memory of each stream apart, and every further one would take its own."""
+    return torch.cuda.Stream(device)
 
 
 def from_compiler(error: BaseException) -> bool:
@@ -53,22 +86,22 @@ def from_compiler(error: BaseException) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
 
 
-def compiled_or_plain(function: Callable[..., None], failed: Callable[[Exception], None]) -> Callable[..., None]:
-    """The function compiled, or as it is written where that fails: for what is short, at a moment past repeating.
+def compiled_or_plain(function: Callable[..., T], failed: Callable[[Exception], None]) -> Callable[..., T]:
+    """The function compiled, or as it is written where that fails: for what comes at a moment past repeating.
 
     `failed` hears of it, once.
     """
     runs = torch.compile(function)
 
-    def run(*args: Any) -> None:
+    def run(*args: Any, **named: Any) -> T:
         nonlocal runs
         try:
-            runs(*args)
+            return runs(*args, **named)
         except Exception as error:
             if runs is function or not from_compiler(error):
                 raise
             runs = function
             failed(error)
-            function(*args)
+            return function(*args, **named)
 
     return run

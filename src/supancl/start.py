@@ -19,6 +19,7 @@ from supancl.recipes import Recipe
 from supancl.run import RunFolder, next_folder
 
 # settings that stand for "whatever is best here"; a run keeps what they became
+HOW = ("train.compile", "train.replay")  # a step is run, not what it computes: a run may go on otherwise
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
 
@@ -165,12 +166,15 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
     if recipe is None:
         return kept
     old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
+    changed = {key: new[key] for key in HOW if new[key] not in (None, old.get(key))}
     for key, value in new.items():
+        if key in changed:
+            continue
         same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                            "a run continues with its own settings")
-    return kept
+    return kept.with_set(changed, because="asked for as the run went on") if changed else kept
 
 
 # --- its process ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,11 @@ def _begin(
         reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
                       f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
     if recipe.train.compile and recipe.train.sync_norm and ranks.size > 1:
-        reporter.note("several ranks whose norms see the whole batch compile no more than views and pool; with --set "
-                      "train.sync_norm=false they compile the branches, and norms see a rank's own images")
+        reporter.note("several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
+                      "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images")
+    if trainer.device.type == "cuda" and recipe.train.replay and not trainer.feed.one_shape:
+        reporter.note("batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
+                      "images; crop the largest images")
     where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
     reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)
 
@@ -261,16 +265,23 @@ def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
     try:
         targets = trainer.advance()
     except Exception as error:
-        if not trainer.compiled or not from_compiler(error):
-            raise
+        if not trainer.compiled or trainer.ranks.size > 1 or not from_compiler(error):
+            raise  # several ranks have exchanged by now, and none may begin the step anew
         trainer.compile(False)
         reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
                       "speed; --set train.compile=false tries no more")
         targets = trainer.advance()
-    while trainer.unsaid:
-        reporter.warn(f"filling the pool could not be compiled ({reason(trainer.unsaid.pop())}); it is done as "
-                      "written, which costs a few per cent; --set train.compile=false tries no more")
+    if trainer.ranks.leads:
+        for remark in _uncompiled(trainer):
+            reporter.warn(remark)
     return targets
+
+
+def _uncompiled(trainer: Trainer) -> list[str]:
+    """What the compiler could not do since this was last asked."""
+    said, trainer.unsaid = trainer.unsaid, []
+    who = "" if trainer.ranks.leads else "another rank: "
+    return [f"{who}{each}; done as written, which is slower; --set train.compile=false tries no more" for each in said]
 
 
 def _capture(trainer: Trainer, reporter: Reporter) -> None:
@@ -281,7 +292,7 @@ def _capture(trainer: Trainer, reporter: Reporter) -> None:
         trainer.warmed = WARM_UP + 1
         trainer.replay = None
         reporter.warn(f"the step could not be captured as a CUDA graph ({reason(error)}); going on without, at about "
-                      "half the speed for small images; --set train.replay=false tries no more")
+                      "0.4 of the speed for small images; --set train.replay=false tries no more")
 
 
 def _train_row(trainer: Trainer, seen: Look, images_per_second: float) -> dict[str, Any]:
@@ -315,9 +326,9 @@ def _close_epoch(
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
-    for remarks in trainer.ranks.everyones(stream_remarks(trainer.train_images.store)):  # each has read others
-        for remark in remarks:
-            reporter.warn(remark)
+    own = [*stream_remarks(trainer.train_images.store), *_uncompiled(trainer)]  # each rank has read other images
+    for remark in dict.fromkeys(chain.from_iterable(trainer.ranks.everyones(own))):
+        reporter.warn(remark)
     trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
 
 

@@ -23,6 +23,7 @@ from supancl.data.stream import StreamSplit, order_of
 from supancl.data.views import Crops, draw_and_render
 from supancl.distributed import ALONE, Part, Ranks, synchronize
 from supancl.errors import BadInput
+from supancl.files import reason
 from supancl.layers import arrange
 from supancl.losses import Align, Terms, Whole, share
 from supancl.methods import assemble
@@ -67,7 +68,6 @@ class Trainer:
         if ranks.size > 1 and recipe.train.sync_norm:
             synchronize(self.branches, device)
         self.spread = ranks.wrapped(self.branches, device, recipe.train.gradients)
-        self.unsaid: list[Exception] = []  # of the compiler, where the step went on all the same
         self.compile(bool(recipe.train.compile))
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
@@ -81,15 +81,23 @@ class Trainer:
         """Make one graph of the step, or take it as it is written.
 
         Ranks exchange within a step: several compile views, pool and, where norms are each rank's own, branches.
+        One that cannot does that part as written: it may not repeat a step of which the others have seen a beginning.
         """
         several, synced = self.ranks.size > 1, self.recipe.train.sync_norm
         self.compiled, on_gpu = yes, yes and self.device.type == "cuda"
-        self.forward = torch.compile(self.spread) if yes and several and not synced else self.spread
+        self.unsaid: list[str] = []  # of the compiler, where the step went on all the same
+        self.forward = self.tried("the branches", self.spread) if yes and several and not synced else self.spread
         self.objective = torch.compile(self.compared) if yes and not several else self.compared
         # on a GPU these are dozens of kernels, each soon over
-        self.render = torch.compile(draw_and_render) if on_gpu else draw_and_render
+        self.render = self.tried("the views", draw_and_render) if on_gpu else draw_and_render
         fills = on_gpu and self.pool is not None
-        self.push = compiled_or_plain(self.pushed, self.unsaid.append) if fills else self.pushed
+        self.push = self.tried("filling the pool", self.pushed) if fills else self.pushed
+
+    def tried(self, what: str, function: Any) -> Any:
+        """It compiled, or where that fails as written, of which `unsaid` hears."""
+        return compiled_or_plain(
+            function, lambda error: self.unsaid.append(f"{what} could not be compiled ({reason(error)})")
+        )
 
     def arrange(self) -> None:
         """The layers as they are trained fastest on this device; what they compute stays the same."""
@@ -160,7 +168,7 @@ class Trainer:
             mean, std, augment = recipe.encoder.mean, recipe.encoder.std, in_part(recipe.views, part)
             views = augment(images, mean, std, self.generator, renderer=self.render, dtype=self.view_dtype)
             local = augment.local_views(images, mean, std, self.generator, self.render, self.view_dtype)
-            with self.ranks.apart(self.forward, yes=len(seen) + 1 < len(self.micros)):
+            with self.ranks.apart(self.spread, yes=len(seen) + 1 < len(self.micros)):
                 terms, targets = self.objective(views, local, labels[micro], part)
                 (terms.total * self.ranks.size / recipe.train.accumulate).backward()  # averaged over the ranks
             parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
@@ -225,7 +233,7 @@ class Trainer:
         batch = None if self.feed.resident else self.feed.batch(self.step)
         if self.replay is not None:
             targets: Tensor | None = self.replay(batch)
-        elif self.may_replay:
+        elif self.may_replay and self.warmed < WARM_UP:  # beyond, the step is captured, or could not be
             with aside(self.device):
                 targets = self.train_step(batch)
             self.warmed += 1

@@ -11,6 +11,7 @@ import torch
 from supancl.distributed import ALONE, Ranks, from_environment
 from supancl.trainer import Trainer
 from tests.distributed.worker import of_ranks
+from tests.steps import without_tf32
 from tests.tiny import flat, tiny_data, tiny_recipe
 
 NAMES = ("supsiam", "supbyol", "simclr", "supmoco", "supsiam-nopool", "crossentropy")
@@ -19,12 +20,12 @@ STEPS = 5
 
 def weights(name: str, ranks: Ranks = ALONE, **others: object) -> dict[str, torch.Tensor]:
     """Weights, statistics and pool after some steps in single precision, with TF32 off."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     settings = {"train__device": "cuda", "train__precision": "fp32", "train__batch_size": 11, **others}
     data = tiny_data(64, unlabelled=0.3)
     trainer = Trainer(tiny_recipe(name, **settings), data, torch.device("cuda", 0), ranks=ranks)
-    for _ in range(STEPS):
-        assert trainer.advance() is not None
+    with without_tf32():
+        for _ in range(STEPS):
+            assert trainer.advance() is not None
     pool = {} if trainer.pool is None else dict(trainer.pool.state_dict())
     if "targets" in pool:
         pool["targets"] = pool["targets"][:-1]  # the last slot takes rows that are not stored, and any of them may win

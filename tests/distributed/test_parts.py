@@ -20,7 +20,9 @@ from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
 from supancl.methods import assemble
 from supancl.pools import ClassQueues, Queue
 from supancl.start import check_ranks, pick_device, with_speed
-from tests.tiny import tiny_recipe
+from supancl.train import _advanced, _uncompiled
+from supancl.trainer import Trainer
+from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -253,6 +255,40 @@ def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.Mo
     several, one = with_speed(made, CUDA, 50_000, 2).train, with_speed(made, CUDA, 50_000).train
     assert (several.precision, several.compile, several.replay) == ("bf16", None, None)
     assert (one.precision, one.compile, one.replay) == ("bf16", True, True)
+
+
+def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, notes, begun = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
+
+    def fails() -> None:
+        begun.append(trainer.step)
+        raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
+
+    monkeypatch.setattr(trainer, "advance", fails)
+    monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
+    trainer.compiled = True
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        _advanced(trainer, notes)
+    assert begun == [0]  # the others have exchanged with it by now
+    monkeypatch.setattr(trainer, "ranks", ALONE)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        _advanced(trainer, notes)
+    assert begun == [0, 0, 0]  # one alone tries it as written
+
+
+def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, notes = Trainer(tiny_recipe(), tiny_data(), CPU), Notes()
+    monkeypatch.setattr(trainer, "advance", lambda: trainer.unsaid.append("the branches could not be compiled (x)"))
+    monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
+    _advanced(trainer, notes)
+    assert notes.warnings == []
+    said = ("the branches could not be compiled (x); done as written, which is slower; --set train.compile=false tries "
+            "no more")
+    assert _uncompiled(trainer) == [f"another rank: {said}"]
+    assert _uncompiled(trainer) == []
+    monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
+    _advanced(trainer, notes)
+    assert notes.warnings == [said]
 
 
 def test_a_sharded_pool_must_be_one_of_prototypes() -> None:

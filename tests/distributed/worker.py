@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from supancl.data.views import Crops
 from supancl.distributed import Ranks, opened, traffic
 from supancl.trainer import Trainer
-from tests.distributed.cases import CASES, CPU, ODD, ON_FOUR, TWICE, in_double, outcome, trained
+from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ class Counted:
 
     def __init__(self, trainer: Trainer) -> None:
         self.exchanged = self.gradients = 0
-        trainer.forward.register_comm_hook(None, self.hook)
+        trainer.spread.register_comm_hook(None, self.hook)
 
     def hook(self, state, bucket):  # torch looks at the annotations, and wants none or its own
         self.gradients += bucket.buffer().nbytes
@@ -98,16 +99,28 @@ def halved(ranks: Ranks) -> dict[str, Any]:
 
 
 def compiled(ranks: Ranks) -> dict[str, Any]:
-    """Losses of compiled branches whose norms are each rank's own, accumulated, and of the same as written."""
-    losses, made_of = {}, {}
-    for way in (False, True):
-        settings = {"train__sync_norm": False, "train__compile": way, **ODD, **TWICE, "train__batch_size": 14}
-        trainer = Trainer(tiny_recipe("supbyol", **settings), tiny_data(64), CPU, ranks=ranks)
-        losses[way], made_of[way] = [], type(trainer.forward).__name__
+    """Branches whose norms are each rank's own, batches fed and accumulated: as written, compiled, and compiled but
+    for rank 1, whose compiler fails. Losses, how many graphs each rank made of them, and what each could not."""
+    made: dict[str, Any] = {}
+    data, compile_ = data_of(CASES["fed"]), torch.compile
+    for way in ("as written", "compiled", "compiled by one"):
+        torch._dynamo.reset()  # or graphs of the run before would do
+        torch.compile = partial(compile_, backend=refuses) if way.endswith("one") and ranks.rank == 1 else compile_
+        settings = {"train__sync_norm": False, "train__compile": way != "as written", **TWICE, "train__batch_size": 14}
+        trainer = Trainer(tiny_recipe("supbyol", **settings), data, CPU, ranks=ranks)
+        losses, before = [], counters["stats"]["unique_graphs"]
         for _ in range(4):
             trainer.advance()
-            losses[way].append(trainer.mean_since()[0])
-    return {"as written": losses[False], "compiled": losses[True], "made of": made_of}
+            losses.append(trainer.mean_since()[0])
+        trainer.feed.close()
+        graphs, unsaid = counters["stats"]["unique_graphs"] - before, trainer.unsaid
+        made[way] = {"losses": losses, "graphs": ranks.everyones(graphs), "unsaid": ranks.everyones(unsaid)}
+    torch.compile = compile_
+    return made
+
+
+def refuses(graph: Any, inputs: Any) -> Any:
+    raise RuntimeError("no C compiler")
 
 
 def work(ranks: Ranks, folder: Path, before: Path | None) -> None:

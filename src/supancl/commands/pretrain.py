@@ -17,6 +17,7 @@ from supancl.errors import BadInput
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
+from supancl.start import HOW
 from supancl.train import pretrain
 
 
@@ -35,8 +36,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
     if args.resume and folder is not None and folder.holds_run:
-        check_agrees(folder.read_recipe()[0], args, folder)
-        chosen = None
+        kept = folder.read_recipe()[0]
+        check_agrees(kept, args, folder)
+        how = {field: value for field, (value, _) in args.overrides.items() if field in HOW}
+        chosen = kept.with_set(how) if how else None
     else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
@@ -47,14 +50,17 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
-    """A run continues with its own settings; whatever is asked for beside --resume must be what it has."""
+    """A run continues with its own settings; whatever is asked for beside --resume must be what it has.
+
+    But for how its steps are run: where a compiler fails, one may go on without.
+    """
     if args.recipe is not None and args.recipe != kept.name:
         raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
     if args.compat is not None and args.compat != kept.compat:
         raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
                        "a run continues with its own settings")
     for field, (value, flag) in args.overrides.items():
-        if field == "data.source" and same_source(str(value), kept.data.source):
+        if field in HOW or (field == "data.source" and same_source(str(value), kept.data.source)):
             continue
         asked = kept.with_set({field: value})
         if replace(asked, sources={}) != replace(kept, sources={}):
