@@ -59,7 +59,7 @@ def let_go(generator: torch.Generator, device: int, pool: tuple[int, int]) -> No
     """
     for each in (generator, torch.cuda.default_generators[device]):
         each.graphsafe_set_state(each.clone_state())
-    with suppress(RuntimeError):  # where torch has ended it by itself
+    with suppress(RuntimeError, AttributeError):  # where torch has ended it by itself, or names it otherwise
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
 
