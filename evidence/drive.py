@@ -69,7 +69,7 @@ class Driver:
         self.kinds: list[str] = []  # that were compiled here, the last one last
         self.trained: list[Step] = []  # and not judged yet
         self.judging: tuple[Step, subprocess.Popen[bytes]] | None = None
-        self.unjudged: dict[str, int] = {}  # how often judging has failed
+        self.unjudged: set[str] = set()  # judging has failed once
         self.faults: list[str] = []
         self.in_a_row = 0  # faults
 
@@ -271,8 +271,8 @@ class Driver:
 
     def told(self, step: Step) -> None:
         found = self.known().get(step.name)
-        if found is None and not self.unjudged.get(step.name):
-            self.unjudged[step.name] = 1
+        if found is None and step.name not in self.unjudged:
+            self.unjudged.add(step.name)
             self.trained.append(step)  # a process may die of what is over a minute later
             return
         self.claims.release(self.claimed[step.name])

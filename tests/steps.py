@@ -5,6 +5,7 @@ Left alone they part: weights moved by a millionth change losses by 0.02 within 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,26 +40,42 @@ def advance(trainer: Trainer) -> float:
     return trainer.mean_since()[0]
 
 
-def side_by_side(one: Trainer, other: Trainer, steps: int) -> tuple[list[float], list[float], list[float]]:
-    """The losses of both, and per step how far apart their updates of the weights are, as a share of the first's.
+def side_by_side(one: Trainer, other: Trainer, steps: int) -> tuple[list[float], list[float], dict[str, list[float]]]:
+    """The losses of both, and per step how far apart their changes are, as a share of the first's.
 
-    After each step the other gets the first's weights, statistics, optimizer and pool; step numbers, rates, momentum
-    and draws are its own.
+    Compared are the weights and, each by its name, the norms' statistics and what the pool holds. After each step the
+    other gets all these and the optimizer's state from the first; step numbers, rates, momentum and draws are its own.
     """
-    ours, theirs, apart = [], [], []
+    ours, theirs, apart = [], [], {}
     for _ in range(steps):
-        before = [weights.detach().clone() for weights in one.branches.parameters()]
+        before = {name: [value.clone() for value in values] for name, values in compared(one).items()}
         ours.append(advance(one))
         theirs.append(advance(other))
+        seconds = compared(other)
+        for name, firsts in compared(one).items():
+            moved = sum(distance(first, old) for first, old in zip(firsts, before[name], strict=True))
+            missed = sum(distance(first, second) for first, second in zip(firsts, seconds[name], strict=True))
+            share = (missed / moved) ** 0.5 if moved else math.inf if missed else 0.0
+            apart.setdefault(name, []).append(share)
         with torch.no_grad():
-            moved, missed = 0.0, 0.0
-            for old, first, second in zip(before, one.branches.parameters(), other.branches.parameters(), strict=True):
-                moved += float((first - old).double().square().sum())
-                missed += float((first - second).double().square().sum())
-            apart.append((missed / moved) ** 0.5)
             for source, target in zip(changing(one), changing(other), strict=True):
                 target.copy_(source)
     return ours, theirs, apart
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).square().sum())
+
+
+def compared(trainer: Trainer) -> dict[str, list[Tensor]]:
+    """What a step changes, the pool's spare slot left out: rows that are not stored are written there, and any wins."""
+    found = {"weights": [weights.detach() for weights in trainer.branches.parameters()]}
+    for name, value in trainer.branches.named_buffers():
+        found.setdefault(name.rpartition(".")[2], []).append(value)
+    for name, value in trainer.pool.state_dict().items() if trainer.pool is not None else ():
+        spare = name in ("targets", "labels", "born")
+        found[name] = [value[: len(trainer.pool.stored().valid)] if spare else value]
+    return found
 
 
 def changing(trainer: Trainer) -> Iterator[Tensor]:

@@ -113,14 +113,22 @@ WAYS += [("supsiam", "compiled", "bf16"), ("supsiam", "compiled and replayed", "
 
 @pytest.mark.parametrize(("method", "way", "precision"), WAYS)
 def test_fifty_steps_are_those_of_the_eager_step(method: str, way: str, precision: str) -> None:
-    trainer = digits_trainer(method, **{"train.precision": precision}, **FAST[way])
-    eager, fast, apart = side_by_side(digits_trainer(method, **{"train.precision": precision}), trainer, 50)
+    kind = {"train.precision": precision}
+    trainer = digits_trainer(method, **kind, **FAST[way])
+    eager, fast, apart = side_by_side(digits_trainer(method, **kind), trainer, 50)
     assert (trainer.replay is not None) == ("replayed" in way)
     close = 1e-3 if precision == "fp32" else 5e-3
     assert fast == pytest.approx(eager, rel=close, abs=close)
-    # a learning rate that is off by 1% is 0.01 apart; on a CPU bf16 and fp32 are up to 0.19 apart in a step
-    assert statistics.median(apart) < (0.1 if "compiled" in way else 0.02 if precision == "bf16" else 0.005)
+    # a learning rate that is off by 1% is 0.01 apart; on a CPU the medians of bf16 against fp32 are at most 0.025
+    limit = 0.05 if "compiled" in way else 0.02 if precision == "bf16" else 0.005
+    assert {name: statistics.median(shares) for name, shares in apart.items()} == pytest.approx(
+        dict.fromkeys(apart, 0.0), abs=limit)
     assert abs(eager[-1] - eager[0]) > 0.1  # it does learn
+    # and by themselves, for as long as rounding has not grown: after 20 steps two runs part (docs/log.md)
+    slow = {**kind, "optimizer.lr": 0.005}
+    alone = losses_of(digits_trainer(method, **slow), 15)
+    assert losses_of(digits_trainer(method, **slow, **FAST[way]), 15) == pytest.approx(
+        alone, rel=1e-2, abs=2e-2 if precision == "bf16" else 5e-3)
 
 
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
@@ -217,8 +225,8 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
     expected, again, apart = side_by_side(digits_trainer(method, **settings, **changes), trainer, 30)
     assert trainer.replay is captured
     assert again == pytest.approx(expected, rel=1e-3, abs=1e-3)
-    assert apart[0] < 0.02  # nothing of the run before was left in weights, pool or optimizer
-    assert statistics.median(apart) < 0.005
+    assert max(shares[0] for shares in apart.values()) < 0.02  # nothing of the run before was left
+    assert max(statistics.median(shares) for shares in apart.values()) < 0.005
     unlike = losses_of(digits_trainer(method, **settings), 5)
     assert again[:5] != pytest.approx(unlike, rel=1e-3)
 

@@ -18,8 +18,8 @@ from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.run import RunFolder, next_folder
 
+HOW = ("train.compile", "train.replay")  # these change how a step is run, not what it computes: a run may change them
 # settings that stand for "whatever is best here"; a run keeps what they became
-HOW = ("train.compile", "train.replay")  # a step is run, not what it computes: a run may go on otherwise
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
 
