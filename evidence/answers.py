@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from evidence.plan import Plan
 from evidence.results import Results
@@ -78,6 +79,23 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
                      + f" (alpha {without} missing)" * bool(without))
     without = ", ".join(row.name for row in rows.values() if not row.results)
     return lines or [f"- not measured yet: alpha {without} missing"]
+
+
+def variance_lines(plan: Plan, results: Results) -> list[str]:
+    """Whether the supervised term makes S_W/S_T smaller: its end against the other, and the course between them."""
+    rows, lines = alpha_rows(plan, results), []
+    for measure in ("ratio", "train_ratio"):
+        found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
+        between = gap(found.get(0.0, []), found.get(1.0, []), seed_spread(plan, results, measure))
+        if between is None:
+            continue
+        told = {"helps": "no", "hurts": "yes"}.get(between.verdict, between.verdict)
+        means = [statistics.fmean(values) for values in found.values()]
+        course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
+        steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
+        lines.append(f"- {MEASURES[measure][0]}: 0 - 1 = {between.text(3)}: {told}; it {course} at each step of alpha "
+                     f"{steps} ({values})")
+    return lines or ["- not measured yet"]
 
 
 def collapse_lines(plan: Plan, results: Results) -> list[str]:

@@ -162,7 +162,7 @@ class Driver:
 
     def possible(self, known: Results) -> list[Step]:
         """Wanted, not tried, and short enough; the pilots of some may not be known yet."""
-        owed = sum(judging_seconds(step) for step in self.trained)
+        owed = sum(judging_seconds(step, self.plan) for step in self.trained)
         return [step for step in waiting(self.plan, known) if step.name not in self.tried and self.wanted(step)
                 and self.expected(step, known) + owed <= self.left]
 
@@ -184,7 +184,7 @@ class Driver:
 
     def worth_waiting(self) -> bool:
         """For data of a run that is trained, while there is time; for others whose results, or end, free a run."""
-        if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0]):
+        if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0], self.plan):
             return True
         return bool(self.possible(self.known())) and bool(self.claims.others())
 
@@ -194,7 +194,7 @@ class Driver:
     def expected(self, step: Step, known: Results) -> float:
         """Judging included; what was compiled here before is compiled quickly."""
         if self.is_trained(step):
-            return judging_seconds(step)
+            return judging_seconds(step, self.plan)
         return expected_seconds(step, self.plan, known, compiled=kind_of(step) in self.kinds, shared=self.shared)
 
     def wanted(self, step: Step) -> bool:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evidence.plan import Plan
 from evidence.results import Results
-from evidence.rows import MEASURES, Row, alpha_rows
+from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
 from evidence.spread import t_reach
 from supancl.report.pictures import COLOURS, MARKERS
 
-GROUPS = (
-    ("intra-class variance S_W/S_T", ("ratio", "train_ratio")),
-    ("in-domain accuracy (%)", ("knn", "linear")),
-    ("crossed accuracy (%)", ("crossed", "pets")),
-    ("5-way few-shot accuracy (%)", ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")),
+# a measure has its own scale, or a course of one point beside one of thirty could not be seen
+LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
+PANELS = (
+    ("loss of the last epoch", tuple(LOSSES)), ("intra-class variance", ("ratio", "train_ratio")),
+    ("in-domain accuracy (%)", ("knn", "linear")), ("crossed accuracy (%)", ("crossed",)),
+    ("crossed accuracy (%)", ("pets",)), ("5-way accuracy (%)", ("omniglot_1",)),
+    ("5-way accuracy (%)", ("omniglot_5",)), ("5-way accuracy (%)", ("traffic-signs_1",)),
+    ("5-way accuracy (%)", ("traffic-signs_5",)),
 )
 
 
@@ -57,24 +62,39 @@ def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
 
 
 def curves(rows: dict[float, Row], path: Path) -> None:
-    """Means over seeds with 95% intervals where there are several."""
-    figure = Figure(figsize=(16, 3.8), layout="constrained")
-    for axis, (title, measures) in zip(figure.subplots(1, len(GROUPS)), GROUPS, strict=True):
-        for number, measure in enumerate(measures):
-            points = [(alpha, row.values(measure)) for alpha, row in rows.items() if row.values(measure)]
-            if not points:
-                continue
-            means = [statistics.fmean(values) for _, values in points]
-            halves = [t_reach(len(v) - 1) * statistics.stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0
-                      for _, v in points]
-            axis.errorbar([alpha for alpha, _ in points], means, yerr=halves, marker=MARKERS[number], capsize=3,
-                          color=COLOURS[number], label=MEASURES[measure][0])
-        axis.set_title(title)
-        axis.set_xlabel("alpha (1: self-supervised)")
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    for axis, (unit, measures) in zip(figure.subplots(3, 3, sharex=True).flat, PANELS, strict=True):
+        names = [LOSSES.get(measure) or MEASURES[measure][0] for measure in measures]
+        for number, (measure, name) in enumerate(zip(measures, names, strict=True)):
+            found = {alpha: row.last(measure) if measure in LOSSES else row.values(measure)
+                     for alpha, row in rows.items()}
+            style = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
+            curve(axis, {alpha: values for alpha, values in found.items() if values}, style, measure in ACCURACIES)
+        axis.set_title(" and ".join(names), fontsize=11)
+        axis.set_ylabel(unit, fontsize=9)
         axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+        axis.margins(y=0.12)
+        if len(axis.lines) > 1 and len(measures) > 1:
+            axis.legend(fontsize=9)
+        if axis.get_subplotspec().is_last_row():
+            axis.set_xlabel("alpha (0: supervised term alone, 1: self-supervised)", fontsize=9)
     figure.savefig(path, dpi=110)
+
+
+def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str, Any], ringed: bool) -> None:
+    """Means over seeds, each seed as a point, a 95% interval where there are several, a ring around the best mean."""
+    if not found:
+        return
+    means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
+    axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
+    for alpha, values in found.items():
+        if len(values) > 1:
+            half = t_reach(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+            axis.errorbar([alpha], [means[alpha]], yerr=[half], capsize=3, color=style["color"])
+            axis.scatter([alpha] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
+    if ringed:
+        best = max(means, key=lambda alpha: means[alpha])
+        axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
 
 
 def panels(found: dict[str, dict[str, Any]], path: Path) -> None:

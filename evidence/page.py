@@ -15,6 +15,7 @@ from evidence.answers import (
     collapse_lines,
     gaps,
     pair_lines,
+    variance_lines,
 )
 from evidence.plan import Plan
 from evidence.results import Results, best_pilot, waiting
@@ -30,6 +31,10 @@ SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46,
 
 BEST = """The best of three alphas inside against the better end: both are picked by these numbers, which favours the
 three a little, and the intervals do not allow for it."""
+CURVES = """
+Lines join means over seeds; where there are several, each is a dot and the bar is the mean's 95% interval. A ring marks
+the best alpha. Each panel has its own scale.
+"""
 
 
 def write_page(plan: Plan, results: Results, figures: Sequence[str]) -> str:
@@ -80,6 +85,8 @@ def answers(plan: Plan, results: Results) -> str:
         ("Does it help contrastive methods when crossed? (The paper says no.)",
          pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain")), CONTRASTIVE),
         ("Is the best alpha inside (0, 1)?", [BEST, "", *best_alpha(plan, results)], ()),
+        ("Does the supervised term reduce intra-class variance? (The paper's theorems say so.)",
+         variance_lines(plan, results), ()),
         ("Does the pool or EMA prevent collapse?", collapse_lines(plan, results), ()),
         ("How do SupSiam and SupBYOL stand against SupCon and cross-entropy?",
          pair_lines(plan, results, STANDING, everything, AHEAD), STANDING),
@@ -146,7 +153,7 @@ def alpha_table(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     missing = [row.name for row in rows.values() if not row.results]
     note = f"\nNot measured yet: alpha {', '.join(missing)}.\n" if missing else ""
     shown = "".join(f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
-                    f"(docs/figures/{name})\n" for name in figures)
+                    f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}" for name in figures)
     maps = (f"\nThe maps (t-SNE, seed 0) show the test images of {len(plan.picture)} related classes: "
             f"{', '.join(name.replace('_', ' ') for name in plan.picture)}.\n"
             if any("maps" in name for name in figures) else "")

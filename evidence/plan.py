@@ -29,16 +29,15 @@ ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 CELLS = {(False, False): "neither", (True, False): "pool", (False, True): "ema", (True, True): "pool+ema"}
 
 # First guesses that measured runs replace: images a second on one H200 as docs/performance.md has them (the momentum
-# methods as SupBYOL, the rest as SupSiam), and the first step's seconds there, with kernels compiled before and not.
+# methods as SupBYOL, the rest as SupSiam). The seconds are those of the first 20 runs there, two side by side.
 GUESS = {"simsiam": 36_800.0, "supcon": 37_800.0, "simclr": 37_800.0, "byol": 27_300.0, "supbyol": 26_900.0,
          "moco2": 26_900.0, "supmoco": 26_900.0}
 GUESSED = 35_900.0
-START_SECONDS = 15.0  # of a run around its steps, with kernels compiled before
+START_SECONDS = 8.0  # of a run around its steps, with kernels compiled before
 EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
-COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine
-SHARERS = 2  # side by side on one GPU each has this part of its speed, as a first guess
-PILOT_JUDGE_SECONDS = 12.0
-FINAL_JUDGE_SECONDS = 40.0
+COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine; 16 where its kernels are in a cache
+SHARERS = 1.85  # side by side on one GPU each has its speed divided by this, as a first guess
+TASK_SECONDS = 12.0  # of an evaluation beside the next runs
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from typing import Any
 from evidence.plan import (
     COMPILE_SECONDS,
     EPOCH_SECONDS,
-    FINAL_JUDGE_SECONDS,
     GUESS,
     GUESSED,
-    PILOT_JUDGE_SECONDS,
     SHARERS,
     START_SECONDS,
+    TASK_SECONDS,
     Plan,
     Setting,
     Step,
@@ -118,7 +117,7 @@ def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = 
     """Training, and judging where it is to be waited for."""
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
     training = images / expected_speed(step.method, results, shared) + step.epochs * EPOCH_SECONDS
-    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step) * judged
+    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step, plan) * judged
 
 
 def expected_speed(method: str, results: Results, shared: bool) -> float:
@@ -131,8 +130,8 @@ def expected_speed(method: str, results: Results, shared: bool) -> float:
     return min(mine) if mine else GUESS.get(method, GUESSED) / (SHARERS if shared else 1)
 
 
-def judging_seconds(step: Step) -> float:
-    return PILOT_JUDGE_SECONDS if step.stage == "pilot" else FINAL_JUDGE_SECONDS
+def judging_seconds(step: Step, plan: Plan) -> float:
+    return TASK_SECONDS * len(plan.tasks[step.stage])
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:

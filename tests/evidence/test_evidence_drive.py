@@ -211,7 +211,7 @@ def test_a_run_of_which_nothing_could_be_measured_is_no_result(tmp_path: Path) -
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     assert not list(tmp_path.glob("results/*.json"))
     mended, lines = replace(plan, tasks={"pilot": [*broken, PLAN.tasks["pilot"][0]]}), []
-    again = Driver(mended, tmp_path / "results", tmp_path / "work", until=20, tell=lines.append)  # no time to train
+    again = Driver(mended, tmp_path / "results", tmp_path / "work", until=28, tell=lines.append)  # no time to train
     assert again.run() == ["pilot-supsiam-0"]
     kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
     assert list(kept["not_measured"]) == ["linear runs/pilot-supsiam-0 --data broken.npz"]

@@ -8,7 +8,7 @@ from scipy import stats
 
 from evidence import spread
 from evidence.__main__ import ROOT, main
-from evidence.answers import best_alpha, collapse_lines, gaps, pair_lines, summed_up
+from evidence.answers import best_alpha, collapse_lines, gaps, pair_lines, summed_up, variance_lines
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
 from evidence.page import SOLO_LEARN, write_page
@@ -94,6 +94,22 @@ def test_the_words_follow_the_numbers() -> None:
         "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*).")
     assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
     assert "nothing to prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-neither": 60.0}))[0]
+
+
+def test_the_course_of_the_variance_is_told_as_it_is() -> None:
+    results = whole(LEVELS)
+    assert variance_lines(PLAN, results)[0] == (
+        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000]: cannot be told apart; it does not rise at each step of alpha 0, "
+        "0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
+    for step in PLAN.steps:
+        if step.stage == "alpha" or step.name.startswith(("final-supsiam", "final-simsiam")):  # which is alpha 1
+            alpha = float(step.settings.get("loss.alpha", 0.5 if step.method == "supsiam" else 1))
+            results[step.name]["values"] |= {"ratio": 0.5 + alpha / 5 + step.seed / 1000, "train_ratio": 0.5 - alpha}
+    shrinks, grows = variance_lines(PLAN, results)
+    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198]: yes; it rises at each step of alpha 0, 0.2, 0.5, "
+                       "0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
+    assert ": no; it does not rise at" in grows
+    assert variance_lines(PLAN, {}) == ["- not measured yet"]
 
 
 def test_an_example_worked_by_hand() -> None:
