@@ -56,8 +56,8 @@ bench-data: $(READY)  ## decoding, the packed cache and memory beside a DataLoad
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference loops
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/evaluate.py
 
-results: $(READY)  ## RESULTS.md and its figures from results/
-	$(BIN)/python -m evidence page
+results: $(READY)  ## RESULTS.md, its figures and the README's table from results/
+	$(BIN)/python -m evidence page --readme README.md
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .

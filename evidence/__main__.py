@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--commit", help="of the code, where it runs from no repository")
     made.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
     made.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
+    made.add_argument("--readme", type=Path, help="a page that gets a short table between its marks")
     return made
 
 
@@ -90,10 +91,13 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     from evidence.figures import draw
     from evidence.page import write_page
     from evidence.results import read_results
+    from evidence.short import put_short
 
     results = read_results(args.results, plan)
     drawn = draw(plan, results, args.results / "maps", args.figures)
     args.out.write_text(write_page(plan, results, drawn), encoding="utf-8")
+    if args.readme:
+        put_short(args.readme, plan, results)
     print(f"{args.out}: {len(results)} runs; figures: {', '.join(drawn) or 'none yet'}")
 
 

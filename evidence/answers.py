@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from evidence.plan import Plan
 from evidence.results import Results
@@ -60,9 +61,23 @@ def missing(plan: Plan, results: Results, methods: Sequence[str]) -> str:
     return f"not measured yet ({' and '.join(without)} missing)" if without else "not measured yet"
 
 
-def best_alpha(plan: Plan, results: Results) -> list[str]:
-    """For each accuracy the best alpha, and how far the best one inside (0, 1) lies above the better end."""
-    rows, lines = alpha_rows(plan, results), []
+class Best(NamedTuple):
+    """For one accuracy: the best alpha, and how far the best one inside (0, 1) lies above the better end."""
+
+    measure: str
+    alpha: float
+    inner: float
+    end: float
+    between: Gap
+    without: list[float]  # alphas that are missing
+
+    @property
+    def inside(self) -> str:
+        return {"helps": "yes", "hurts": "no"}.get(self.between.verdict, self.between.verdict)
+
+
+def best_alphas(plan: Plan, results: Results) -> list[Best]:
+    rows, best = alpha_rows(plan, results), []
     for measure in ACCURACIES:
         found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
         inner, ends = [a for a in found if 0 < a < 1], [a for a in found if a in (0, 1)]
@@ -72,12 +87,18 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
         top, end = max(inner, key=lambda a: means[a]), max(ends, key=lambda a: means[a])
         between = gap(found[top], found[end], seed_spread(plan, results, measure))
         assert between is not None
-        best = max(means, key=lambda a: means[a])
-        told = {"helps": "yes", "hurts": "no"}.get(between.verdict, between.verdict)
-        without = ", ".join(f"{alpha:g}" for alpha in rows if alpha not in found)
-        lines.append(f"- {MEASURES[measure][0]}: best at {best:g}; {top:g} - {end:g} = {between.text()}: {told}"
-                     + f" (alpha {without} missing)" * bool(without))
-    without = ", ".join(row.name for row in rows.values() if not row.results)
+        without = [alpha for alpha in rows if alpha not in found]
+        best.append(Best(measure, max(means, key=lambda a: means[a]), top, end, between, without))
+    return best
+
+
+def best_alpha(plan: Plan, results: Results) -> list[str]:
+    lines = []
+    for best in best_alphas(plan, results):
+        without = ", ".join(f"{alpha:g}" for alpha in best.without)
+        lines.append(f"- {MEASURES[best.measure][0]}: best at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
+                     f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without))
+    without = ", ".join(row.name for row in alpha_rows(plan, results).values() if not row.results)
     return lines or [f"- not measured yet: alpha {without} missing"]
 
 

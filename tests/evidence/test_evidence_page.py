@@ -1,6 +1,7 @@
 """RESULTS.md: made from the files alone, answers by rule, and says what is missing."""
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from evidence.page import SOLO_LEARN, write_page
 from evidence.plan import cifar_plan
 from evidence.results import read_results, waiting, write_result
 from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
+from evidence.short import put_short, short_text
 from evidence.spread import Gap, Pooled, gap, mean_text, pooled
 from supancl.errors import BadInput
 from supancl.recipes import recipe
@@ -31,6 +33,8 @@ def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "results", PLAN)
     page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "results" / "maps"))
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
+    (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
+    assert shown == short_text(PLAN, results), "write it anew: make results"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
@@ -225,6 +229,26 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
     assert "20 related classes" in page
     assert main(["defaults", *flags]) == 0
     assert "cifar100.crossentropy: optimizer.lr = 0.1, optimizer.weight_decay = 0.0001" in capsys.readouterr().out
+
+
+def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
+    assert short_text(PLAN, {}) == "Nothing is measured yet.\n"
+    results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
+    told = short_text(PLAN, results)
+    assert "| SupSiam | 3 | 74.0 ± 0.2 |" in told
+    assert "BYOL" not in told
+    assert "\nSupervision: **SupCon - SimCLR**: in-domain: helps; crossed: helps; few-shot: helps.\n" in told
+    assert "alone, 1: SimSiam): 0.5 (k-NN, linear, " in told
+    assert told.endswith("; in 8 of 8 the best inside is above both ends by more than the interval.\n")
+    assert "in 0 of 8" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
+    page = tmp_path / "README.md"
+    page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
+    for _ in range(2):
+        put_short(page, PLAN, results)
+        assert page.read_text() == f"before\n<!-- results -->\n{told}<!-- end results -->\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(BadInput, match="has no marks <!-- results -->"):
+        put_short(page, PLAN, results)
 
 
 # --- defaults ---------------------------------------------------------------------------------------------------------
