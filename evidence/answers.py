@@ -43,22 +43,29 @@ def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str
 
 def pair_lines(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]], kinds: Sequence[str],
                words: Mapping[str, str] | None = None) -> list[str]:
-    lines = []
+    lines, rows = [], method_rows(plan, results)
     for ours, theirs in pairs:
         found = gaps(plan, results, ours, theirs)
         title = f"{NAMES[ours]} - {NAMES[theirs]}"
         if not found:
             lines.append(f"- **{title}**: {missing(plan, results, (ours, theirs))}.")
             continue
+        single = " and ".join(rows[method].name for method in (ours, theirs) if len(rows[method].results) == 1)
         told = "; ".join(f"{kind}: {summed_up(found, KINDS[kind], words or {})}" for kind in kinds)
-        lines.append(f"- **{title}**: {told}.")
+        lines.append(f"- **{title}**{f' (one seed of {single})' * bool(single)}: {told}.")
     return lines
 
 
 def missing(plan: Plan, results: Results, methods: Sequence[str]) -> str:
-    rows = method_rows(plan, results)
-    without = [NAMES[method] for method in methods if method not in rows or not rows[method].values("linear")]
-    return f"not measured yet ({' and '.join(without)} missing)" if without else "not measured yet"
+    """Which of them have no numbers, and whether any are to come."""
+    rows, without = method_rows(plan, results), dict[str, list[str]]()
+    for method in methods:
+        row = rows.get(method, Row(NAMES[method], []))
+        if not any(row.values(measure) for measure in ACCURACIES):
+            without.setdefault(row.lacking or ("collapsed" if row.collapsed else "not measured"), []).append(row.name)
+    told = "; ".join(f"{' and '.join(names)} {why}" for why, names in without.items())
+    said = "cannot be told" if without and "missing" not in without else "not measured yet"
+    return f"{said} ({told})" if told else said
 
 
 class Best(NamedTuple):
@@ -85,7 +92,7 @@ def best_alphas(plan: Plan, results: Results) -> list[Best]:
             continue
         means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
         top, end = max(inner, key=lambda a: means[a]), max(ends, key=lambda a: means[a])
-        between = gap(found[top], found[end], seed_spread(plan, results, measure))
+        between = gap(found[top], found[end], seed_spread(plan, results, measure), picked_of=len(inner))
         assert between is not None
         without = [alpha for alpha in rows if alpha not in found]
         best.append(Best(measure, max(means, key=lambda a: means[a]), top, end, between, without))
@@ -93,8 +100,11 @@ def best_alphas(plan: Plan, results: Results) -> list[Best]:
 
 
 def best_alpha(plan: Plan, results: Results) -> list[str]:
-    lines = []
-    for best in best_alphas(plan, results):
+    found = best_alphas(plan, results)
+    said = {one.inside: [MEASURES[other.measure][0] for other in found if other.inside == one.inside] for one in found}
+    lines = [f"- **In {len(found)} accuracies**: " + "; ".join(
+        f"{told}: {len(names)} ({', '.join(names)})" for told, names in said.items()) + "."] if found else []
+    for best in found:
         without = ", ".join(f"{alpha:g}" for alpha in best.without)
         lines.append(f"- {MEASURES[best.measure][0]}: best at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
                      f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without))
@@ -128,8 +138,11 @@ def collapse_lines(plan: Plan, results: Results) -> list[str]:
 
 def prevents(without: Row, row: Row, others: Pooled | None) -> str:
     """One seed a cell: the interval borrows the spread of the longer runs' seeds."""
-    if not row.results or not without.results:
-        return "not measured yet"
+    lacking = {each.lacking for each in (without, row)} - {""}
+    if lacking:
+        return "not measured yet" if "missing" in lacking else "cannot be told, a run failed"
+    if None in (lost(without), lost(row)):
+        return "cannot be told, k-NN was not measured"
     apart = gap(row.values("knn"), without.values("knn"), others)
     told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
     told += f": {apart.text()}" if apart is not None else ""
@@ -138,6 +151,7 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> str:
     return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"
 
 
-def lost(row: Row) -> bool:
-    """The monitor says so, or neighbours say nothing about the class."""
-    return bool(row.collapsed) or statistics.fmean(row.values("knn") or [0.0]) < NOTHING
+def lost(row: Row) -> bool | None:
+    """The monitor says so, or neighbours say nothing about the class; None where neither is known."""
+    values = row.values("knn")
+    return True if row.collapsed else statistics.fmean(values) < NOTHING if values else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evidence.plan import Plan
-from evidence.results import Results, best_pilot
+from evidence.results import CHOSEN_BY, Results, best_pilot
 from supancl.recipes.cifar import BEYOND
 
 SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"
@@ -22,7 +22,7 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
     if method in BEYOND:
         return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
     stated = grid[0][0]  # the first pilot is the recipe's own
-    scores = {number: results[f"pilot-{method}-{number}"]["values"].get("linear")
+    scores = {number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
               for number, (lr, _) in enumerate(grid) if lr == stated}
     known = {number: score for number, score in scores.items() if score is not None}
     if not known:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from evidence.plan import Plan
-from evidence.results import write_result, write_text
+from evidence.results import CHOSEN_BY, write_result, write_text
 from supancl.errors import BadInput, Collapsed
 from supancl.evaluate import Features
 from supancl.files import reason
@@ -44,6 +44,9 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
             failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
     if failures and not values:  # not the run's fault: it is judged again the next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
+    if failures and told["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would quietly be no candidate
+        raise BadInput(f"{name}: {CHOSEN_BY}, by which pilots are chosen, could not be measured: "
+                       f"{next(iter(failures.values()))}")
     if told["exit"] == 0 and plan.picture and pictured(told):  # before the result, after which nobody comes back
         try:
             write_map(plan, name, run, results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -18,19 +19,21 @@ from evidence.answers import (
     variance_lines,
 )
 from evidence.plan import Plan
-from evidence.results import Results, best_pilot, waiting
-from evidence.rows import ACCURACIES, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows
-from evidence.spread import mean_text
+from evidence.results import CHOSEN_BY, Results, best_pilot, waiting
+from evidence.rows import ACCURACIES, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
+from evidence.spread import gap, mean_text
 from supancl.evaluate.ranks import rank_encoders
 from supancl.studies.collapse import PAPER as TABLE_8
 from supancl.studies.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
+HELD_OUT = 5_000  # training images that pilots are judged on
+UNCERTAIN = f"{196 * math.sqrt(0.25 / HELD_OUT):.1f}"  # points, at most: half the 95% interval of an accuracy on them
 
-
-BEST = """The best of three alphas inside against the better end: both are picked by these numbers, which favours the
-three a little, and the intervals do not allow for it."""
+BEST = """The best alpha inside against the better end. The best was picked by these same numbers, so its interval is
+widened to allow for the choice (Bonferroni over the alphas inside). Learning rate and weight decay are those that
+pilots chose at alpha .5, which may favour it."""
 CURVES = """
 Lines join means over seeds; where there are several, each is a dot and the bar is the mean's 95% interval. A ring marks
 the best alpha. Each panel has its own scale.
@@ -72,7 +75,8 @@ Made by `python -m evidence page` (`make results`) from the files in results/, o
   classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder features of the test images.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
   interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods that have several
-  (pooled, equal spread assumed). Each interval is meant by itself: of twenty one may miss by chance.
+  (pooled, equal spread assumed). Intervals are about seeds: other test images, other settings or longer training are
+  not in them. Each is meant by itself: of twenty one may miss by chance.
 - Hardware: {unique(results, "hardware")}. Commits: {unique(results, "commit")}. Versions: {versions or "none yet"}.
 """
 
@@ -108,6 +112,10 @@ def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
 
 
+def seeds_of(row: Row) -> str:
+    return (row.seeds or "none") + f" ({row.failed} failed)" * bool(row.failed)
+
+
 def cells(row: Row, measures: Sequence[str]) -> list[str]:
     return [mean_text(row.values(measure), MEASURES[measure][1]) for measure in measures]
 
@@ -115,7 +123,8 @@ def cells(row: Row, measures: Sequence[str]) -> list[str]:
 def main_table(plan: Plan, results: Results) -> str:
     rows = method_rows(plan, results)
     there = {method: row for method, row in rows.items() if row.results}
-    ranked = {row.name: {m: row.values(m) for m in ACCURACIES if row.values(m)} for row in there.values()}
+    measured = {row.name: {m: row.values(m) for m in ACCURACIES if row.values(m)} for row in there.values()}
+    ranked = {name: found for name, found in measured.items() if found}  # one without any would leave nothing to rank
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
     own, crossed = (dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True)) for name in ("cifar100", "cifar10"))
     measures = [m for m in MEASURES if any(row.values(m) for row in there.values())] or list(MEASURES)
@@ -124,7 +133,7 @@ def main_table(plan: Plan, results: Results) -> str:
         return [f"{each[method]:.2f}" if method in each else "-" for each in (own, crossed, SOLO_LEARN)]
 
     lines = [
-        [NAMES[method], row.seeds or "none", *cells(row, measures),
+        [NAMES[method], seeds_of(row), *cells(row, measures),
          f"{ranks[row.name]:.2f}" if row.name in ranks and ranks[row.name] == ranks[row.name] else "-", *beside(method)]
         for method, row in rows.items()
     ]
@@ -144,13 +153,13 @@ def alpha_table(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     rows = alpha_rows(plan, results)
     measures = [m for m in MEASURES if any(row.values(m) for row in rows.values())] or list(MEASURES)
     lines = [
-        [row.name, row.seeds or "none", mean_text(row.last("ssl"), 4), mean_text(row.last("sup"), 4),
+        [row.name, seeds_of(row), mean_text(row.last("ssl"), 4), mean_text(row.last("sup"), 4),
          *cells(row, measures), *(f"{METRIC_IMAGENET[row.name][at]:.2f}" for at in (3, 4, 5))]
         for row in rows.values()
     ]
     columns = ["alpha", "seeds", "l_ssl", "l_sup", *(MEASURES[m][0] for m in measures), "paper: S_W/S_T %",
                "paper: k-NN", "paper: linear"]
-    missing = [row.name for row in rows.values() if not row.results]
+    missing = [row.name for row in rows.values() if row.lacking == "missing"]
     note = f"\nNot measured yet: alpha {', '.join(missing)}.\n" if missing else ""
     shown = "".join(f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
                     f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}" for name in figures)
@@ -159,18 +168,29 @@ def alpha_table(plan: Plan, results: Results, figures: Sequence[str]) -> str:
             if any("maps" in name for name in figures) else "")
     return f"""## Alpha
 
-SupSiam with the settings that its pilots chose. Losses are means of the last epoch. The paper's columns are of
-ImageNet-100 with a ResNet-50 (Table 1; S_W/S_T there is of projector features of the training set), so only their
-course can be compared.
+SupSiam with the settings that its pilots chose at alpha .5. Losses are means of the last epoch. The paper's columns are
+of ImageNet-100 with a ResNet-50 (Table 1; S_W/S_T there is of projector features of the training set), so only their
+course can be compared.{two_simsiams(plan, results)}
 
 {table(columns, lines)}{note}{shown}{maps}"""
+
+
+def two_simsiams(plan: Plan, results: Results) -> str:
+    """Where SimSiam's pilots chose otherwise than SupSiam's, alpha 1 is a second SimSiam: what the choice was worth."""
+    plain, own = alpha_rows(plan, results)[1.0], method_rows(plan, results)["simsiam"]
+    apart = gap(plain.values("linear"), own.values("linear"), seed_spread(plan, results, "linear"))
+    if apart is None or plain.results[0]["identity"] == own.results[0]["identity"]:
+        return ""
+    return f""" Alpha 1 is SimSiam with these settings, the main table's has those that SimSiam's own
+pilots chose: linear here - there = {apart.text()}."""
 
 
 def collapse_table(plan: Plan, results: Results) -> str:
     lines = []
     for key, row in cell_rows(plan, results).items():
         paper = TABLE_8[key]
-        verdict = "not measured yet" if not row.results else "yes" if row.collapsed else "no"
+        verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
+            row.lacking, "yes" if row.collapsed else "no")
         signs = [mean_text(row.last("target_effective_rank"), 1), mean_text(row.last("std"), 3)]
         lines.append([*("yes" if on else "no" for on in key), verdict, *cells(row, ("knn", "linear", "ratio")), *signs,
                       "yes" if paper[0] else "no", f"{paper[1]:.2f}"])
@@ -179,7 +199,8 @@ def collapse_table(plan: Plan, results: Results) -> str:
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "collapse"}))
     return f"""## Collapse
 
-Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else.
+Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
+intervals of their differences borrow the spread of the longer runs' seeds.
 
 {table(columns, lines)}"""
 
@@ -191,13 +212,25 @@ def pilot_table(plan: Plan, results: Results) -> str:
         for number, (lr, decay) in enumerate(grid):
             found = results.get(f"pilot-{method}-{number}")
             lines.append([NAMES[method], f"{lr:g}", f"{decay:g}", *pilot_cells(found),
-                          "chosen" if number == best else ""])
+                          chosen_by(plan, results, method) if number == best else ""])
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "pilot"}))
     return f"""## Pilots
 
-{epochs} epochs, seed 0, judged on the 5,000 held-out training images; the highest linear accuracy is chosen.
+{epochs} epochs, seed 0, judged on the {HELD_OUT:,} held-out training images; the highest linear accuracy is chosen, of
+equal ones the first. "By" is how far it lies above the next. With one seed, and {HELD_OUT:,} images that leave an
+accuracy uncertain by up to {UNCERTAIN} points, settings closer than that are as good as tied; that the best after
+{epochs} epochs is the best of longer runs too is assumed.
 
-{table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "", "choice"], lines)}"""
+{table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "status", "choice"], lines)}"""
+
+
+def chosen_by(plan: Plan, results: Results, method: str) -> str:
+    """How far the best pilot lies above the next: close ones may have been told apart by chance."""
+    found = [results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY) for number in range(len(plan.pilots[method]))]
+    scores = sorted((float(score) for score in found if score is not None), reverse=True)
+    if len(scores) < 2:
+        return "chosen, the only one with a score"
+    return f"chosen, by {scores[0] - scores[1]:.2f}" if scores[0] > scores[1] else "chosen, the first of equal ones"
 
 
 def pilot_cells(found: dict[str, Any] | None) -> list[str]:
@@ -254,7 +287,7 @@ From a folder in which data/ holds the unpacked data sets.{speed} Seconds are of
 images/s is the median of the log's intervals, beside it what the whole command made of it, starting, compiling and
 checkpoints included. Of runs in a row that differ in seed, alpha or learning rate alone only the first compiled: the
 others took over its captured step. A run may have been judged while the next one trained, which slows both; where the
-speed is marked as shared, other runs of the plan or other work were on the GPU as well.
+speed is marked as shared, other runs of the plan or other work were on the GPU for some or all of the time.
 
 {table(["run", "seed", "epochs", "train s", "images/s", "images/s, whole", "judge s", "commit", "command"], rows)}
 Judged with:

@@ -121,17 +121,21 @@ def cifar_steps() -> list[Step]:
     1. SupSiam against SimSiam is the paper's claim, and SupSiam's three seeds come at once: with two degrees of freedom
        known, every later difference of single seeds has an interval, and without them none has. The alphas share a
        captured step and need no pilots, so theirs is the cheapest of the other questions.
-    2. SupCon and cross-entropy: how SupSiam stands. Then collapse, four cells of half the length.
-    3. SupBYOL, BYOL and SimCLR end the list of questions, each with one seed.
-    4. Further seeds where differences may be small: SupCon, cross-entropy, SimSiam, a method's two in a row.
-    5. The MoCo pair, a second witness for a question that SupCon and SimCLR answer, and the alphas' further seeds.
+    2. SupCon, cross-entropy and SimCLR, of which SupCon alone serves two questions; SupBYOL and BYOL; then collapse, as
+       cells of half the length fit where the time left is too short for a final run. After these every question has an
+       answer, of one seed.
+    3. The MoCo pair, a second witness for a question that SupCon and SimCLR answer, and further seeds where differences
+       may be small, in turn: SupCon, cross-entropy, SimSiam.
+    4. The alphas' further seeds.
     """
     first = [step for method in ("supsiam", "simsiam") for step in pilots(method, PILOTS[method])]
     first += [*(final("supsiam", seed) for seed in (0, 1, 2)), final("simsiam", 0), *sweep(0)]
-    standing = [*trained("supcon"), *trained("crossentropy"), *(cell(*key) for key in CELLS)]
-    others = [step for method in ("supbyol", "byol", "simclr") for step in trained(method)]
-    seeds = [final(method, seed) for method in ("supcon", "crossentropy", "simsiam") for seed in (1, 2)]
-    return [*first, *standing, *others, *seeds, *trained("supmoco"), *trained("moco2"), *sweep(1), *sweep(2)]
+    standing = [*trained("supcon"), *pilots("simclr", PILOTS["simclr"]), *trained("crossentropy"), final("simclr", 0)]
+    others = [*trained("supbyol"), *trained("byol"), *(cell(*key) for key in CELLS)]
+    seeds = [final("supcon", 1), *pilots("supmoco", PILOTS["supmoco"]), final("crossentropy", 1),
+             *pilots("moco2", PILOTS["moco2"]), final("simsiam", 1), final("supmoco", 0), final("moco2", 0),
+             *(final(method, 2) for method in ("supcon", "crossentropy", "simsiam"))]
+    return [*first, *standing, *others, *seeds, *sweep(1), *sweep(2)]
 
 
 # as the paper's figure has 15 dogs and 5 birds: three superclasses of land mammals, and the fish
@@ -173,6 +177,11 @@ PLANS = {"cifar100": cifar_plan, "digits": digits_plan}
 def kind_of(step: Step) -> str:
     """The same for steps whose kernels are the same to the compiler; rates, decay, seed and alpha are not in them."""
     return step.name if step.stage == "collapse" else step.method
+
+
+def pace_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The method whose speed it has: with a momentum branch a step of SupSiam has SupBYOL's passes."""
+    return "supbyol" if method == "supsiam" and settings.get("branches.target") == "momentum" else method
 
 
 # --- what a step becomes ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from evidence.plan import (
     Setting,
     Step,
     identity,
+    pace_of,
     recipe_of,
     settings_of,
 )
@@ -29,6 +30,7 @@ from supancl.run import jsonable
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]
+CHOSEN_BY = "linear"  # of a pilot's values, on the images it held out
 
 
 def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
@@ -66,7 +68,8 @@ def write_text(path: Path, text: str) -> None:
 def choose(plan: Plan, results: Results, method: str) -> Setting | None:
     """The setting of the best pilot; None until all of them are known, or where none of them trained.
 
-    Best is the highest linear accuracy on the images held out of training; of equal ones the first.
+    Best is the highest linear accuracy on the images held out of training; of equal ones the first, which is the
+    recipe's own.
     """
     best = best_pilot(plan, results, method)
     return None if best is None else plan.pilots[method][best]
@@ -76,7 +79,7 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
     names = [f"pilot-{method}-{number}" for number in range(len(plan.pilots[method]))]
     if not all(name in results for name in names):
         return None
-    scores = [results[name]["values"].get("linear") for name in names]
+    scores = [results[name]["values"].get(CHOSEN_BY) for name in names]
     known = [number for number, score in enumerate(scores) if score is not None]
     return max(known, key=lambda number: (scores[number], -number)) if known else None
 
@@ -116,18 +119,20 @@ def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = 
                      shared: bool = False) -> float:
     """Training, and judging where it is to be waited for."""
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
-    training = images / expected_speed(step.method, results, shared) + step.epochs * EPOCH_SECONDS
+    speed = expected_speed(pace_of(step.method, step.settings), results, shared)
+    training = images / speed + step.epochs * EPOCH_SECONDS
     return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step, plan) * judged
 
 
-def expected_speed(method: str, results: Results, shared: bool) -> float:
-    """Images a second: the least that the method had under like conditions, else a first guess.
+def expected_speed(pace: str, results: Results, shared: bool) -> float:
+    """Images a second: the least that runs of its pace had under like conditions, else a first guess.
 
     The least, since a run that does not end in time is lost, and one that ends early loses nothing.
     """
     mine = [float(result["images_per_second"]) for result in results.values()
-            if result["method"] == method and result["images_per_second"] and result["shared"] == shared]
-    return min(mine) if mine else GUESS.get(method, GUESSED) / (SHARERS if shared else 1)
+            if pace_of(result["method"], result["settings"]) == pace and result["images_per_second"]
+            and result["shared"] == shared]
+    return min(mine) if mine else GUESS.get(pace, GUESSED) / (SHARERS if shared else 1)
 
 
 def judging_seconds(step: Step, plan: Plan) -> float:

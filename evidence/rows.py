@@ -27,6 +27,7 @@ class Row(NamedTuple):
 
     name: str
     results: list[Result]
+    failed: int = 0  # runs without numbers, which are not in `results`
 
     def values(self, measure: str) -> list[float]:
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
@@ -44,26 +45,34 @@ class Row(NamedTuple):
     def collapsed(self) -> int:
         return sum(result["status"] == "collapsed" for result in self.results)
 
+    @property
+    def lacking(self) -> str:
+        """Why there are no numbers: no run was made, or it ended without them."""
+        return "" if self.results else "failed" if self.failed else "missing"
+
 
 def method_rows(plan: Plan, results: Results) -> dict[str, Row]:
     """By method, in the order of the paper's table; a method without a result has no results in its row."""
     order = [method for method in NAMES if method in plan.pilots]
-    return {method: Row(NAMES[method], of_step(plan, results, f"final-{method}-0")) for method in order}
+    return {method: row_of(plan, results, NAMES[method], f"final-{method}-0") for method in order}
 
 
 def alpha_rows(plan: Plan, results: Results) -> dict[float, Row]:
     """alpha .5 is SupSiam's final run; alpha 1 may be SimSiam's, where the pilots chose the same for both."""
     steps = {alpha: "final-supsiam-0" if alpha == 0.5 else f"alpha-{alpha:g}-0" for alpha in ALPHAS}
-    return {alpha: Row(f"{alpha:g}", of_step(plan, results, name)) for alpha, name in steps.items()}
+    return {alpha: row_of(plan, results, f"{alpha:g}", name) for alpha, name in steps.items()}
 
 
 def cell_rows(plan: Plan, results: Results) -> dict[tuple[bool, bool], Row]:
-    return {key: Row(name, of_step(plan, results, f"collapse-{name}-0")) for key, name in CELLS.items()}
+    return {key: row_of(plan, results, name, f"collapse-{name}-0") for key, name in CELLS.items()}
 
 
-def of_step(plan: Plan, results: Results, name: str) -> list[Result]:
+def row_of(plan: Plan, results: Results, title: str, name: str) -> Row:
+    """The run of that name with every seed there is."""
     step: Step | None = plan.step(name)
-    return [] if step is None else [one for one in alike(step, plan, results) if one["status"] != "failed"]
+    found = [] if step is None else alike(step, plan, results)
+    kept = [one for one in found if one["status"] != "failed"]
+    return Row(title, kept, len(found) - len(kept))
 
 
 def seed_spread(plan: Plan, results: Results, measure: str) -> Pooled | None:

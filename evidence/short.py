@@ -41,7 +41,7 @@ def alpha_line(plan: Plan, results: Results) -> list[str]:
     listed = ", ".join(f"{alpha:g} ({', '.join(names)})" for alpha, names in by_alpha.items())
     sure = sum(one.inside == "yes" for one in best)
     return [f"SupSiam's best alpha (0: the supervised term alone, 1: SimSiam): {listed}; in {sure} of {len(best)} the "
-            "best inside is above both ends by more than the interval."]
+            "best inside is above both ends by more than an interval that allows for picking it."]
 
 
 def put_short(document: Path, plan: Plan, results: Results) -> None:

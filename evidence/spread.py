@@ -38,8 +38,9 @@ class Gap(NamedTuple):
         return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
 
 
-def t_reach(freedom: int) -> float:
-    return float(stats.t.ppf(0.975, freedom))
+def t_reach(freedom: int, picked_of: int = 1) -> float:
+    """How many deviations a 95% interval reaches; for the best of several Bonferroni's, which allows for picking."""
+    return float(stats.t.ppf(1 - 0.025 / picked_of, freedom))
 
 
 def mean_text(values: Sequence[float], decimals: int = 2) -> str:
@@ -73,9 +74,11 @@ def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
     return Pooled(math.sqrt(squares / freedom), freedom)
 
 
-def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None) -> Gap | None:
+def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None,
+        picked_of: int = 1) -> Gap | None:
     """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;
-    else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known."""
+    else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known. `picked_of`:
+    between how many such differences this one was picked by its size."""
     if not ours or not theirs:
         return None
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -83,5 +86,5 @@ def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = 
     used = own or (others if others is not None and others.freedom >= 2 else None)
     if used is None:
         return Gap(mean)
-    reach = t_reach(used.freedom) * used.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    reach = t_reach(used.freedom, picked_of) * used.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
     return Gap(mean, mean - reach, mean + reach, own is None)

@@ -219,6 +219,18 @@ def test_a_run_of_which_nothing_could_be_measured_is_no_result(tmp_path: Path) -
     assert "; linear runs/pilot-supsiam-0 --data broken.npz failed: " in lines[-1]
 
 
+def test_a_pilot_without_the_accuracy_that_chooses_is_no_result(tmp_path: Path, monkeypatch) -> None:
+    plan = replace(PLAN, steps=PLAN.steps[:1], tasks={"pilot": PLAN.tasks["pilot"][:2]})
+
+    def no_linear(words):
+        return (2, ["out of memory"], 0.1) if words[1] == "linear" else called(words)
+
+    monkeypatch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], no_linear))
+    with pytest.raises(BadInput, match=r"pilot-supsiam-0: linear, by which pilots are chosen, could not .*: out of m"):
+        Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
+    assert not list(tmp_path.glob("results/*.json"))  # with k-NN alone it would have been passed over in silence
+
+
 def test_an_evaluation_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch) -> None:
     plan = replace(PLAN, steps=PLAN.steps[:1], tasks={"pilot": PLAN.tasks["pilot"][:1]})
     heard: list[str] = []

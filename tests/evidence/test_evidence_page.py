@@ -9,7 +9,7 @@ from scipy import stats
 
 from evidence import spread
 from evidence.__main__ import ROOT, main
-from evidence.answers import best_alpha, collapse_lines, gaps, pair_lines, summed_up, variance_lines
+from evidence.answers import best_alpha, best_alphas, collapse_lines, gaps, pair_lines, summed_up, variance_lines
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
 from evidence.page import SOLO_LEARN, write_page
@@ -89,10 +89,11 @@ def test_the_words_follow_the_numbers() -> None:
     assert line == "- **SupSiam - SimSiam**: in-domain: helps; few-shot: helps."
     assert "in-domain: cannot be told apart" in none
     lines = best_alpha(PLAN, results)
-    assert len(lines) == len(ACCURACIES)
-    assert lines[1].startswith("- linear: best at 0.5; 0.5 - 0 = +4.00 [")
-    assert lines[1].endswith("]: yes")
-    assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[1].endswith(": no")
+    assert len(lines) == 1 + len(ACCURACIES)
+    assert lines[0].startswith("- **In 8 accuracies**: yes: 8 (k-NN, linear, ")
+    assert lines[2].startswith("- linear: best at 0.5; 0.5 - 0 = +4.00 [")
+    assert lines[2].endswith("]: yes")
+    assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[2].endswith(": no")
     told = collapse_lines(PLAN, results)
     assert told[0] == (
         "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*).")
@@ -137,10 +138,63 @@ def test_an_example_worked_by_hand() -> None:
 
 def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha-0.2-")}
-    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results))
+    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results)[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
         "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither).")
+
+
+def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no_collapse() -> None:
+    results = whole(LEVELS)
+    failed = {"status": "failed", "why": "the loss is not finite", "values": {}}
+    results["collapse-pool-0"] |= failed
+    del results["collapse-ema-0"]["values"]["knn"]
+    assert collapse_lines(PLAN, results)[:2] == ["- The pool alone: cannot be told, a run failed.",
+                                                 "- EMA alone: cannot be told, k-NN was not measured."]
+    results["final-simclr-0"] |= failed
+    results["final-supmoco-0"] |= {"status": "collapsed", "values": {}}
+    assert pair_lines(PLAN, results, (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
+        "- **SupCon - SimCLR**: cannot be told (SimCLR failed).",
+        "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed)."]
+    page = write_page(PLAN, results, [])
+    assert "| yes | no | the run failed | - |" in page
+    assert "| SimCLR | none (1 failed) | - |" in page
+    assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
+    (row,) = re.findall(r"\| SupSiam \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|", page.split("## Alpha")[0])
+    assert row == "1.00"  # the others are ranked although SupMoCo has no number
+    assert "not measured yet" not in page
+
+
+def test_the_best_of_several_has_bonferronis_interval() -> None:
+    results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha") or name.endswith("-0")}
+    spread_of = seed_spread(PLAN, results, "linear")
+    (best,) = [one for one in best_alphas(PLAN, results) if one.measure == "linear"]
+    deviation = spread_of.deviation * (1 / 3 + 1) ** 0.5
+    assert (best.inner, best.end) == (0.5, 0)
+    assert best.between.high - best.between.mean == pytest.approx(
+        stats.t.ppf(1 - 0.05 / 2 / 3, spread_of.freedom) * deviation)  # three alphas inside
+    single = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2))
+    picked = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2), picked_of=3)
+    assert single.high - single.mean < picked.high - picked.mean
+
+
+def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> None:
+    results = whole(LEVELS)
+    assert "Alpha 1 is SimSiam with these settings" not in write_page(PLAN, results, [])  # they are one run
+    results |= pilot_results({"simsiam": (1, 2, 3)})
+    for seed in range(3):
+        step = PLAN.step(f"final-simsiam-{seed}")
+        results[step.name] = result(PLAN, step, PLAN.pilots["simsiam"][2], {"linear": 57.0 + seed / 10})
+    assert "own\npilots chose: linear here - there = +0.90 [" in write_page(PLAN, results, [])
+
+
+def test_how_close_a_choice_was_is_shown() -> None:
+    page = write_page(PLAN, pilot_results({"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59),
+                                           "supcon": (None, 50, None)}), [])
+    assert "| SupSiam | 0.7 | 5e-05 | 61.50 | 59.50 |  | chosen, by 0.50 |" in page
+    assert "| SimSiam | 0.7 | 0.0001 | 60.00 | 58.00 |  | chosen, the first of equal ones |" in page
+    assert "| SupCon | 0.6 | 0.0005 | 50.00 | 48.00 |  | chosen, the only one with a score |" in page
+    assert "uncertain by up to 1.4 points" in page
 
 
 def test_a_result_that_the_plan_would_make_otherwise_does_not_count(tmp_path: Path) -> None:
@@ -208,7 +262,7 @@ def test_a_part_of_it_says_what_is_missing() -> None:
     assert "SupSiam - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
-    assert "| SupSiam | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen |" in page
+    assert "| SupSiam | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen, by 1.00 |" in page
     assert "Not measured yet: alpha 0, 0.2, 0.8, 1." in page
     left = page.split("Missing: ")[1].split("\n")[0]
     assert "final-simsiam-0" in left
@@ -237,9 +291,11 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     told = short_text(PLAN, results)
     assert "| SupSiam | 3 | 74.0 ± 0.2 |" in told
     assert "BYOL" not in told
-    assert "\nSupervision: **SupCon - SimCLR**: in-domain: helps; crossed: helps; few-shot: helps.\n" in told
+    assert ("\nSupervision: **SupCon - SimCLR** (one seed of SimCLR): in-domain: helps; crossed: helps; few-shot: "
+            "helps.\n") in told
     assert "alone, 1: SimSiam): 0.5 (k-NN, linear, " in told
-    assert told.endswith("; in 8 of 8 the best inside is above both ends by more than the interval.\n")
+    assert told.endswith("; in 8 of 8 the best inside is above both ends by more than an interval that allows for "
+                         "picking it.\n")
     assert "in 0 of 8" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
