@@ -1,10 +1,12 @@
 """The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,10 @@ import torch
 
 from supancl.cli import main
 from supancl.evaluate import Features
+from supancl.run import RunFolder
+from supancl.studies import alpha
 from supancl.studies.alpha import few_shot_accuracy, parse_alphas, recommendation
-from supancl.studies.many import interval, left_out_classes
+from supancl.studies.many import Trained, interval, left_out_classes
 from tests.files import class_folders
 from tests.tiny import tiny_data
 
@@ -23,7 +27,8 @@ SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16"
 
 def rows(**by_alpha: list[float]) -> list[dict]:
     return [
-        {"alpha": float(alpha.removeprefix("a").replace("_", ".")), "seed": seed, "transfer": value, "linear": value}
+        {"alpha": float(alpha.removeprefix("a").replace("_", ".")), "seed": seed, "transfer": value, "linear": value,
+         "collapsed": value < 50}
         for alpha, values in by_alpha.items() for seed, value in enumerate(values)
     ]
 
@@ -42,6 +47,17 @@ def test_one_seed_tells_nothing_apart() -> None:
     assert "with one seed nothing can be told apart" in text
 
 
+def test_the_recommendation_names_what_collapsed() -> None:
+    found = rows(a0=[80, 81, 80.5], a1=[20, 70, 30])
+    assert recommendation(found, [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0, 2)")
+    assert recommendation(rows(a0=[80], a1=[20]), [0.0, 1.0], "linear").endswith("; alpha = 1 collapsed (seed 0)")
+
+
+def test_nothing_is_recommended_by_what_was_not_measured() -> None:
+    text = recommendation(rows(a0=[80, float("nan")], a1=[95, 96]), [0.0, 1.0], "transfer")
+    assert text == "no alpha can be recommended: transfer to classes it never saw could not be measured"
+
+
 def test_the_interval_is_students() -> None:
     mean, low, high = interval([1.0, 2.0, 3.0])
     assert mean == 2.0
@@ -53,11 +69,23 @@ def test_alphas_are_sorted_and_unique() -> None:
     assert parse_alphas("1,.5,0,0.5") == [0.0, 0.5, 1.0]
 
 
-@pytest.mark.parametrize(("classes", "share", "left"), [(10, 0.3, 3), (10, 0.0, 0), (4, 0.3, 2), (3, 0.5, 0)])
+@pytest.mark.parametrize(
+    ("classes", "share", "left"), [(10, 0.3, 3), (10, 0.0, 0), (4, 0.3, 2), (3, 0.5, 0), (10, 0.9, 8)]
+)
 def test_at_least_two_classes_are_left_out_and_two_stay(classes: int, share: float, left: int) -> None:
     chosen = left_out_classes(tiny_data(60, classes), share)
     assert len(chosen) == left
     assert chosen == sorted(set(chosen))
+
+
+def test_classes_without_held_out_images_are_not_left_out() -> None:
+    """Transfer to them could not be measured, and a single class among the left-out ones is always recognised."""
+    data = tiny_data(60, 10)
+    for kept in ([1, 4, 6, 8, 9], [2, 5, 6], []):
+        held_out = data.held_out.take(torch.isin(data.held_out.labels, torch.tensor(kept)).nonzero()[:, 0])
+        chosen = left_out_classes(replace(data, held_out=held_out), 0.3)
+        assert len(chosen) == max(0, min(3, len(kept) - 2)) * (len(kept) > 3)
+        assert set(chosen) <= {data.classes[i] for i in kept}
 
 
 def test_few_shots_of_separable_classes_are_enough_and_of_noise_are_not() -> None:
@@ -114,7 +142,11 @@ def test_a_study_with_other_settings_does_not_mix_with_runs_that_are_there(study
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--shots", "0"], "--shots 0: must be at least 1"),
         (["--leave-out", "1"], "--leave-out 1: must lie in [0, 1)"),
-        (["--set", "loss.alpha=0.3"], "loss.alpha is what this study varies; give --alphas instead"),
+        (["--set", "loss.alpha=0.3"], "loss.alpha is for this study to set; give --alphas instead"),
+        (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
+        (["--set", 'data.leave_out=["1"]'], "data.leave_out is for this study to set; give --leave-out SHARE instead"),
+        (["--set", "data.holdout=0"], "digits: no held-out image has a label to judge by; leave out --set "
+                                      "data.holdout=0, or add labels to val/"),
     ],
 )
 def test_bad_flags_are_one_line(more: list[str], line: str, capsys, tmp_path: Path) -> None:
@@ -138,6 +170,25 @@ def test_three_classes_are_too_few_to_leave_any_out_but_enough_for_a_study(tmp_p
     assert "best linear accuracy" in printed
 
 
+def test_measured_on_the_device_that_the_run_was_trained_on(study: Path, monkeypatch) -> None:
+    """On a GPU machine a CPU would take longer to measure than the GPU to train."""
+    asked = []
+    monkeypatch.setattr(alpha, "pick_device", lambda name: asked.append(name) or torch.device("meta"))
+    run = Trained(RunFolder(study / "alpha-0-seed-0").read_recipe()[0], torch.nn.Linear(2, 2), [], False)
+    monkeypatch.setattr(alpha, "embed", lambda encoder, split, device: (encoder.weight.device, device))
+    assert alpha.features_of(run, tiny_data().held_out) == (torch.device("meta"), torch.device("meta"))
+    assert asked == ["cpu"]
+
+
+def test_a_run_that_cannot_go_on_is_named(tmp_path: Path, capsys) -> None:
+    wild = ["--set", "optimizer.lr=1e6", "--set", "optimizer.weight_decay=0.9", "--epochs", "2"]
+    out = tmp_path / "study"
+    for jobs in ("1", "2"):
+        command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", jobs, "--out", str(out)]
+        assert main([*command, *SMALL, *wild]) == 4
+        assert re.match(rf"supancl: {re.escape(str(out))}/alpha-[01]-seed-0: the loss ", capsys.readouterr().err)
+
+
 def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path) -> None:
     out = tmp_path / "study"
     command = [sys.executable, "-m", "supancl.cli", "alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2",
@@ -152,3 +203,5 @@ def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Pa
     assert process.returncode == 143, errors
     assert f"continue with the same command and --out {out}" in errors
     assert "Traceback" not in errors.split("supancl: stopped by SIGTERM")[1]
+    # two had begun; a third, handed to the workers before the signal, would train for as long as it takes
+    assert len(list(out.iterdir())) <= 2

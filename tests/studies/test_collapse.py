@@ -52,3 +52,14 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
 def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_path: Path) -> None:
     assert main(["collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "line"), [
+    (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
+    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end this study at the first cell that collapses, "
+                                "before there is a table; leave it at warn"),
+])  # fmt: skip
+def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
+    assert main(["collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == f"supancl: {line}\n"
+    assert not (tmp_path / "x").exists()

@@ -168,12 +168,13 @@ BAD = [
     (["memory", "digits.supsiam"], "digits.supsiam is not a SupCon recipe without a pool"),
     (["pool", "digits.supsiam", "--seeds", "0"], "--seeds 0: must be at least 1"),
     (["pool", "digits.supsiam", "--jobs", "0"], "--jobs 0: must be at least 1"),
-    (["pool", "digits.supsiam", "--seed", "3"], "train.seed is what this study varies; give --seeds N instead"),
-    (["batch", "digits.supsiam", "--batch-size", "8"], "train.batch_size is what this study varies; give --rows"),
+    (["pool", "digits.supsiam", "--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
+    (["batch", "digits.supsiam", "--batch-size", "8"], "train.batch_size is for this study to set; give --rows"),
     (["batch", "digits.supsiam", "--accumulate", "3"], "does not divide into train.accumulate = 3"),
     (["pool", "digits.supsiam", "--rows", "queu"], "no row 'queu' in this study; did you mean 'queue'?"),
     (["pool", "digits.supsiam", "--on-test"], "--on-test: digits has no test split"),
     (["pool", "digits.supsiam", "--set", "train.monitor_every=0"], "train.monitor_every = 0"),
+    (["pool", "digits.supsiam", "--set", "data.holdout=0"], "digits: no held-out image has a label to judge by"),
     (["pol", "digits.supsiam"], "invalid choice: 'pol'"),
 ]
 

@@ -14,6 +14,7 @@ import pytest
 
 from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
+from supancl.config import to_json
 from supancl.run import RunFolder
 from supancl.studies.paper_numbers import PAPER, TRANSFER
 from supancl.studies.table_cells import average_ranks, fill
@@ -21,6 +22,7 @@ from supancl.studies.table_formats import FORMATS, as_csv, as_latex, as_markdown
 from supancl.studies.table_layouts import BEYOND, LAYOUTS, YES
 from supancl.studies.table_runs import read_entries
 from supancl.studies.tables import table_name
+from supancl.studies.toy_train import FULL, QUICK, READINGS
 
 TEX = Path(__file__).parents[3] / "shared" / "paper" / "supervised-ancl.tex"
 HEADS = {"7": 2, "8": 2, "F.3": 2, "H.1": 2}
@@ -299,6 +301,18 @@ def test_the_toy_study_fills_tables_1_and_2(tmp_path: Path) -> None:
     line = next(line for line in laid("2", tmp_path / "toy").lines if line.ours)
     assert line.ours["interpolation 0.2"].mean == 44.0
     assert line.paper["interpolation 0.2"][0] == 44.25
+
+
+def test_a_toy_study_tells_its_reading_and_size_also_from_the_folder_above(tmp_path: Path) -> None:
+    rows = [{"alpha": 0.5, "seed": 0, "k-NN": 61.0, "linear": 62.0}]
+    for name, reading, size in (("full", "literal", FULL), ("quick", "near", QUICK)):
+        (tmp_path / name).mkdir()
+        content = {"rows": rows, "reading": to_json(READINGS[reading]), "size": to_json(size)}
+        (tmp_path / name / "toy.json").write_text(json.dumps(content))
+    notes = laid("1", tmp_path).notes
+    assert f"alpha 0.5 [1]: the toy study {tmp_path}/full (reading 'literal'); n = 1 (seed 0)" in notes
+    assert (f"alpha 0.5 [2]: the toy study {tmp_path}/quick (reading 'near', not in App. B's size: dimensions 512, "
+            "train 250, test 125, epochs 100, batch 64); n = 1 (seed 0)") in notes
 
 
 def test_table_h1_has_a_column_per_method(tmp_path: Path) -> None:

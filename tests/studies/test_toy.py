@@ -235,6 +235,7 @@ def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch: 
     assert "Table 1" in shown
     assert "Table 2" in shown
     assert "(61.89)" in shown
+    assert "reading 'literal', not in App. B's size: dimensions 40, train 40" in shown
     with pytest.raises(BadInput, match="holds a toy study already"):
         toy.command(args, QUIET)
 

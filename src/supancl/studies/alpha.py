@@ -14,21 +14,33 @@ import torch
 from rich.console import Console
 
 from supancl.console import table
-from supancl.data.sources import Data
+from supancl.data.sources import Data, Split
 from supancl.errors import BadInput
 from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
 from supancl.flags import add_recipe_flags, recipe_from_flags
-from supancl.losses import Align
 from supancl.recipes import Recipe
 from supancl.report.alpha_page import write_page
 from supancl.run import commit, jsonable, next_folder, versions
-from supancl.studies.many import Trained, check_jobs, data_of, interval, left_out_classes, spread, train_all
+from supancl.start import pick_device
+from supancl.studies.many import (
+    Trained,
+    check_held_out,
+    check_jobs,
+    check_overrides,
+    data_of,
+    interval,
+    left_out_classes,
+    spread,
+    train_all,
+)
+from supancl.studies.study_rows import no_alpha
 
 MEASURES = {
     # key -> (title, decimals)
     "ssl": ("l_ssl", 3), "sup": ("l_sup", 3), "ratio": ("S_W/S_T", 3),
     "knn": ("k-NN %", 2), "linear": ("linear %", 2), "transfer": ("transfer %", 2),
 }
+SHOWN = 2000  # held-out images in the t-SNE panels, which take minutes each for many more
 DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
 
 
@@ -55,9 +67,12 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         # alpha is chosen here, and nothing is chosen on a test set
         base = base.with_set({"data.holdout": 0.1}, because="alpha study")
         console.print("the data have a test split but no val split: 10% of the training images are held out instead")
+        data = data_of(base)
+    check_held_out(data, base)
     left_out = left_out_classes(data, args.leave_out)
     if not left_out:
-        console.print("no class is left out, so transfer is not measured (it takes four classes and --leave-out > 0)")
+        console.print("no class is left out, so transfer is not measured (it takes four classes with training and "
+                      "held-out images, and --leave-out > 0)")
     base = base.with_set({"data.leave_out": left_out}, because="alpha study")
     seeds = list(range(args.seeds))
     recipes = {
@@ -67,8 +82,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     trained = train_all(recipes, out, args.jobs, console)
     data = data_of(base)
     rows = [
-        {"alpha": alpha, "seed": seed, **measured(trained[run_name(alpha, seed)], data, args.shots)}
-        for alpha in alphas for seed in seeds
+        {"alpha": alpha, "seed": seed, "collapsed": run.collapsed, **measured(run, data, args.shots)}
+        for alpha in alphas for seed in seeds for run in [trained[run_name(alpha, seed)]]
     ]
     result: dict[str, Any] = {
         "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
@@ -78,9 +93,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     console.print(table(f"{base.name}, {len(seeds)} seeds: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
-    panels = {f"alpha = {alpha:g}": features_of(trained[run_name(alpha, 0)], data) for alpha in alphas}
-    page = write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
     (out / "alpha.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    shown = data.held_out.some(SHOWN)
+    panels = {f"alpha = {alpha:g}": features_of(trained[run_name(alpha, 0)], shown) for alpha in alphas}
+    page = write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")
     return result
 
@@ -99,8 +115,9 @@ def parse_alphas(text: str) -> list[float]:
 
 
 def check(base: Recipe, args: argparse.Namespace) -> None:
-    if not isinstance(base.loss, Align):
-        raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
+    refused = no_alpha(base)
+    if refused is not None:
+        raise BadInput(refused)
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     check_jobs(args.jobs)
@@ -108,29 +125,28 @@ def check(base: Recipe, args: argparse.Namespace) -> None:
         raise BadInput(f"--shots {args.shots}: must be at least 1")
     if not 0 <= args.leave_out < 1:
         raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
-    if "loss.alpha" in args.overrides:
-        raise BadInput("loss.alpha is what this study varies; give --alphas instead")
-    if base.pool.kind == "none":
-        raise BadInput(f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue")
+    check_overrides(args.overrides, {"loss.alpha": "--alphas", "train.seed": "--seeds N",
+                                     "data.leave_out": "--leave-out SHARE"})
 
 
 def run_name(alpha: float, seed: int) -> str:
     return f"alpha-{alpha:g}-seed-{seed}"
 
 
-def features_of(run: Trained, data: Data) -> Features:
-    return embed(run.encoder, data.held_out)
+def features_of(run: Trained, split: Split) -> Features:
+    device = pick_device(run.recipe.train.device)
+    return embed(run.encoder.to(device), split, device)
 
 
 def measured(run: Trained, data: Data, shots: int) -> dict[str, float]:
     """Losses of the last epoch; S_W/S_T, k-NN and linear on held-out images; transfer to the left-out classes."""
-    train, held_out = embed(run.encoder, data.train), features_of(run, data)
+    train, held_out = features_of(run, data.train), features_of(run, data.held_out)
     values = {
         "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "ratio": variance(held_out).ratio,
         "knn": knn_accuracy(train, held_out), "linear": linear_accuracy(train, held_out), "transfer": math.nan,
     }
     if data.transfer is not None:
-        fit, test = (embed(run.encoder, split) for split in data.transfer)
+        fit, test = (features_of(run, split) for split in data.transfer)
         values["transfer"] = few_shot_accuracy(fit, test, shots)
     return values
 
@@ -176,15 +192,17 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
-    """One sentence: the best alpha by that measure, which ones cannot be told apart from it, and which are worse."""
+    """One sentence: the best alpha by that measure, which cannot be told apart from it, are worse, or collapsed."""
     of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in alphas}
+    title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
+    if not all(math.isfinite(value) for values in of.values() for value in values.values()):
+        return f"no alpha can be recommended: {title} could not be measured" + collapses(rows, alphas)
     best = max(alphas, key=lambda alpha: statistics.fmean(of[alpha].values()))
     seeds = sorted(of[best])
     mean = statistics.fmean(of[best].values())
-    title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
     if len(seeds) < 2:
         return (f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
-                "run with --seeds 3 or more")
+                "run with --seeds 3 or more" + collapses(rows, alphas))
     alike, worse = [], []
     for alpha in alphas:
         if alpha == best:
@@ -198,6 +216,11 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
     if alike:
         named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
         text += f"; {named} cannot be told apart from it with {len(seeds)} seeds"
-    return text + ("; " + "; ".join(worse) if worse else "")
+    return "; ".join([text, *worse]) + collapses(rows, alphas)
 
 
+def collapses(rows: list[dict[str, Any]], alphas: list[float]) -> str:
+    """The monitor's verdict; the runs of a study do not tell theirs while they train."""
+    found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row["collapsed"]] for alpha in alphas}
+    return "".join(f"; alpha = {alpha:g} collapsed (seed {', '.join(map(str, seeds))})"
+                   for alpha, seeds in found.items() if seeds)

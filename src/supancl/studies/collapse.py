@@ -21,7 +21,7 @@ from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.pools import PoolSpec
 from supancl.recipes import Recipe
 from supancl.run import commit, jsonable, next_folder, versions
-from supancl.studies.many import Trained, check_jobs, spread, train_all
+from supancl.studies.many import Trained, check_jobs, check_overrides, spread, train_all
 
 # (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
 PAPER = {(False, False): (True, 1.00), (True, False): (False, 73.92), (False, True): (False, 73.32),
@@ -45,6 +45,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     check_jobs(args.jobs)
+    check_overrides(args.overrides, {"train.seed": "--seeds N"})
+    if base.train.on_collapse == "stop":
+        raise BadInput("train.on_collapse = 'stop' would end this study at the first cell that collapses, before there "
+                       "is a table; leave it at warn")
     if base.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
     out = Path(args.out) if args.out else next_folder("collapse")

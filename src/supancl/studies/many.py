@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import shlex
 import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,17 @@ from rich.console import Console
 
 from supancl.checkpoint import load_encoder, load_newest
 from supancl.config import flattened
+from supancl.data.images import cores
 from supancl.data.sources import Data, open_data, same_source
 from supancl.encoders import Encoder
-from supancl.errors import BadInput, Interrupted
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.recipes import Recipe
 from supancl.reuse import one_step
 from supancl.run import RunFolder
 from supancl.start import agrees, pick_device, with_short_side
 from supancl.train import Reporter, pretrain
+
+_stopping: Event | None = None  # in a worker of several
 
 
 class Trained(NamedTuple):
@@ -78,13 +81,16 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[st
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     # spawned, not forked: torch's threads do not survive a fork
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    stopping = context.Event()
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping,))
     try:
-        futures = {pool.submit(_train_one, recipe, out / name, 1): name for name, recipe in recipes.items()}
+        futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
             future.result()
             yield futures[future]
     except BaseException:
+        stopping.set()  # the pool has handed out a run more than it has workers, and cannot take it back
         for worker in list(getattr(pool, "_processes", {}).values()):
             worker.terminate()  # SIGTERM: each saves its run and goes
         raise
@@ -94,17 +100,30 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[st
             signal.signal(number, handler)
 
 
-def _train_one(recipe: Recipe, folder: Path, threads: int | None = None) -> None:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    pretrain(None if RunFolder(folder).holds_run else recipe, out=folder, resume=RunFolder(folder).holds_run,
-             reporter=Reporter())
+def _begin(stopping: Event) -> None:
+    """A worker's own start: one thread, and the flag that no further run is to begin."""
+    global _stopping
+    _stopping = stopping
+    torch.set_num_threads(1)
+
+
+def _train_in_worker(recipe: Recipe, folder: Path) -> None:
+    if _stopping is None or not _stopping.is_set():
+        _train_one(recipe, folder)
+
+
+def _train_one(recipe: Recipe, folder: Path) -> None:
+    try:
+        pretrain(None if RunFolder(folder).holds_run else recipe, out=folder, resume=RunFolder(folder).holds_run,
+                 reporter=Reporter())
+    except (Collapsed, NonFinite) as error:
+        raise type(error)(f"{folder}: {error}") from None  # which of the study's runs it was
 
 
 def default_jobs(recipe: Recipe) -> int:
     """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return max(1, os.cpu_count() or 1) if small else 1
+    return cores() if small else 1
 
 
 def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
@@ -137,13 +156,31 @@ def _read(folder: RunFolder) -> Trained:
 
 
 def left_out_classes(data: Data, share: float) -> list[str]:
-    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once."""
+    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once.
+
+    Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
+    """
     classes = len(data.classes)
-    count = max(2, round(share * classes))
-    if share == 0 or classes - count < 2:
+    judged = set(data.train.present()) & set(data.held_out.present())
+    count = min(max(2, round(share * classes)), len(judged) - 2)
+    if share == 0 or count < 2:
         return []
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
-    return sorted(data.classes[i] for i in order[:count])
+    return sorted(data.classes[i] for i in [i for i in order if i in judged][:count])
+
+
+def check_held_out(data: Data, recipe: Recipe) -> None:
+    """Before anything is trained: without a labelled held-out image there is nothing to compare runs by."""
+    if data.train.present() and not data.held_out.present():
+        raise BadInput(f"{recipe.data.source}: no held-out image has a label to judge by; leave out "
+                       "--set data.holdout=0, or add labels to val/")
+
+
+def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
+    """What a study sets itself cannot be given; `varied` says for each field what to give instead."""
+    for field, instead in varied.items():
+        if field in overrides:
+            raise BadInput(f"{field} is for this study to set; give {instead} instead")
 
 
 def check_jobs(jobs: int | None) -> None:

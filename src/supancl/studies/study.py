@@ -22,7 +22,16 @@ from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.run import RunFolder, commit, jsonable, next_folder, versions
 from supancl.start import pick_device
-from supancl.studies.many import Trained, check_jobs, data_of, interval, spread, train_all
+from supancl.studies.many import (
+    Trained,
+    check_held_out,
+    check_jobs,
+    check_overrides,
+    data_of,
+    interval,
+    spread,
+    train_all,
+)
 from supancl.studies.study_rows import STUDIES, Study
 
 MEASURES = {
@@ -59,6 +68,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         data = data_of(next(iter(rows.values())))
     if args.on_test and data.test is None:
         raise BadInput(f"--on-test: {base.data.source} has no test split; leave it out to judge on held-out images")
+    if not args.on_test:
+        check_held_out(data, base)
     recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
                for name, row in rows.items() for seed in range(args.seeds)}
     trained = train_all(recipes, out, args.jobs, console)
@@ -103,9 +114,7 @@ def check(study: Study, base: Recipe, args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     check_jobs(args.jobs)
-    for field, instead in {**study.varies, "train.seed": "--seeds N"}.items():
-        if field in args.overrides:
-            raise BadInput(f"{field} is what this study varies; give {instead} instead")
+    check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
     if base.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0: a study tells finished runs by their last check; leave it at 1")
 

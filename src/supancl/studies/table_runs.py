@@ -43,6 +43,7 @@ class Entry:
     recipe: Recipe | None = None
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)  # of a toy study, which keeps no run folders
+    conditions: str = ""  # of a toy study: its reading, and a size that is not the paper's
     fingerprint: str = ""  # of the data, wherever they lie
     passed_over: set[str] = field(default_factory=set)  # evaluations that do not belong in the table, and why
 
@@ -167,7 +168,8 @@ class Group:
             return f"evaluations in {first.path}"
         changed = ", ".join(f"{key} = {json.dumps(value, default=str)}" for key, value in changes(first.recipe).items())
         seeds = sorted(entry.recipe.train.seed for entry in self.entries if entry.recipe is not None)
-        what = f"the toy study {first.path}" if first.values else first.recipe.name
+        toy = f"the toy study {first.path}{f' ({first.conditions})' if first.conditions else ''}"
+        what = toy if first.values else first.recipe.name
         listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
         return f"{what}{f' with {changed}' if changed else ''}; n = {len(seeds)} ({listed})"
 
@@ -244,11 +246,14 @@ def _entries_in(path: Path) -> list[Entry]:
         return [_entry(path)]
     if (path / "toy.json").exists():
         return _toy(path)
-    inner = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_entry(child)]
+    below = [child for child in sorted(path.iterdir()) if child.is_dir()]
+    inner = [_entry(child) for child in below if _is_entry(child)]
+    inner += [entry for child in below if not _is_entry(child) and (child / "toy.json").exists()
+              for entry in _toy(child)]
     if not inner:
         raise BadInput(f"{path}: no run (recipe.json), no evaluate/*.json and no toy.json here or one folder below; "
                        "name run folders, studies, or folders with evaluate/*.json")
-    return [_entry(child) for child in inner]
+    return inner
 
 
 def _is_entry(path: Path) -> bool:
@@ -274,10 +279,11 @@ def _toy(path: Path) -> list[Entry]:
     base, entries = recipe("toy.supsiam"), []
     known = {name: TOY_NAMES.get(name, name) for name in (*toy_tables.ONE, *toy_tables.TWO)}
     try:
+        told = toy_tables.conditions(content) if "reading" in content else ""
         for row in content["rows"]:
             values = {known[name]: float(value) for name, value in row.items() if name in known and value is not None}
             chosen = base.with_set({"loss.alpha": row["alpha"], "train.seed": row["seed"]}, because="toy study")
-            entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}))
+            entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}, conditions=told))
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
         raise BadInput(f"{path / 'toy.json'}: not what supancl toy writes; run it again with another --out") from None
     return entries

@@ -104,7 +104,7 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
         console.print(line)
     seconds = result["seconds"]
-    console.print(f"reading {result['reading']['name']!r}; {seconds['training']:.0f} s training, "
+    console.print(f"{tables.conditions(result)}; {seconds['training']:.0f} s training, "
                   f"{seconds['measuring']:.0f} s measuring, {result['threads']} threads")
 
 

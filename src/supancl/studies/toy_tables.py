@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from supancl.config import to_json
 from supancl.studies.toy_measure import KINDS, SIGMAS, Row
+from supancl.studies.toy_train import FULL
 
 ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
 TWO = tuple(f"{kind} {sigma:g}" for kind in KINDS for sigma in SIGMAS)
@@ -109,6 +111,17 @@ def levels(summary: Summary) -> list[dict[str, Any]]:
         for alpha in sorted(summary)
         for off in [summary[alpha][name].mean - PAPER[alpha][name]]
     ]
+
+
+def conditions(result: Mapping[str, Any]) -> str:
+    """The reading, and the sizes that are not App. B's, of what toy.json holds.
+
+    >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
+    "reading 'near', not in App. B's size: epochs 100"
+    """
+    usual = to_json(FULL)
+    other = ", ".join(f"{name} {value}" for name, value in result.get("size", {}).items() if value != usual.get(name))
+    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {other}" if other else "")
 
 
 def decimals(name: str) -> int:
