@@ -89,6 +89,24 @@ def test_the_path_needs_few_iterations() -> None:
     assert together < apart / 2
 
 
+def test_a_solution_that_ran_out_of_iterations_far_from_its_optimum_says_so() -> None:
+    features = blobs(400, noise=0.2)
+    problem, _ = rotated(features, torch.float32)
+    whole = solve(problem, 1e-6, tolerance=0.05)
+    assert not whole.cut_off
+    short = solve(problem, 1e-6, tolerance=0.05, max_iterations=whole.iterations // 2)
+    assert short.cut_off
+    assert short.objective > 1.01 * whole.objective
+    assert not solve(problem, 1e-6, whole.parameters, tolerance=0.05, max_iterations=0).cut_off  # it is there already
+    noise = Problem(torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), features.labels, 4)
+    found = solve(noise, 1e-6, tolerance=0.05)
+    assert found.residual > 100  # a ridge that hardly matters: far by its bound, but solved
+    assert not found.cut_off
+    huge, _ = rotated(blobs(400, width=64, noise=1.5), torch.float32)
+    huge.rows *= 1e3
+    assert solve(huge, 1e-6, tolerance=0.05, max_iterations=30).cut_off
+
+
 def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     features = blobs(20)
     problem, _ = rotated(features)
@@ -125,3 +143,22 @@ def test_the_axes_hold_every_row_and_are_orthonormal() -> None:
         parameters = torch.randn(3, axes.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         turned = predicted(parameters, onto_axes(values, axes))
         assert torch.equal(answers(parameters, axes, values, chunk=4), turned)
+
+
+def test_a_refit_on_more_images_is_as_near_its_optimum_as_it_says() -> None:
+    """Pairs of a separable part tell of a curvature far below the whole's: the first direction is far too long."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(12).repeat_interleave(32)
+    centres = torch.randn(12, 96, generator=draw)
+    values = 10 * (0.2 * centres[labels] + torch.randn(len(labels), 96, generator=draw))
+    axes = principal_axes(values, torch.float32)
+    rows, part = onto_axes(values, axes), torch.arange(len(labels)) % 4 < 3
+    memory = Memory(20)
+    memory.move(1e-6)
+    first = solve(Problem(rows[part], labels[part], 12), 1e-6, memory=memory, tolerance=0.05)
+    whole = Problem(rows, labels, 12)
+    found = solve(whole, 1e-6, first.parameters, memory=memory, tolerance=0.05)
+    anew = whole.margins(found.parameters)
+    torch.testing.assert_close(found.margins, anew, rtol=1e-3, atol=1e-3 * float(anew.abs().max()))
+    exact = solve(Problem(rows.double(), labels, 12), 1e-6, tolerance=1e-3)
+    assert float((found.parameters - exact.parameters).norm()) <= 0.1 * float(exact.parameters.norm())

@@ -1,6 +1,7 @@
 """Fine-tuning: it learns, chooses on training images alone, keeps what it made and leaves the encoder as it was."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file
 
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
-from supancl.judge import FineTuning, finetune_of
+from supancl.judge import FineTuning, Subject, finetune_of
 from supancl.judge.sources import data_for
 from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
@@ -91,6 +92,13 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
     with pytest.raises(NonFinite):
         finetune_of(run, None, FineTuning(epochs=1, batch_size=16, lrs=(1e30,)), tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize("asked", [{"layer": "layer1"}, {"normalize": True}], ids=["layer", "normalize"])
+def test_what_it_would_not_heed_is_refused(asked, run):
+    other = Subject(run.where, run.encoder, replace(run.look, **asked), run.reporter)
+    assert message(finetune_of, other, None, QUICK) == (
+        "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out")
 
 
 def test_bad_input_is_one_line(run, tmp_path):

@@ -1,6 +1,7 @@
 """The protocols from an encoder and a source to a result: what is chosen on what, and what is kept of it."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -55,6 +56,12 @@ def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     result = knn_of(run, ks=(5000, 90))
     assert said == [f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
                     f"{result['references']}"]
+    assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
+    said.clear()
+    both = knn_of(run, ks=(5, 5000, 4000))
+    assert said[0].endswith(f"so k = 5000 and 4000 are k = {result['references']}")
+    assert (both["k"], list(both["by_k"])) == (5, ["5", str(result["references"])])
+    assert both["by_k"][str(result["references"])] == result["accuracy"]
 
 
 def test_knn_is_that_of_the_features(run, tmp_path):
@@ -105,6 +112,34 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
     assert len(sample_episodes(torch.from_numpy(bright(60)[1]), 3, 2, 4, 20, 5).support) == result["episodes"]
     assert kept(tmp_path, "fewshot-other-3w2s-q4-ep20-seed5")["accuracy"] == result["accuracy"] == expected.mean
     assert result.keys() >= CONDITIONS
+
+
+def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, tmp_path):
+    path = str(source(tmp_path / "wide.npz", train=30, test=1320, classes=66))  # 20 images a class, as Omniglot has
+    result = few_shot_of(run, path, 5, 5, 16, episodes=3)
+    assert (result["queries"], result["queries_used"], result["images"]) == (16, [15, 15], 1320)
+    assert result["remarks"] == ["20 images a class leave 15 queries at 5 shots, not 16"]
+    assert run.reporter.warnings == []
+    assert few_shot_of(run, path, 5, 5, 15, episodes=3)["remarks"] == []
+    few_shot_of(run, path, 66, 5, 16, episodes=1)
+    assert run.reporter.warnings == [f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 "
+                                     "images"]
+
+
+@pytest.mark.parametrize("protocol", ["linear", "transfer"])
+def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypatch):
+    path = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
+    judge = {"linear": linear_of, "transfer": transfer_of}[protocol]
+    assert judge(run, path)["cut_off"] is False
+    assert run.reporter.warnings == []
+    room = import_module(f"supancl.evaluate.{protocol}")
+    plain = room.solve
+    monkeypatch.setattr(room, "solve", lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
+    assert judge(run, path)["cut_off"] is True
+    (line,) = run.reporter.warnings
+    assert line.endswith(": the final classifier was cut off while its objective still fell (residual 9), so its "
+                         "accuracy may not be that of the optimum; features of unit length (--normalize) are often "
+                         "easier to fit")
 
 
 def test_variance_names_the_classes(run):

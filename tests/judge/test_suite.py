@@ -1,5 +1,6 @@
 """The suite on miniature data sets: resumed, redone where something changed, averaged over seeds, and laid out."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -202,6 +203,14 @@ def test_a_data_set_that_cannot_be_used_is_told_and_the_others_go_on(root, tmp_p
     assert "images where 2,940 belong" in whole.failures[0]["why"]
 
 
+def test_a_list_that_cannot_be_read_takes_no_other_data_set_with_it(root, tmp_path):
+    (root / "oxford-iiit-pet" / "annotations" / "test.txt").unlink()
+    found, _ = measured([run_folder(tmp_path / "run")], small(root), tmp_path / "out")
+    assert [result["task"] for result in found.results] == ["fewshot 3w1s", "fewshot 3w2s"]
+    assert [fault["task"] for fault in found.failures] == ["knn", "transfer"]
+    assert all("annotations/test.txt: not there" in fault["why"] for fault in found.failures)
+
+
 @pytest.mark.parametrize(("fault", "why"), [
     (NonFinite("no number"), "no number"),
     (torch.OutOfMemoryError("CUDA out of memory.\nTried to"),
@@ -341,3 +350,30 @@ def test_the_page_and_the_tables_as_files(root, tmp_path):
     content = json.loads((tmp_path / "out/suite.json").read_text())
     assert len(content["results"]) == 12
     assert "accuracies" not in content["results"][0]
+    assert content["files"].keys() == tables
+    assert "12 episodes of 1 query a class" in page  # of 3 images, after two shots
+
+
+def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
+    run, out = run_folder(tmp_path / "run"), tmp_path / "out"
+
+    def page_of(**settings) -> str:
+        found, _ = measured([run], small(root, **settings), out)
+        return write_suite(found.results, {"differences": []}, out).read_text(encoding="utf-8")
+
+    assert "best in bold" not in page_of()
+    assert {"knn.md", "transfer.tex", "fewshot-3w1s.csv"} <= {path.name for path in out.iterdir()}
+    (out / "transfer.md").write_text("mine now")
+    (out / "notes.md").write_text("mine")
+    (tmp_path / "elsewhere.md").write_text("mine")
+    told = json.loads((out / "suite.json").read_text())
+    told["files"] |= {"../elsewhere.md": hashlib.sha256(b"mine").hexdigest()}
+    (out / "suite.json").write_text(json.dumps(told))
+    page_of(protocols=("knn",))
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
+        "index.html", "knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"]
+    assert (tmp_path / "elsewhere.md").exists()
+    assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
+    (out / "suite.json").write_text("[]")
+    page_of(protocols=("transfer",))
+    assert (out / "knn.md").exists()  # nothing says who wrote it

@@ -437,7 +437,9 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys) -> None:
-    assert refused(capsys, "table9") == "supancl: unknown table 'table9'; did you mean 'table8'?"
+    assert refused(capsys, "table9") == (
+        "supancl: unknown table 'table9'; known: 1, 2, 3, 4, 5, 6, 7, 8, F.1, F.2, F.3, G.1, H.1")
+    assert refused(capsys, "Table F.9").startswith("supancl: unknown table 'Table F.9'; did you mean 'F.")
     assert "no such folder; name run folders" in refused(capsys, "5", str(tmp_path / "nowhere"))
     assert "no run (recipe.json), no evaluate/*.json and no toy.json" in refused(capsys, "5", str(tmp_path))
     assert f"--out {tmp_path}: is a folder; name a file" in refused(capsys, "5", "--out", str(tmp_path))

@@ -13,7 +13,7 @@ from supancl.commands.encoders import names
 from supancl.console import Terminal
 from supancl.data.benchmarks import official_name, present_benchmarks
 from supancl.errors import BadInput
-from supancl.judge import Subject, differences, rankings, unlike
+from supancl.judge import Subject, differences, drawn_from, rankings, unlike
 from supancl.judge.compared import check_seeds
 from supancl.report.score_table import TableFormat, score_table
 
@@ -61,7 +61,7 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
     tables = rankings(results)
     for line in unlike(results):
         Terminal(console).warn(line)
-    gaps = differences(results)
+    gaps, legends = differences(results), drawn_from(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         console.print(json.dumps(content, indent=2, ensure_ascii=False))
@@ -70,6 +70,8 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
             if len(tables) > 1 or form in ("text", "markdown"):
                 console.print(HEADINGS[form].format(protocol))
             console.print(score_table(ranking, form), end="")
+            if form == "text" and protocol in legends:
+                console.print(f"episodes: {legends[protocol]}")
     if form == "text":
         for gap in gaps[:MOST_LINES]:
             console.print(f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "

@@ -55,9 +55,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_one(linear, view=True)
     linear.add_argument("--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as the paper")
     linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded anew every epoch")
-    linear.add_argument("--epochs", type=int, default=100, help="of sgd; the rate falls at 60%% and 80%%")
-    linear.add_argument("--lr", type=float, default=30.0, help="of sgd, at a batch of 256")
-    linear.add_argument("--probe-batch", type=int, default=256, help="batch size of sgd")
+    linear.add_argument("--epochs", type=int, help="of sgd (100); the rate falls at 60%% and 80%%")
+    linear.add_argument("--lr", type=float, help="of sgd, at a batch of 256 (30)")
+    linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
     linear.add_argument("--seed", type=int, default=0, help="of the part held out of training, and of sgd")
     variance = add("variance", "intra-class variance, effective rank, neural collapse")
     add_one(variance, view=True, splits=("held-out", "test", "train"))
@@ -138,13 +138,16 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    at_least(args.epochs, 1, "--epochs")
-    at_least(args.probe_batch, 1, "--probe-batch")
-    at_least(args.lr, 0, "--lr", above=True)
+    given = {flag: value for flag, value in (("--epochs", args.epochs), ("--lr", args.lr),
+                                             ("--probe-batch", args.probe_batch)) if value is not None}
+    for flag, value in given.items():
+        at_least(value, 0 if flag == "--lr" else 1, flag, above=flag == "--lr")
     at_least(args.seed, 0, "--seed")
+    if given and args.probe == "lbfgs":
+        raise BadInput(f"{', '.join(given)}: of --probe sgd alone; the fast probe is solved, not trained")
     (subject,) = subjects(args, console)
-    result = linear_of(subject, args.data, args.probe, args.epochs, args.lr, args.probe_batch, args.augmented,
-                       args.seed, args.split, args.view)
+    result = linear_of(subject, args.data, args.probe, given.get("--epochs", 100), given.get("--lr", 30.0),
+                       given.get("--probe-batch", 256), args.augmented, args.seed, args.split, args.view)
     how = f"ridge weight {result['weight']:g}" if args.probe == "lbfgs" else f"{result['epochs']} epochs of SGD"
     console.print(f"linear ({how}): {result['accuracy']:.2f}% of {result['queries']} images, "
                   f"{result['classes']} classes")

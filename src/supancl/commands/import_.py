@@ -19,5 +19,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = import_checkpoint(args.encoder, args.out, **foreign(args))
-    console.print(", ".join(f"{key} {value}" for key, value in result.items()))
+    console.print(", ".join(f"{key} {value}" for key, value in result.items() if value != ""))
     return result

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from supancl.console import table
@@ -21,9 +22,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.name is None:
         built = {name: recipe(name) for name in RECIPES}
-        rows = [[r.name, r.paper, f"{r.train.epochs}", f"{r.train.batch_size}"] for r in built.values()]
-        console.print(table("Recipes", ["name", "in the paper", "epochs", "batch"], rows))
-        return {"recipes": {r.name: r.paper for r in built.values()}}
+        found = [{"name": r.name, "method": r.method, "paper": r.paper, "encoder": r.encoder.name,
+                  "pixels": r.views.size if r.views.kind == "crops" else None, "epochs": r.train.epochs,
+                  "batch": r.train.batch_size} for r in built.values()]
+        shown = {"name": "name", "paper": "in the paper", "encoder": "encoder", "pixels": "px", "epochs": "epochs",
+                 "batch": "batch"}  # the method is the name's last part
+        cells = [["" if row[key] is None else str(row[key]) for key in shown] for row in found]
+        laid = table("Recipes", list(shown.values()), cells)
+        laid.box, laid.show_edge, laid.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns
+        console.print(laid)
+        return {"recipes": {r.name: r.paper for r in built.values()}, "rows": found}
     chosen = recipe_from_flags(args.name, args)
     fields = chosen.fields()
     rows = [[name, json.dumps(value), source] for name, (value, source) in fields.items()]

@@ -49,12 +49,13 @@ class FewShot:
     seed: int
     dropped: tuple[int, ...]
     drawn: str  # names the episodes: equal for two encoders that were given the same ones
+    used: tuple[int, int] = (0, 0)  # queries a class, fewest and most: classes may have fewer than `queries` left
 
     def to_json(self) -> dict[str, Any]:
         return {
             "mean": self.mean, "interval": self.interval, "ways": self.ways, "shots": self.shots,
-            "queries": self.queries, "episodes": len(self.accuracies), "seed": self.seed,
-            "dropped": list(self.dropped), "drawn": self.drawn, "accuracies": list(self.accuracies),
+            "queries": self.queries, "queries_used": list(self.used), "episodes": len(self.accuracies),
+            "seed": self.seed, "dropped": list(self.dropped), "drawn": self.drawn, "accuracies": list(self.accuracies),
         }
 
 
@@ -113,8 +114,7 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
     well conditioned however large the features are, and halved steps where the objective would not fall.
     """
     kernel = kernel[:, None]
-    target = (sign > 0).to(kernel.dtype).expand(len(kernel), -1, -1)
-    coefficients = torch.zeros_like(target, memory_format=torch.contiguous_format)
+    coefficients = kernel.new_zeros(len(kernel), *sign.shape)
     scores = torch.zeros_like(coefficients)
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
 
@@ -124,8 +124,9 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
     value = objective(coefficients, scores)
     for _ in range(MOST_STEPS):
         share = torch.sigmoid(scores)
-        slope = strength * (target - share)
-        if float((coefficients - slope).abs().max()) <= tolerance * strength:
+        slope = strength * sign * torch.sigmoid(-sign * scores)  # C (target - share), which would lose its digits
+        # relative to each problem: of features of norm s the coefficients are as small as 1 / s^2
+        if bool(((coefficients - slope).abs().amax(-1) <= tolerance * slope.abs().amax(-1)).all()):
             return coefficients
         curvature = strength * share * (1 - share)
         root = curvature.sqrt()
@@ -144,7 +145,7 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
             length = torch.where(worse[..., None], length / 2, length)
         coefficients, scores, value = coefficients + length * step, scores + length * along, there
     raise SupanclError(f"the episodes' classifiers did not converge in {MOST_STEPS} steps; "
-                       "features of a smaller scale (normalize=True) would")
+                       "those of unit features would (--normalize)")
 
 
 def episode_answers(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
@@ -187,9 +188,10 @@ def few_shot(
     values = F.normalize(values, dim=1) if normalize else values
     shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
     accuracies = 100 * torch.cat(shares).cpu()
+    asked = (drawn.query >= 0).sum(-1)
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
     return FewShot(float(accuracies.mean()), half_width(accuracies), tuple(accuracies.tolist()), ways, shots, queries,
-                   seed, drawn.dropped, digest)
+                   seed, drawn.dropped, digest, (int(asked.min()), int(asked.max())))
 
 
 def half_width(accuracies: Tensor) -> float:

@@ -48,6 +48,8 @@ class LinearProbe:
     held_out: tuple[float, ...]  # accuracy by weight on the held-out part of the training features
     classes: int
     images: tuple[int, int, int]  # fitted while choosing, held out, test
+    residual: float = 0.0  # of the tested classifier, as is the next: see `logistic.Solution`
+    cut_off: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -102,7 +104,7 @@ def linear_probe(
     right = (answers(final.parameters, axes, asked) == splits["test"].labels.to(device)).double().mean()
     return LinearProbe(100 * float(right), best[1].weight, tuple(sorted(scores)),
                        tuple(scores[weight] for weight in sorted(scores)), len(classes),
-                       (int((~held).sum()), int(held.sum()), len(asked)))
+                       (int((~held).sum()), int(held.sum()), len(asked)), final.residual, final.cut_off)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from torch import Tensor
 EXTRAPOLATE = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0, -1.0))
 
 NEGLIGIBLE = 1e-24  # a probability below it is 0: far under the rounding, and products of it would be slow subnormals
+MOST_LENGTHS = 40  # tried along a direction
 
 
 def with_ones(values: Tensor) -> Tensor:
@@ -172,6 +173,12 @@ class Solution(NamedTuple):
 
     The objective is 2 weight-strongly convex, so that it bounds ||parameters - optimum|| / ||parameters||, and
     (objective - minimum) / (weight ||parameters||^2) by its square.
+
+    A small weight makes these bounds loose: a residual of thousands is usual where the ridge hardly matters. So that
+    being `cut_off` is told otherwise: the iterations ran out, and over the last tenth of them the objective still fell
+    by more than tolerance^2 / 10 of itself. A solution that reached its tolerance is off by about as much (features of
+    encoders take tens or hundreds of the 1000 iterations); one that was cut off is off by more, and its answers may be
+    other ones than the optimum's. One that the precision ended (see `solve`) is not: more iterations gain nothing.
     """
 
     weight: float
@@ -180,16 +187,19 @@ class Solution(NamedTuple):
     objective: float
     residual: float
     iterations: int
+    cut_off: bool = False
 
 
 def _step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float],
                  slope: float) -> tuple[float, Tensor, Slope]:
     """A minimum along the direction, to 30% of its slope, by Newton's method kept inside a bracket.
 
-    `ridge` holds the ridge's slope at 0 and its curvature along the direction.
+    `ridge` holds the ridge's slope at 0 and its curvature along the direction. Where the memory tells of another
+    problem's curvature (a refit on more images) the direction may be a million times too long: it is shortened by tens.
     """
-    length, low, high = 1.0, 0.0, float("inf")
-    for _ in range(20):
+    guess, low, high = 1.0, 0.0, float("inf")
+    for _ in range(MOST_LENGTHS):
+        length = guess
         there = torch.add(margins, along, alpha=length)
         found = problem.slope(there)
         weighted = found.residual * along  # `along` is 0 at the true class, whose residual is p - 1
@@ -200,9 +210,9 @@ def _step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[
         low, high = (length, high) if first < 0 else (low, length)
         guess = length - first / second if second > 0 else float("inf")
         if not low < guess < high:
-            guess = (low + high) / 2 if high < float("inf") else 2 * length
-        length = min(guess, 10 * length)
-    return length, there, found
+            guess = 2 * length if high == float("inf") else (low + high) / 2 if low > 0 else high / 10
+        guess = min(guess, 10 * length)
+    return length, there, found  # of one point, also where the search was cut off
 
 
 def solve(problem: Problem, weight: float, start: Tensor | None = None, margins: Tensor | None = None,
@@ -219,10 +229,15 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
     loss, residual = problem.slope(margins)
     own = problem.gradient(residual)
     diagonal = problem.curvature(residual).add_(2 * weight)
+    late = max_iterations - max(1, max_iterations // 10)
+    before_last, ran_out = float("inf"), False
     for iteration in range(max_iterations + 1):
         gradient = torch.add(own, parameters, alpha=2 * weight)
         size = float(parameters.norm())
         relative = float(gradient.norm()) / max(2 * weight * size, 1e-300)
+        if iteration == late:
+            before_last = loss + weight * size**2
+        ran_out = iteration == max_iterations and relative > tolerance
         if relative <= tolerance or iteration == max_iterations:
             break
         direction = memory.direction(gradient, diagonal)
@@ -243,7 +258,8 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
         if length * squared**0.5 <= digit * size:  # no longer moves: the precision's end
             break
     objective = loss + weight * float(parameters.square().sum(dtype=torch.float64))
-    return Solution(weight, parameters, margins, objective, relative, iteration)
+    cut_off = ran_out and before_last - objective > tolerance**2 / 10 * objective
+    return Solution(weight, parameters, margins, objective, relative, iteration, cut_off)
 
 
 def path(problem: Problem, weights: Sequence[float], tolerance: float = 1e-2,

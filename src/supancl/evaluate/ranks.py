@@ -27,6 +27,7 @@ class Ranking:
     """Rows are encoders, columns data sets, in the order given; a cell is None where there is no result.
 
     Average and average rank run over `ranked`, the data sets on which every encoder has a result: NaN if none has.
+    One encoder is the best of nothing: it has no marks, and tables leave its rank out.
     """
 
     encoders: tuple[str, ...]
@@ -38,13 +39,27 @@ class Ranking:
     average_ranks: tuple[float, ...]
     digits: int
 
+    @property
+    def compares(self) -> bool:
+        return len(self.encoders) > 1
+
+    def seeds(self, row: int) -> str:
+        """` (n = 3)` behind the name of a mean over seeds, ` (n = 1 to 3)` where some data sets lack one, else nothing.
+
+        It tells the deviation over seeds from the interval that a single few-shot result has in the same column.
+        """
+        runs = [cell.runs for cell in self.cells[row] if cell is not None]
+        if max(runs, default=1) == 1:
+            return ""
+        return f" (n = {runs[0]})" if len(set(runs)) == 1 else f" (n = {min(runs)} to {max(runs)})"
+
     def to_json(self) -> dict[str, Any]:
         rows = [
             {
                 "encoder": name,
                 "scores": {data: None if cell is None else cell._asdict()
                            for data, cell in zip(self.datasets, cells, strict=True)},
-                "average": _number(average), "average_rank": _number(rank),
+                "average": _number(average), "average_rank": _number(rank) if self.compares else None,
             }
             for name, cells, average, rank in zip(self.encoders, self.cells, self.averages, self.average_ranks,
                                                   strict=True)
@@ -111,7 +126,7 @@ def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any
 def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ...], ...]:
     """The highest printed value of each column, and the next lower one; both may be shared."""
     marks: list[list[Mark]] = [["" for _ in row] for row in table]
-    for column in range(table.shape[1]):
+    for column in range(table.shape[1]) if len(table) > 1 else ():
         values = sorted({value for value in table[:, column].tolist() if not math.isnan(value)}, reverse=True)
         for place, mark in enumerate(("best", "second")[: len(values)]):
             for row in np.flatnonzero(table[:, column] == values[place]).tolist():

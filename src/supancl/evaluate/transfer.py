@@ -35,8 +35,8 @@ class Transfer:
     """Accuracy in percent on the test features, and how the ridge's weight was chosen.
 
     `validation` holds one accuracy for each of `weights` (ascending), of a rougher solution where it is far below the
-    best; `residual` says how near its optimum the tested classifier is (see `logistic.Solution`), `iterations` is the
-    sum over all solutions.
+    best; `residual` says how near its optimum the tested classifier is, `cut_off` whether it was left too far from it
+    (see `logistic.Solution`), and `iterations` is the sum over all solutions.
     """
 
     accuracy: float
@@ -48,6 +48,7 @@ class Transfer:
     images: tuple[int, int, int]
     residual: float
     iterations: int
+    cut_off: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -113,5 +114,5 @@ def transfer(
     return Transfer(
         accuracy(given, splits["test"].labels.cpu(), metric), metric, chosen, tuple(ascending),
         tuple(scores[weight] for weight in ascending), len(classes), (fitted, len(labels) - fitted, len(given)),
-        final.residual, iterations + final.iterations,
+        final.residual, iterations + final.iterations, final.cut_off,
     )

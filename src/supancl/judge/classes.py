@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from supancl.errors import BadInput
+from supancl.evaluate import FewShot
 from supancl.judge.subject import Subject
 
 
@@ -52,6 +53,35 @@ def check_episodes(
         ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
         raise BadInput(f"{where}: {fit} classes have more than {shots} images{part}, {ways} ways need {ways} "
                        f"such{told}; {', or '.join(ways_out)}")
+
+
+def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
+    """What is to be said where classes had fewer queries than were asked for, and whether it needs a warning.
+
+    One query less of a large data set is a remark. Where an episode takes a tenth of all the images or more, the
+    interval says little of other images, because every episode asks about the same ones.
+    """
+    least, most = outcome.used
+    if least >= outcome.queries:
+        return "", False
+    sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
+    sizes = sizes[sizes > outcome.shots]
+    shots = f"{outcome.shots} shot{'s' if outcome.shots > 1 else ''}"
+    told = (f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
+            f"not {outcome.queries}")
+    images = int(sizes.sum())
+    if 10 * outcome.ways * (outcome.shots + most) < images:
+        return told, False
+    return f"{told}; the interval is over episodes of the same {images:,} images", True
+
+
+def span(least: int, most: int) -> str:
+    """`5`, or `5 to 1,200`."""
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def queries_told(least: int, most: int) -> str:
+    return f"{span(least, most)} quer{'y' if most == 1 else 'ies'}"
 
 
 def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:

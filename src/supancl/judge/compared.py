@@ -11,6 +11,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.evaluate import FewShot, Ranking, Score, paired_difference, rank_encoders
+from supancl.judge.classes import queries_told, span
 from supancl.judge.subject import Subject
 
 Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
@@ -73,6 +74,31 @@ def unlike(results: Results) -> list[str]:
             "this column does not compare them" for (task, data), images in columns.items() if len(images) > 1]
 
 
+def drawn_from(results: Results) -> dict[str, str]:
+    """Few-shot protocol -> what its episodes were drawn from, for the legend: `digits 450 images, 16 queries a class`.
+
+    Results of before the queries were counted say what was asked for.
+    """
+    columns: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for result in results:
+        if result.get("protocol") == "fewshot" and "images" in result:
+            columns.setdefault(result["task"], {}).setdefault(result["data"], []).append(result)
+    told = {}
+    for task, by_data in columns.items():
+        parts = []
+        for data, found in by_data.items():
+            images = [result["images"] for result in found]
+            parts.append(f"{data} {span(min(images), max(images))} images, {queries_of(found)}")
+        told[task] = "; ".join(parts)
+    return told
+
+
+def queries_of(found: Results) -> str:
+    """`16 queries a class`, as they were used."""
+    used = [count for result in found for count in result.get("queries_used", [result["queries"]])]
+    return f"{queries_told(min(used), max(used))} a class"
+
+
 def differences(results: Results) -> list[dict[str, Any]]:
     """Few-shot results of two rows on the same episodes: the difference with an interval of its own.
 
@@ -98,4 +124,4 @@ def averaged(found: Results) -> FewShot:
     first = found[0]
     episodes = torch.tensor([result["accuracies"] for result in found], dtype=torch.float64).mean(0)
     return FewShot(float(episodes.mean()), 0.0, tuple(episodes.tolist()), first["ways"], first["shots"],
-                   first["queries"], first["seed"], (), first["drawn"])
+                   first["queries"], first["seed"], (), first["drawn"], tuple(first.get("queries_used", (0, 0))))

@@ -7,21 +7,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from supancl.data.sources import Source, prepared
 from supancl.errors import BadInput
 from supancl.evaluate.features import View
 from supancl.files import write_atomically
-from supancl.judge.sources import opened, spec_for
+from supancl.judge.sources import is_own, opened, spec_for
 from supancl.judge.subject import Subject
+from supancl.start import check_same_data
 
 
 def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
-    """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only."""
+    """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
+
+    Of the run's own data also train_held_out: which images of train the run was not trained on.
+    """
     if out.suffix != ".npz":
         raise BadInput(f"--out {out}: must end in .npz")
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     found = opened(subject, spec_for(subject, source), view)
+    held_out = _held_out(subject, source, found)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
     width = 0
     for name, split in found.splits.items():
@@ -30,6 +37,8 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
         arrays[f"{name}_labels"] = features.labels.numpy()
         arrays[f"{name}_names"] = np.array(split.named(torch.arange(len(split))), dtype=np.str_)
         width = features.values.shape[1]
+    if held_out is not None:
+        arrays["train_held_out"] = held_out.numpy()
 
     def write(path: Path) -> None:
         with open(path, "wb") as file:
@@ -42,4 +51,19 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
     write_atomically(out, write)
     sizes = {name: len(split) for name, split in found.splits.items()}
     return {"out": str(out), "encoder": subject.where, "data": source, "width": width, "splits": sizes,
-            "skipped": len(found.skipped)}
+            "skipped": len(found.skipped), "train_held_out": None if held_out is None else int(held_out.sum())}
+
+
+def _held_out(subject: Subject, source: str, found: Source) -> Tensor | None:
+    """Which images of train the run held out, by its own rule; None where the data are not its own, or have changed."""
+    if subject.run is None or subject.recipe is None or not is_own(subject, source):
+        return None
+    try:
+        data = prepared(found, subject.recipe.data)
+        if subject.run.read_data()[0]:  # else nobody wrote down what they were
+            check_same_data(subject.run, data, "bring them back")
+    except BadInput as error:
+        subject.reporter.warn(f"which images {subject.where} held out cannot be told, so there is no train_held_out: "
+                              f"{error}")
+        return None
+    return ~torch.isin(found.splits["train"].index.cpu(), data.train.index.cpu())

@@ -48,6 +48,9 @@ def finetune_of(
 ) -> dict[str, Any]:
     """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
     since, how = time.perf_counter(), how or FineTuning()
+    if subject.look.layer != "pooled" or subject.look.normalize:
+        raise BadInput("fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and "
+                       "--normalize out")
     data, where = data_for(subject, source), own_source(subject, source)
     judged_from, images = judged(data, split, where)
     train, test = labelled(data.train), labelled(images)

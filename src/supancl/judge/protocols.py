@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from supancl.evaluate import (
 from supancl.evaluate.features import Features, View
 from supancl.evaluate.linear import EpochOfBatches
 from supancl.evaluate.transfer import TransferMetric
-from supancl.judge.classes import check_each, check_episodes, check_same, warn_unknown
+from supancl.judge.classes import check_each, check_episodes, check_same, lacking_queries, warn_unknown
 from supancl.judge.naming import data_label, registered, usual_metric
 from supancl.judge.sources import (
     HELD_OUT,
@@ -72,7 +72,10 @@ def knn_of(
     subject: Subject, source: str | None = None, ks: Sequence[int] = (20,), temperature: float = 0.1,
     metric: str = "cosine", leave_one_out: bool = False, split: str = "held-out", view: View = "margin",
 ) -> dict[str, Any]:
-    """k-NN accuracy of held-out or test images among training images; of several `ks` the first one counts."""
+    """k-NN accuracy of held-out or test images among training images; of several `ks` the first one counts.
+
+    A k beyond the images to compare with is as many as there are, and is reported as that.
+    """
     since = time.perf_counter()
     data = data_for(subject, source, view)
     where = source or subject.where
@@ -84,13 +87,16 @@ def knn_of(
                        f"there are {len(reference.labels)} and {len(queries.labels)}")
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
     most = len(reference.labels) - leave_one_out
-    if max(ks) > most:
-        subject.reporter.note(f"{where}: there are {most} images to compare with, so k = {max(ks)} is k = {most}")
+    many = [k for k in ks if k > most]
+    if many:
+        subject.reporter.note(f"{where}: there are {most} images to compare with, so k = "
+                              f"{' and '.join(map(str, many))} {'are' if len(many) > 1 else 'is'} k = {most}")
+    ks = tuple(dict.fromkeys(min(k, most) for k in ks))
     if leave_one_out:
-        found = knn_leave_one_out(reference, tuple(ks), **options)
+        found = knn_leave_one_out(reference, ks, **options)
     else:
         warn_unknown(subject, data.classes, where, reference.labels, queries.labels)
-        found = knn_accuracies(reference, queries, tuple(ks), **options)
+        found = knn_accuracies(reference, queries, ks, **options)
     return finished(
         subject, file_name("knn", subject, source), since, protocol="knn",
         **of_data(subject, source, data, judged_from), k=ks[0], split=split_asked(data, split),
@@ -126,6 +132,7 @@ def linear_of(
     if probe == "lbfgs":
         check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
         outcome = linear_probe(subject.features(data.train, view), test, **options).to_json()
+        warn_cut_off(subject, where, outcome)
     else:
         options |= {"epochs": epochs, "lr": lr, "batch_size": batch_size,
                     "milestones": (round(0.6 * epochs), round(0.8 * epochs))}
@@ -138,6 +145,14 @@ def linear_of(
     return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
                     augmented=augmented, seed=seed, view=view, split=split_asked(data, split), **outcome,
                     queries=len(test.labelled().labels), **of_data(subject, source, data, judged_from))
+
+
+def warn_cut_off(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
+    """A classifier that was left before its optimum may answer otherwise than the protocol's would."""
+    if outcome["cut_off"]:
+        unit = "" if subject.look.normalize else "; features of unit length (--normalize) are often easier to fit"
+        subject.reporter.warn(f"{where}: the final classifier was cut off while its objective still fell (residual "
+                              f"{outcome['residual']:.2g}), so its accuracy may not be that of the optimum{unit}")
 
 
 def judged_name(judged_from: str) -> str:
@@ -209,6 +224,7 @@ def transfer_of(
     train, validation, test = (subject.features(split, view) for split in splits)
     kind = transfer_metric(source, metric)
     outcome = transfer(train, validation, test, metric=kind, device=subject.look.device).to_json()
+    warn_cut_off(subject, name, outcome)
     seen = was_trained_on(subject, source, "test" if "test" in found.splits else "val")
     return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
                     remarks=list(found.remarks), partial=not_whole(source, found.remarks, found.skipped),
@@ -234,9 +250,13 @@ def few_shot_of(
     if dropped:
         subject.reporter.warn(f"{name}: {len(dropped)} classes have no more than {shots} images and are "
                               f"left out: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}")
+    remark, warns = lacking_queries(features.labels, outcome)
+    if warns:
+        subject.warn_once(f"{name}: {remark}")
     told = outcome.to_json() | {"dropped": dropped}
     return finished(subject, f"fewshot-{name}-{ways}w{shots}s", since, protocol="fewshot", data=name, source=source,
-                    split=which, view=view, remarks=list(found.remarks), tested_on=fingerprint(split),
+                    split=which, view=view, remarks=[*found.remarks, *[remark] * bool(remark)],
+                    tested_on=fingerprint(split),
                     partial=not_whole(source, found.remarks, found.skipped), overlaps_training=seen,
                     accuracy=outcome.mean, images=len(features.labelled().labels),
                     classes=len(torch.unique(features.labelled().labels)) - len(dropped), **told)

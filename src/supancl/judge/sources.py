@@ -87,11 +87,8 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None)
     def read() -> Source:
         found = (open_source(spec, encoder.spec.channels, tell) if name is None else
                  benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial))
-        said = set() if look.shelf is None else look.shelf.said
         for remark in found.remarks:
-            if remark not in said:
-                subject.reporter.warn(remark)
-                said.add(remark)
+            subject.warn_once(remark)
         return found
 
     found = read() if look.shelf is None else look.shelf.get((spec, encoder.spec.channels, use), read)

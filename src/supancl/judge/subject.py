@@ -119,6 +119,13 @@ class Subject:
             raise BadInput(f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
                            "take weights from before the run diverged, or leave that image out")
 
+    def warn_once(self, text: str) -> None:
+        """What need not be repeated for every encoder that meets the same data."""
+        said = set() if self.look.shelf is None else self.look.shelf.said
+        if text not in said:
+            self.reporter.warn(text)
+            said.add(text)
+
     def keep_result(self, base: str, result: dict[str, Any]) -> None:
         """In the run folder, if it is one; what another measurement, or one of other data, wrote there stays."""
         if self.run is None:

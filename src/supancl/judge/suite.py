@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from supancl.run import jsonable
 from supancl.train import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
-VERSION = 2  # of what is measured; results of another number are measured again
+VERSION = 3  # of what is measured; results of another number are measured again
 
 OUT_OF_MEMORY = "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"
 
@@ -113,19 +114,14 @@ def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Repor
     tasks, suite = plan.tasks(), Suite()
     check_seeds(subjects)
     make_out(out)
-    data_keys = {name: data_key(name, plan.root) for name in dict.fromkeys(task.data for task in tasks)}
+    files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
     done, total = 0, len(tasks) * len(subjects)
     for task in tasks:
         for subject in subjects:
             done += 1
-            key = {"version": VERSION, "weights": subject.weights, "layer": subject.look.layer,
-                   "normalize": subject.look.normalize, "data": data_keys[task.data],
-                   "partial": subject.look.partial, "skip_bad_images": subject.look.skip_bad_images, **task.settings}
-            name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
-            path = out / folder_name(subject) / "evaluate" / f"{name}.json"
             where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
             try:
-                result, before = kept_or_measured(subject, task, path, key)
+                result, before = kept_or_measured(subject, task, out, files(task.data))
             except Interrupted:
                 raise
             except (SupanclError, torch.OutOfMemoryError) as error:
@@ -149,10 +145,13 @@ def make_out(out: Path) -> None:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
-def kept_or_measured(
-    subject: Subject, task: Task, path: Path, key: dict[str, Any]
-) -> tuple[dict[str, Any], bool]:
-    """The result, and whether it is of an earlier call."""
+def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
+    """The result, and whether it is of an earlier call; `files` is the data set's key."""
+    look = subject.look
+    key = {"version": VERSION, "weights": subject.weights, "layer": look.layer, "normalize": look.normalize,
+           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images, **task.settings}
+    name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
+    path = out / folder_name(subject) / "evaluate" / f"{name}.json"
     result = earlier(path, key)
     if result is not None:
         return result, True

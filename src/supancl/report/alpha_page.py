@@ -26,21 +26,26 @@ def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]
     """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
     groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
     titles = ("intra-class variance S_W/S_T", "losses at the end", "accuracy on held-out images (%)")
+    least = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     alphas = [entry["alpha"] for entry in summary]
-    for axis, keys, title in zip(figure.subplots(1, 3), groups, titles, strict=True):
+    for axis, keys, title, height in zip(figure.subplots(1, 3), groups, titles, least, strict=True):
         for i, key in enumerate(keys):
             values = [entry[key] for entry in summary]
             if all(value != value for value in values):
                 continue
-            spread = [entry[f"{key}_sd"] if entry[f"{key}_sd"] == entry[f"{key}_sd"] else 0.0 for entry in summary]
+            spread = [entry[f"{key}_sd"] for entry in summary]  # not a number where there is one seed, and not drawn
             axis.errorbar(alphas, values, yerr=spread, marker="o", capsize=3, label=measures[key][0], color=COLOURS[i])
+        axis.margins(y=0.1)
+        low, high = axis.get_ylim()
+        if high - low < height:
+            axis.set_ylim((low + high - height) / 2, (low + high + height) / 2)
         axis.set_title(title)
         axis.set_xlabel("alpha")
         axis.grid(alpha=0.3)
         if len(keys) > 1:
-            axis.legend()
-    figure.savefig(path, dpi=130)
+            axis.legend(ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
 def write_page(
@@ -80,7 +85,8 @@ deviation. {transfer}</p>
 <h2>Held-out images (t-SNE, seed 0)</h2>
 <img alt="t-SNE maps" src="{_inline(out / 'tsne.png')}">
 <p class="small">{result['seconds']:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result['commit']))}.
-Every value is measured on images held out of training, none on a test set.</p>
+l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
+training, none on a test set. The maps show at most 2,000 images.</p>
 </body></html>
 """
     path = out / "alpha.html"

@@ -19,7 +19,7 @@ LATEX_SPECIAL = str.maketrans({character: f"\\{character}" for character in "&%$
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
-    """The table with a column for the average rank, and one for the average itself if wanted.
+    """The table with a column for the average rank (of several encoders), and one for the average itself if wanted.
 
     >>> from supancl.evaluate.ranks import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
@@ -37,7 +37,7 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
 
 
 def _header(ranking: Ranking, average: bool) -> list[str]:
-    return ["Encoder", *ranking.datasets, *(["Avg."] if average else []), "Avg. rank"]
+    return ["Encoder", *ranking.datasets, *(["Avg."] if average else []), *(["Avg. rank"] if ranking.compares else [])]
 
 
 def _fixed(value: float, digits: int) -> str:
@@ -51,7 +51,8 @@ def _rows(ranking: Ranking, average: bool, cell: Callable[[Score, Mark, int], st
         scores = ["" if score is None else cell(score, mark, ranking.digits)
                   for score, mark in zip(ranking.cells[row], ranking.marks[row], strict=True)]
         mean = [_fixed(ranking.averages[row], ranking.digits)] if average else []
-        rows.append([name(encoder), *scores, *mean, _fixed(ranking.average_ranks[row], 2)])
+        rank = [_fixed(ranking.average_ranks[row], 2)] if ranking.compares else []
+        rows.append([name(encoder) + ranking.seeds(row), *scores, *mean, *rank])
     return rows
 
 
@@ -62,7 +63,7 @@ def _number(score: Score, digits: int, between: str) -> str:
 
 def _text(ranking: Ranking, average: bool) -> str:
     """Columns of equal width; * is the best, + the second best."""
-    signs = {"best": "*", "second": "+", "": " "}
+    signs = {"best": "*", "second": "+", "": " " if ranking.compares else ""}
     body = _rows(ranking, average, lambda score, mark, digits: _number(score, digits, " ± ") + signs[mark])
     lines = [_header(ranking, average), *body]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -72,6 +73,8 @@ def _text(ranking: Ranking, average: bool) -> str:
         return "  ".join([line[0].ljust(widths[0]), *numbers]).rstrip()
 
     legend = ["* best, + second best"] if any(mark for row in ranking.marks for mark in row) else []
+    if any(score is not None and score.spread is not None for row in ranking.cells for score in row):
+        legend.append("± deviation over n seeds; without n, 95% interval over episodes")
     return "\n".join([*map(laid_out, lines), *legend]) + "\n"
 
 
@@ -80,13 +83,13 @@ def _csv(ranking: Ranking, average: bool) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     parts = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
-    writer.writerow(["encoder", *parts, *(["average"] if average else []), "average rank"])
+    writer.writerow(["encoder", *parts, *["average"] * average, *["average rank"] * ranking.compares])
     for row, encoder in enumerate(ranking.encoders):
         cells: list[object] = []
         for score in ranking.cells[row]:
             cells += ["", "", ""] if score is None else [score.mean, "" if score.spread is None else score.spread,
                                                          score.runs]
-        ends = ([ranking.averages[row]] if average else []) + [ranking.average_ranks[row]]
+        ends = [ranking.averages[row]] * average + [ranking.average_ranks[row]] * ranking.compares
         writer.writerow([encoder, *cells, *("" if math.isnan(end) else end for end in ends)])
     return out.getvalue()
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from supancl.evaluate.ranks import Mark, Ranking, Score
 from supancl.files import write_atomically
-from supancl.judge import rankings
+from supancl.judge import queries_of, rankings
 from supancl.report.alpha_page import STYLE
 from supancl.report.score_table import TableFormat, score_table
 from supancl.run import jsonable
 
 FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
+TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
 MORE_STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
@@ -27,22 +30,30 @@ TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
 def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Path) -> Path:
-    """index.html, suite.json and every table as Markdown, LaTeX and CSV."""
+    """index.html, suite.json and every table as Markdown, LaTeX and CSV.
+
+    Tables of an earlier call that this page has not are removed: they would look like a part of it.
+    """
     slim = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
-    _write(out / "suite.json", json.dumps(jsonable({**told, "results": slim}), indent=2) + "\n")
     tables = rankings(results)
-    for protocol, ranking in tables.items():
-        for form, suffix in FILES.items():
-            _write(out / f"{protocol.replace(' ', '-')}.{suffix}", score_table(ranking, form))
+    texts = {f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
+             for protocol, ranking in tables.items() for form, suffix in FILES.items()}
+    _remove_earlier(out, keep=texts)
+    files = {name: _checksum(text.encode()) for name, text in texts.items()}
+    _write(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
+    for name, text in texts.items():
+        _write(out / name, text)
     sections = "".join(f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
                        f"{_ranked(ranking)}" for protocol, ranking in tables.items())
+    several = any(ranking.compares for ranking in tables.values())
+    marked = "; best in bold, second best underlined" if several else ""
+    ranks = " Average ranks run over the data sets that every encoder has." if several else ""
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Evaluation suite</title><style>{STYLE}{MORE_STYLE}</style></head><body>
 <h1>Evaluation suite</h1>
-<p>Accuracy in percent; best in bold, second best underlined. &plusmn; is the standard deviation over seeds of one
-recipe, or, of a single few-shot result, the 95% interval over episodes. Average ranks run over the data sets that every
-encoder has.</p>
+<p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
+recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
 {sections}
 {_differences(told["differences"])}
 {_data_sets(results)}
@@ -52,6 +63,23 @@ encoder has.</p>
 """
     _write(out / "index.html", page)
     return out / "index.html"
+
+
+def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
+    """The tables that the last suite.json says it wrote, as long as they are still what was written."""
+    try:
+        files = json.loads((out / "suite.json").read_text(encoding="utf-8")).get("files", {})
+        earlier = {str(name): str(checksum) for name, checksum in files.items()}
+    except (OSError, ValueError, AttributeError):
+        return
+    for name in earlier.keys() - set(keep):
+        path = out / name
+        if TABLE.fullmatch(name) and path.is_file() and _checksum(path.read_bytes()) == earlier[name]:
+            path.unlink()
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _write(path: Path, text: str) -> None:
@@ -79,8 +107,8 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
     if one["protocol"] == "transfer":
         return (f"Logistic regression on frozen features; of {len(one['weights'])} regularisers the best on "
                 "validation, refitted on train and validation, tested once.")
-    return (f"{one['episodes']:,} episodes of {one['queries']} queries a class, seed {one['seed']}, the same for every "
-            "encoder.")
+    used = queries_of([result for result in results if result["task"] == protocol])
+    return f"{one['episodes']:,} episodes of {used}, seed {one['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -106,14 +134,13 @@ def _ranked(ranking: Ranking) -> str:
             return number
         return f'{number} <span class="spread">&plusmn; {score.spread:.{ranking.digits}f}</span>'
 
-    runs = [max((score.runs for score in row if score), default=1) for row in ranking.cells]
     rows = []
     for i, name in enumerate(ranking.encoders):
-        seeds = f' <span class="spread">(n = {runs[i]})</span>' if runs[i] > 1 else ""
+        seeds = f'<span class="spread">{ranking.seeds(i)}</span>' if ranking.seeds(i) else ""
         cells = [cell(score, mark) for score, mark in zip(ranking.cells[i], ranking.marks[i], strict=True)]
-        rank = ranking.average_ranks[i]
-        rows.append([html.escape(name) + seeds, *cells, f"{rank:.2f}" if math.isfinite(rank) else ""])
-    return _html(["encoder", *map(html.escape, ranking.datasets), "avg. rank"], rows)
+        rank = f"{ranking.average_ranks[i]:.2f}" if math.isfinite(ranking.average_ranks[i]) else ""
+        rows.append([html.escape(name) + seeds, *cells, *[rank] * ranking.compares])
+    return _html(["encoder", *map(html.escape, ranking.datasets), *["avg. rank"] * ranking.compares], rows)
 
 
 def _differences(gaps: Sequence[dict[str, Any]]) -> str:

@@ -17,8 +17,8 @@ from supancl.studies.table_runs import read_entries
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    known = ", ".join(map(_spoken, LAYOUTS))
-    parser.add_argument("name", metavar="NAME", help=f"one of {known}; 5 and F.1 are understood too")
+    known = ", ".join(LAYOUTS)
+    parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
     parser.add_argument("runs", metavar="RUN", nargs="*",
                         help="run folders, studies, toy studies, folders with evaluate/*.json; none: the paper's alone")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
@@ -53,9 +53,6 @@ def table_name(text: str) -> str:
     short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
     known = {name.lower().replace(".", ""): name for name in LAYOUTS}
     if short not in known:
-        raise BadInput(f"unknown table {text!r}{nearest(text.lower(), map(_spoken, LAYOUTS))}")
+        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
+        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
     return known[short]
-
-
-def _spoken(name: str) -> str:
-    return f"table{name}" if name.isdigit() else name.lower().replace(".", "")
