@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -143,6 +145,9 @@ def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
     (["show", "nowhere"], "supancl: no data at 'nowhere'"),
     (["show", "digits", "--recipe", "cifar10.sup"], "supancl: unknown recipe 'cifar10.sup'"),
     (["show"], "the following arguments are required: source"),
+    (["show", "digits", "--skip-bad-images"],
+     "unrecognized arguments: --skip-bad-images (see supancl data show --help)"),
+    (["--all", "show", "digits"], "unrecognized arguments: --all (see supancl data --help)"),
     (["shw", "digits"], "unknown command 'shw'; did you mean 'show'?"),
     (["cache"], "supancl: name a source to cache, or --list, or --keep-gb N"),
     (["cache", "digits"], "supancl: digits is in memory already; a cache is for files"),
@@ -171,6 +176,66 @@ def test_show_does_not_write_over_an_older_sheet(capsys, tmp_path):
     said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / "file" / "below")
     assert said.code == 2
     assert "cannot write in" in said.err
+
+
+@pytest.mark.parametrize("out", ["sheets", "file/below"])
+def test_where_the_sheets_go_is_looked_at_before_any_image(capsys, tmp_path, monkeypatch, out):
+    picture(tmp_path / "sheets" / "images.png")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("supancl.commands.data.open_source", lambda *rest, **named: pytest.fail("began to read"))
+    said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / out)
+    assert said.code == 2
+    assert said.err.endswith("choose another --out\n")
+
+
+def test_show_tells_of_empty_class_folders_and_unreadable_files_in_one_go(capsys, tmp_path):
+    root = class_folders(tmp_path / "data")
+    (root / "dog" / "bad.png").write_bytes(b"bad")
+    for name in ("ant", "owl"):
+        (root / name).mkdir()
+    facts = show(capsys, tmp_path, root)
+    assert facts["empty_class_folders"] == [str(root / "ant"), str(root / "owl")]
+    assert facts["unreadable"] == [str(root / "dog" / "bad.png")]
+    assert list(facts["histogram"]) == ["cat", "dog"]
+    lines = supancl(capsys, "data", "show", root, "--out", tmp_path / "again").out.splitlines()
+    at = lines.index("2 class folders without an image; pretrain refuses them: fill or remove them")
+    assert lines[at - 2 : at] == ["1 unreadable", f"  {root / 'dog' / 'bad.png'}"]
+    assert lines[at + 1 : at + 3] == [f"  {root / 'ant'}", f"  {root / 'owl'}"]
+    said = supancl(capsys, "pretrain", "digits.supsiam", "--data", root, "--skip-bad-images", "--out", tmp_path / "run")
+    assert said.code == 2
+    assert said.err == f"supancl: class folder {root / 'ant'} has no image; fill it or remove it\n"
+
+
+def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
+    root = class_folders(tmp_path / "data")
+    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "none")
+    assert "copies of one another" not in said.out
+    shutil.copy(root / "cat" / "0.png", root / "dog" / "x.png")
+    facts = show(capsys, tmp_path, root)
+    assert facts["copies"] == {"files": 2, "images": 1, "labels_differ": 1, "in_several_splits": 0,
+                               "examples": [[str(root / "cat" / "0.png"), str(root / "dog" / "x.png")]]}
+    said = supancl(capsys, "data", "show", root, "--out", tmp_path / "again")
+    assert ("2 files are byte-for-byte copies of one another, of 1 image; copies may fall on both sides of what is "
+            "held out: keep one of each") in said.out
+    assert f"  the same image as {root / 'cat' / '0.png'} and {root / 'dog' / 'x.png'}\n" in said.out
+
+
+def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, monkeypatch):
+    """Pillow would warn, without a name, from some number of pixels on, and refuses twice as many."""
+    source = jpegs(tmp_path / "data")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 90 * 72 - 1)
+    facts = show(capsys, tmp_path, source)
+    assert facts["unreadable"] == []
+    assert facts["remarks"] == [
+        "4 images have more than 6,479 pixels, which take long to decode; store them smaller: "
+        + ", ".join(f"{source / name} ({width} x 90)" for name, width in (
+            ("cat/2.jpg", 72), ("cat/3.jpg", 73), ("dog/2.jpg", 72))) + " and 1 more"]
+    said = supancl(capsys, "data", "cache", source)
+    assert said.code == 0
+    assert said.err.startswith("warning: 4 images have more than 6,479 pixels")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45 * 72)
+    assert show(capsys, tmp_path / "twice", source)["unreadable"] == [str(source / kind / "3.jpg")
+                                                                      for kind in ("cat", "dog")]
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -210,6 +275,17 @@ def test_a_cache_goes_by_its_folder_or_the_name_of_a_source_that_has_gone(capsys
     assert list_caches() == []
 
 
+def test_a_source_called_features_or_tars_goes_without_what_evaluations_and_streams_keep(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("features", "tars"):
+        supancl(capsys, "data", "cache", jpegs(tmp_path / name, 1))
+        (list_caches()[0].folder.parent / name).mkdir()
+        assert supancl(capsys, "data", "cache", name, "--remove").code == 0
+        assert [each.source for each in list_caches()] == [name]
+        assert supancl(capsys, "data", "cache", name, "--remove").code == 0
+        assert list_caches() == []
+
+
 def test_the_longest_unused_caches_go_first(capsys, tmp_path):
     for name, used in (("old", 1000), ("new", 2000)):
         said = supancl(capsys, "data", "cache", jpegs(tmp_path / name), "--json", "-")
@@ -218,6 +294,21 @@ def test_the_longest_unused_caches_go_first(capsys, tmp_path):
     said = supancl(capsys, "data", "cache", "--keep-gb", 1.5 * nbytes / 1e9)
     assert f"of {tmp_path / 'old'})" in said.out
     assert [each.source for each in list_caches()] == [str(tmp_path / "new")]
+
+
+def test_the_cache_that_is_asked_for_is_built_first_and_stays(capsys, tmp_path):
+    for name, used in (("asked", 1000), ("other", 2000)):
+        said = supancl(capsys, "data", "cache", jpegs(tmp_path / name), "--json", "-")
+        os.utime(Path(json_of(said)["folder"]) / "about.json", (used, used))
+    before = {each.source: contents(each.folder) for each in list_caches()}
+    nbytes = list_caches()[0].nbytes
+    said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 1.5 * nbytes / 1e9)
+    assert f"of {tmp_path / 'other'})" in said.out
+    (left,) = list_caches()
+    assert contents(left.folder) == before[str(tmp_path / "asked")], "kept, not decoded again"
+    said = supancl(capsys, "data", "cache", tmp_path / "asked", "--keep-gb", 0)
+    assert said.out.endswith(f"more than --keep-gb 0: {left.folder} itself is kept\n")
+    assert list_caches() == [replace(left, last_used=list_caches()[0].last_used)]
 
 
 def test_unreadable_images_stop_the_cache_or_are_counted(capsys, tmp_path):

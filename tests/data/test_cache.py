@@ -741,6 +741,14 @@ def test_eviction_removes_the_longest_unused_until_the_rest_fits(tmp_path):
     assert [gone.folder for gone in evict(0)] == [new.folder]
 
 
+def test_eviction_spares_one_and_takes_the_others_for_it(tmp_path):
+    old, new, middle = three_caches(tmp_path)
+    each = list_caches()[0].nbytes
+    assert [gone.folder for gone in evict(1.5 * each, spared=old.folder)] == [middle.folder, new.folder]
+    assert evict(0, spared=old.folder) == []
+    assert old.folder.exists()
+
+
 def test_using_a_cache_makes_it_the_newest(tmp_path):
     old, _, _ = three_caches(tmp_path)
     old.build([tmp_path / "old" / f"{i:03d}.png" for i in range(4)])

@@ -142,6 +142,34 @@ def test_floating_point_pixels_are_refused_with_the_way_out(tmp_path):
         decode(path)
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int16, np.uint32])
+def test_whole_numbers_of_unknown_range_are_refused_not_shown_black(tmp_path, kind):
+    """0 to 255 kept in 32 bits, or 0 to 32767 in 16 signed ones: nothing in the file says which white is."""
+    values = np.arange(HEIGHT * WIDTH, dtype=kind).reshape(HEIGHT, WIDTH)
+    path = tmp_path / "image.tiff"
+    path.write_bytes(tiff(values))
+    assert mode_of(path) == "I"
+    with pytest.raises(ValueError, match="signed or 32-bit pixels, whose range is not known; save it with 8 or 16"):
+        decode(path)
+
+
+def tiff(values: np.ndarray) -> bytes:
+    """One strip of grey pixels; Pillow writes fewer kinds than it reads."""
+    (height, width), data, kind = values.shape, values.tobytes(), {"u": 1, "i": 2}[values.dtype.kind]
+    tags = {256: width, 257: height, 258: 8 * values.itemsize, 259: 1, 262: 1, 273: 8, 277: 1, 278: height,
+            279: len(data), 339: kind}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
+def test_grey_of_sixteen_bits_is_read_from_pgm(tmp_path):
+    deep = np.linspace(0, 65535, HEIGHT * WIDTH).astype(">u2").reshape(HEIGHT, WIDTH)
+    path = tmp_path / "image.pgm"
+    path.write_bytes(b"P5 %d %d 65535\n" % (WIDTH, HEIGHT) + deep.tobytes())
+    assert mode_of(path) == "I"
+    assert np.array_equal(decode(path, 1)[0].numpy(), np.round(deep / 257).astype(np.uint8))
+
+
 # what a viewer must do to the stored pixels, for each value of the EXIF orientation
 ORIENTATIONS = {
     1: lambda a: a,

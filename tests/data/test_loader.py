@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from supancl.data import sources
 from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, padded
 from supancl.data.loader import Feed
 from supancl.data.order import Order
@@ -123,6 +124,15 @@ def test_what_is_resident_is_not_sent_through_a_thread():
     assert torch.equal(feed.batch(1).pixels, pixels[order.positions(1)])
     assert feed.thread is None
     feed.close()
+
+
+def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
+    asked = []
+    monkeypatch.setattr(sources, "fits", lambda nbytes, device: asked.append(nbytes) or False)
+    pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
+    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    assert sources.resident(split, torch.device("cuda")) is split
+    assert asked == [24 * 3 * 8 * 8]
 
 
 def test_a_closed_feed_leaves_no_thread_and_can_be_asked_again():

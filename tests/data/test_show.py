@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,12 @@ from PIL import Image
 from supancl import recipe
 from supancl.console import LONG, Terminal, make_console, table
 from supancl.data.images import ArrayImages, PackedImages
-from supancl.data.show import described, histogram, image_sizes, size_facts
+from supancl.data.show import copies, described, histogram, image_sizes, size_facts
 from supancl.data.sources import DataSpec, open_source, whole
 from supancl.errors import BadInput
 from supancl.report.contact_sheet import CAPTION, GAP, TILE, image_sheet, spread, view_sheet
 from supancl.start import with_short_side
+from tests import files as made
 from tests.files import archive, noise, picture
 
 
@@ -70,6 +73,66 @@ def test_sizes_and_histogram_of_the_built_in_data():
     assert list(counted) == list("0123456789")
     assert size_facts(np.array([[1, 5], [3, 3], [9, 2]])) == {
         "height": [1, 3, 9], "width": [2, 3, 5], "short side": [1, 2, 3]}
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def written(root, files):
+    """{name: seed}: files of the same seed are the same."""
+    for name, seed in files.items():
+        picture(root / name, seed=seed, size=(4, 4))
+    return open_source(DataSpec(source=str(root)), 1)
+
+
+def test_copies_are_counted_by_content_and_by_what_they_contradict(tmp_path):
+    files = {"train/a/0.bmp": 0, "train/a/1.bmp": 1, "train/a/2.bmp": 1, "train/b/3.bmp": 1, "train/b/4.bmp": 4,
+             "val/b/5.bmp": 4, "train/unlabelled/6.bmp": 0, "val/a/7.bmp": 7}
+    found = copies(written(tmp_path, files))
+    # by comparing every pair: 0 and 6; 1, 2 and 3; 4 and 5
+    contents = {name: (tmp_path / name).read_bytes() for name in files}
+    twice = [name for name in files if list(contents.values()).count(contents[name]) > 1]
+    assert found["files"] == len(twice) == 7
+    assert found["images"] == len({contents[name] for name in twice}) == 3
+    assert found["in_several_splits"] == 1
+    assert found["labels_differ"] == 1, "no label contradicts none"
+    (pair,) = found["examples"]
+    assert {Path(name).parent.name for name in pair} == {"a", "b"}
+    assert {contents[str(Path(name).relative_to(tmp_path))] for name in pair} == {contents["train/b/3.bmp"]}
+
+
+def test_only_files_of_equal_size_are_read_and_three_contradictions_are_named(tmp_path, monkeypatch):
+    found = written(tmp_path, {f"{kind}/{i}.bmp": i for kind in "ab" for i in range(5)})
+    picture(tmp_path / "a" / "9.bmp", size=(9, 9))
+    opened, told = [], []
+    monkeypatch.setattr("builtins.open", lambda path, *rest, really=open: opened.append(path) or really(path, *rest))
+    counted = copies(open_source(DataSpec(source=str(tmp_path)), 1), lambda *progress: told.append(progress))
+    mine = [path for path in opened if Path(path).suffix == ".bmp"]
+    monkeypatch.undo()
+    assert len(found.items) == len(told) == 10
+    assert told[-1] == ("comparing files of equal size", 10, 10)
+    assert (counted["files"], counted["labels_differ"], len(counted["examples"])) == (10, 5, 3)
+    assert mine.count(tmp_path / "a" / "9.bmp") == 0
+    assert mine.count(tmp_path / "a" / "0.bmp") == 1
+
+
+def test_a_table_that_lists_a_file_twice_has_no_copy_of_it(tmp_path):
+    for name, seed in (("x", 0), ("y", 1), ("z", 1)):
+        picture(tmp_path / f"{name}.bmp", seed=seed)
+    path = made.table(tmp_path / "list.csv", "path,label", "x.bmp,a", "x.bmp,a", "y.bmp,a", "z.bmp,b")
+    found = copies(open_source(DataSpec(source=str(path)), 1))
+    assert (found["files"], found["images"], found["labels_differ"]) == (2, 1, 1)
+
+
+def test_a_source_without_files_has_no_copies_to_count(tmp_path):
+    assert copies(open_source(DataSpec(source="digits"), 1)) is None
+
+
+def test_a_file_that_vanishes_before_it_is_compared_is_named(tmp_path):
+    found = written(tmp_path, {"a/0.bmp": 0, "a/1.bmp": 1})
+    (tmp_path / "a" / "1.bmp").unlink()
+    with pytest.raises(BadInput, match=r"a/1.bmp: could be read before and cannot any more \(No such file"):
+        copies(found)
 
 
 # --- contact sheets ---------------------------------------------------------------------------------------------------

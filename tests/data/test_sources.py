@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -188,7 +189,48 @@ def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_
     picture(tmp_path / "cat" / ".hidden.png")
     found = source(tmp_path)
     assert len(found.splits["train"]) == 4
-    assert found.remarks == (f"{tmp_path}: 1 files are no images and were left out, such as notes.txt",)
+    assert found.remarks == (f"{tmp_path}: 1 files are of no image format that is read here and were left out "
+                             "(1 .txt), such as notes.txt",)
+
+
+def test_the_kinds_of_what_is_left_out_are_counted(tmp_path):
+    """A thousand .heic are a thousand images less than the folder has."""
+    class_folders(tmp_path, each=2)
+    for name in ("cat/0.heic", "cat/1.HEIC", "dog/notes.txt", "dog/README"):
+        (tmp_path / name).write_bytes(b"x")
+    assert source(tmp_path).remarks == (
+        f"{tmp_path}: 4 files are of no image format that is read here and were left out "
+        "(2 .heic, 1 without a suffix, 1 .txt), such as 0.heic",
+    )
+
+
+def test_a_folder_within_a_folder_is_the_only_class_and_this_is_said(tmp_path):
+    class_folders(tmp_path / "images", each=2)
+    found = source(tmp_path)
+    assert found.classes == ("images",)
+    assert found.remarks == (
+        f"{tmp_path}: the only class is images, which has 2 folders in it, such as cat; for those as classes, give "
+        f"{tmp_path / 'images'}",
+    )
+    class_folders(tmp_path / "more", each=2)
+    assert source(tmp_path).remarks == ()
+
+
+def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_no_class(tmp_path):
+    class_folders(tmp_path, each=2)
+    (tmp_path / "0.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(BadInput, match=r"0.png: cannot be read as an image \(No such file or directory\)"):
+        source(tmp_path)
+    found = source(tmp_path, skip_bad_images=True)
+    assert (len(found.splits["train"]), found.skipped) == (4, (str(tmp_path / "0.png"),))
+
+
+def test_file_names_need_not_be_utf_8(tmp_path):
+    class_folders(tmp_path, each=10)
+    os.rename(tmp_path / "cat" / "0.png", os.fsencode(tmp_path) + b"/cat/caf\xe9.png")
+    first = open_data(DataSpec(source=str(tmp_path)), 3).described["fingerprint"]
+    os.rename(os.fsencode(tmp_path) + b"/cat/caf\xe9.png", os.fsencode(tmp_path) + b"/cat/caf\xe8.png")
+    assert open_data(DataSpec(source=str(tmp_path)), 3).described["fingerprint"] != first
 
 
 def test_a_link_back_to_its_own_folder_gives_no_image_twice(tmp_path):
@@ -373,6 +415,29 @@ def test_a_table_without_splits_is_all_train_and_a_byte_order_mark_is_no_part_of
     path.write_bytes('\ufeffpath,label\r\n"ä b.png",cat\r\n'.encode())
     found = source(path)
     assert (set(found.splits), found.classes) == ({"train"}, ("cat",))
+
+
+def test_a_value_too_many_in_a_table_is_refused_not_dropped(tmp_path):
+    picture(tmp_path / "0.png")
+    listing = tmp_path / "list.csv"
+    listing.write_text("path,label\n0.png,cat, grey\n")
+    with pytest.raises(BadInput, match=r"list.csv line 2: more values than the 2 columns of the first line; put a "
+                                       "value that has a comma in double quotes"):
+        source(listing)
+    listing.write_text('path,label\n0.png,"cat, grey"\n0.png,dog,\n')  # a comma at the end says nothing
+    assert source(listing).classes == ("cat, grey", "dog")
+
+
+def test_files_listed_twice_in_a_table_are_said(tmp_path):
+    picture(tmp_path / "0.png"), picture(tmp_path / "1.png")
+    listing = tmp_path / "list.csv"
+    listing.write_text("path,label,split\n0.png,cat,train\n1.png,dog,train\n0.png,cat,test\n")
+    assert source(listing).remarks == (
+        f"{listing}: 1 files are listed more than once, such as {tmp_path / '0.png'}; one that is trained on and held "
+        "out too judges nothing",
+    )
+    listing.write_text("path,label\n0.png,cat\n1.png,dog\n")
+    assert source(listing).remarks == ()
 
 
 def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):

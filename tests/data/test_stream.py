@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from PIL import Image
 
 from supancl import Reporter, pretrain
 from supancl.data import sidecars
+from supancl.data.cache import evict, list_caches
 from supancl.data.loader import Feed, _padded_to
 from supancl.data.order import Order, WindowedOrder, seeded
 from supancl.data.sidecars import Sidecar, sidecar_path
@@ -355,8 +357,9 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_an_index_that_goes_while_training_is_named_and_made_anew(tmp_path, gone):
+def test_an_index_that_goes_while_training_is_made_anew(tmp_path, gone):
     data = open_data(spec(shards(tmp_path)), 3)
+    wanted = open_data(spec(tmp_path), 3).train.batch(torch.tensor([0, 3])).labels.tolist()
     index = sidecar_path((tmp_path / "train-000.tar").resolve())
     if gone:
         index.unlink()
@@ -365,11 +368,40 @@ def test_an_index_that_goes_while_training_is_named_and_made_anew(tmp_path, gone
         content[content.index(offsets.tobytes())] ^= 1
         index.write_bytes(content)
         assert sidecars._kept((tmp_path / "train-000.tar").resolve()) is not None
-    with pytest.raises(BadInput, match=r"the index of .*train-000.tar is gone or damaged; go on with --resume"):
+    assert data.train.batch(torch.tensor([0, 3])).labels.tolist() == wanted
+    assert sidecars._parts(index, "offsets")
+    assert open_data(spec(tmp_path), 3).described == data.described
+
+
+def test_all_indices_may_be_evicted_while_training(tmp_path):
+    """Several threads then make them anew at once; each shard is looked through by one of them."""
+    data = open_data(spec(shards(tmp_path)), 3)
+    positions = torch.arange(len(data.train)).repeat(2)
+    wanted = open_data(spec(tmp_path), 3).train.batch(positions)
+    assert [cache.source for cache in evict(0)] == ["tars"]
+    assert list_caches() == []
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(data.train.batch, [positions] * 4):
+            assert torch.equal(got.pixels, wanted.pixels)
+            assert torch.equal(got.labels, wanted.labels)
+    assert [cache.source for cache in list_caches()] == ["tars"]
+
+
+def test_streaming_makes_the_indices_the_newest_of_the_caches(tmp_path, cache_root):
+    open_data(spec(shards(tmp_path)), 3)
+    os.utime(cache_root / "tars", (1_000_000, 1_000_000))
+    assert list_caches()[0].last_used == 1_000_000
+    open_data(spec(tmp_path), 3)
+    assert list_caches()[0].last_used > 1_000_000
+
+
+def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkeypatch):
+    data = open_data(spec(shards(tmp_path)), 3)
+    sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
+    monkeypatch.setattr(sidecars, "_index", lambda tar: None)
+    with pytest.raises(BadInput, match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
+                                       "go on with --resume"):
         data.train.batch(torch.tensor([0]))
-    again = open_data(spec(tmp_path), 3)
-    assert again.described == data.described
-    assert torch.equal(again.train.batch(torch.tensor([0])).labels, torch.tensor([0]))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):

@@ -89,6 +89,18 @@ def test_keys_order_labels_and_pixels_are_those_webdataset_gives(tmp_path, cache
         assert np.array_equal(split.batch(torch.tensor([position])).pixels[0].permute(1, 2, 0).numpy(), each["png"])
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_captions_that_pass_for_classes_are_said(tmp_path, stream):
+    pictures = [png(i) for i in range(24)]
+    rows = [{"png": each, "txt": f"photo {i}", "json": {"url": ""}} for i, each in enumerate(pictures)]
+    shard(tmp_path / "a.tar", rows)
+    found, _ = opened(tmp_path / "a.tar", stream=stream)
+    assert found.remarks == (f"{tmp_path / 'a.tar'}: 24 classes for 24 labelled images; a .txt is read as a label, and "
+                             "where it is a caption every image is a class of its own",)
+    shard(tmp_path / "b.tar", [{"png": each, "txt": f"photo {max(i, 3)}"} for i, each in enumerate(pictures)])
+    assert opened(tmp_path / "b.tar", stream=stream)[0].remarks == ()
+
+
 def test_class_numbers_keep_the_order_of_numbers(tmp_path):
     found, _ = opened(shard(tmp_path / "a.tar", [{"png": png(i), "cls": i} for i in range(12)]))
     assert found.classes == tuple(str(i) for i in range(12))

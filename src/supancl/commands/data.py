@@ -15,7 +15,7 @@ from rich.console import Console
 from supancl.console import Terminal, table
 from supancl.data import benchmarks
 from supancl.data.cache import CachedImages, cache_root, evict, list_caches, remove_cache
-from supancl.data.show import described, image_sizes
+from supancl.data.show import copies, described, image_sizes
 from supancl.data.sources import DataSpec, Source, absolute_source, open_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput, CheckFailed
@@ -59,23 +59,32 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
+    out = Path(args.out) if args.out else next_folder("show")
+    check_sheets(out)  # before the work, not after it
     chosen = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = chosen.encoder.channels if chosen else 3
     side = chosen.data.short_side if chosen else 256
     # looking leaves nothing behind: every image is decoded once, and kept only where they are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
-    found = open_source(spec, channels, terminal.reading)
+    found = open_source(spec, channels, terminal.reading, lenient=True)
     sizes = image_sizes(found, terminal.reading)
     if chosen is None:
         chosen = fitting_recipe(float(np.median(sizes.min(1))))
     facts = described(found, replace(spec, short_side=chosen.data.short_side), channels, sizes)
-    out = Path(args.out) if args.out else next_folder("show")
+    facts["copies"] = copies(found, terminal.reading)
+    print_facts(facts, console)
+    print_copies(facts["copies"], console)
+    facts["pictures"] = draw(found, chosen, out, console)
+    return facts
+
+
+def check_sheets(out: Path) -> None:
     for name in ("images.png", "views.png"):
         if (out / name).exists():
             raise BadInput(f"{out / name} exists; remove it or choose another --out")
-    print_facts(facts, console)
-    facts["pictures"] = draw(found, chosen, out, console)
-    return facts
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise BadInput(f"cannot write in {out} ({there} is a file); choose another --out")
 
 
 def fitting_recipe(short_side: float) -> Recipe:
@@ -122,24 +131,54 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
         console.print(f"remark: {remark}")
     unreadable = facts["unreadable"]
     console.print(f"{len(unreadable)} unreadable" + "".join(f"\n  {name}" for name in unreadable[:20]))
+    empty = facts["empty_class_folders"]
+    if empty:
+        console.print(f"{len(empty)} class folders without an image; pretrain refuses them: fill or remove them"
+                      + "".join(f"\n  {name}" for name in empty[:20]))
+
+
+def print_copies(found: dict[str, Any] | None, console: Console) -> None:
+    if not found or not found["files"]:
+        return
+    images = "1 image" if found["images"] == 1 else f"{found['images']:,} images"
+    console.print(f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
+                  "both sides of what is held out: keep one of each")
+    if found["in_several_splits"]:
+        console.print(f"of {found['in_several_splits']:,} of these images there are copies in more than one split")
+    if found["labels_differ"]:
+        console.print(f"of {found['labels_differ']:,} of these images the copies have different labels"
+                      + "".join(f"\n  the same image as {one} and {other}" for one, other in found["examples"]))
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
 
 
 def cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    if args.keep_gb is not None:
-        if args.keep_gb < 0:
-            raise BadInput(f"--keep-gb {args.keep_gb:g}: must be at least 0")
-        for old in evict(args.keep_gb * 1e9, waiting=waiting(console)):
-            console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
+    if args.keep_gb is not None and args.keep_gb < 0:
+        raise BadInput(f"--keep-gb {args.keep_gb:g}: must be at least 0")
     if args.remove:
-        return remove(args, console)
+        result = remove(args, console)
+        keep(args, console)
+        return result
     if args.list or args.source is None:
         if not args.list and args.keep_gb is None:
             raise BadInput("name a source to cache, or --list, or --keep-gb N")
+        keep(args, console)
         return listed(console)
-    return build(args, console)
+    result = build(args, console)
+    keep(args, console, Path(result["folder"]))  # afterwards: what was just asked for is not what goes
+    return result
+
+
+def keep(args: argparse.Namespace, console: Console, spared: Path | None = None) -> None:
+    """What --keep-gb asks for."""
+    if args.keep_gb is None:
+        return
+    for old in evict(args.keep_gb * 1e9, waiting=waiting(console), spared=spared):
+        console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
+    left = sum(each.nbytes for each in list_caches()) / 1e9
+    if spared is not None and left > args.keep_gb:
+        console.print(f"{left:.3f} GB are left, more than --keep-gb {args.keep_gb:g}: {spared} itself is kept")
 
 
 def listed(console: Console) -> dict[str, Any]:
@@ -160,8 +199,10 @@ def remove(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.source is None:
         raise BadInput("--remove: name the source whose cache is to go; --list shows them")
     # the folder of a source may be gone, and a cache may have lost the name of its source: any name will do
-    wanted = {args.source, absolute_source(args.source), str(Path(args.source).resolve())}
-    gone = [each for each in list_caches() if wanted & {each.source, each.folder.name, str(each.folder)}]
+    # (but a source called features goes before the folder of that name in the cache)
+    caches, paths = list_caches(), (absolute_source(args.source), str(Path(args.source).resolve()))
+    gone = [each for each in caches if each.source in paths]
+    gone = gone or [each for each in caches if args.source in (each.source, each.folder.name, str(each.folder))]
     if not gone:
         raise BadInput(f"nothing is cached of {args.source}; supancl data cache --list shows what is")
     for each in gone:

@@ -24,5 +24,6 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = embed_to_file(subject, args.data, Path(args.out), args.view)
     sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
-    console.print(f"{args.out}: {sizes}")
+    held_out = f"; the run held {result['train_held_out']} of train out" if result["train_held_out"] else ""
+    console.print(f"{args.out}: {sizes}{held_out}")
     return result

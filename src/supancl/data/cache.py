@@ -23,14 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.images import Item, PackedImages, Resample, decode, in_order, stamp_of, why
+from supancl.data.images import Item, PackedImages, Resample, about_large, decode, in_order, stamp_of, why
 from supancl.data.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_atomically
 
 VERSION = 1
 GONE = -1  # a stamp of nothing
-FEATURES = "features"
+FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
+TARS = "tars"  # where the images of streamed shards lie: one file for each shard
 FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
 Progress = Callable[[str, int, int], None]
@@ -93,7 +94,7 @@ class Cache:
         known = np.concatenate([np.full((1, 2), GONE), *(shard.stamps for shard in shards)])[rows + 1]
         missing = np.flatnonzero((stamps != known).any(1) & (stamps != GONE).any(1)).tolist()
         if missing:
-            written, unreadable = self._decode(items, names, missing, stamps, progress)
+            written, unreadable = self._decode(items, names, missing, stamps, progress, remarks)
             shards, broken = shards + written, sorted(broken + unreadable)
         shards = self._in_use(shards, names)
         os.utime(self.folder / "about.json")  # last used: what eviction goes by
@@ -137,16 +138,17 @@ class Cache:
 
     def _decode(
         self, items: Sequence[Item | Path], names: Sequence[str], missing: Sequence[int],
-        stamps: np.ndarray, progress: Progress | None,
+        stamps: np.ndarray, progress: Progress | None, remarks: list[str],
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
         """New shards with these images; an interruption keeps what is finished."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
         writer = ShardWriter(self.folder, max(numbers, default=-1) + 1)
         broken: list[tuple[int, str]] = []
+        large: list[str] = []
 
         def one(position: int) -> Tensor | str:
             try:
-                return decode(items[position], self.channels, self.short_side, self.resample)
+                return decode(items[position], self.channels, self.short_side, self.resample, large)
             except (OSError, ValueError) as error:
                 return why(error)
 
@@ -162,6 +164,7 @@ class Cache:
                     progress("decoding images into the cache", done, len(missing))
         finally:
             writer.finish()
+        remarks += about_large(large)
         return writer.shards, broken
 
     def _in_use(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
@@ -253,7 +256,7 @@ def list_caches(root: Path | None = None) -> list[CacheFolder]:
     """Every cache, the longest unused first; one whose about.json is damaged too, so that it can be removed."""
     found = []
     for folder in (root or cache_root()).glob("*"):
-        if (FOLDER_NAME.search(folder.name) or folder.name == FEATURES) and folder.is_dir():
+        if (FOLDER_NAME.search(folder.name) or folder.name in (FEATURES, TARS)) and folder.is_dir():
             with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
                 found.append(_looked_at(folder))
     return sorted(found, key=lambda cache: (cache.last_used, cache.folder))
@@ -266,7 +269,9 @@ def _looked_at(folder: Path) -> CacheFolder:
     shards = [read_index(path, channels if isinstance(channels, int) else 3) for path in folder.glob("shard-*.npz")]
     images = len({name for shard in shards if isinstance(shard, Shard) for name in shard.names})
     last_used = (about if about.exists() else folder).stat().st_mtime
-    if folder.name == FEATURES:  # of images, kept by evaluations: one file for each encoder and split
+    if folder.name == TARS:
+        return CacheFolder(folder, TARS, 0, nbytes, last_used)
+    if folder.name == FEATURES:
         files = [path.stat() for path in folder.glob("*.safetensors")]
         last_used = max((status.st_mtime for status in files), default=last_used)
         return CacheFolder(folder, FEATURES, 0, nbytes, last_used)
@@ -281,13 +286,17 @@ def remove_cache(folder: Path, waiting: Callable[[str], None] = lambda owner: No
 
 
 def evict(
-    keep_bytes: float, root: Path | None = None, waiting: Callable[[str], None] = lambda owner: None
+    keep_bytes: float, root: Path | None = None, waiting: Callable[[str], None] = lambda owner: None,
+    spared: Path | None = None,
 ) -> list[CacheFolder]:
-    """Remove the longest unused caches until the rest take no more than `keep_bytes`."""
+    """Remove the longest unused caches until all take no more than `keep_bytes`; the `spared` one stays whatever."""
     caches, removed = list_caches(root), []
-    while caches and sum(cache.nbytes for cache in caches) > keep_bytes:
-        removed.append(caches.pop(0))
-        remove_cache(removed[-1].folder, waiting)
+    total = sum(cache.nbytes for cache in caches)
+    for cache in caches:
+        if total > keep_bytes and cache.folder != spared:
+            removed.append(cache)
+            remove_cache(cache.folder, waiting)
+            total -= cache.nbytes
     return removed
 
 
@@ -350,7 +359,7 @@ def _about(folder: Path) -> dict[str, Any]:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_file() and path.name != ".lock":
-            path.unlink()
+            path.unlink(missing_ok=True)  # features and indices are written by who does not hold the lock
 
 
 def _dump(content: dict[str, Any], path: Path) -> None:

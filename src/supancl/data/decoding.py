@@ -16,6 +16,7 @@ from supancl.data.images import (
     ImageStore,
     Item,
     PackedImages,
+    about_large,
     decode,
     in_order,
     shrunk,
@@ -90,7 +91,7 @@ def _stored(
         remarks += said
         return cached, broken
     keep = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
-    images, broken = _decoded(items, channels, spec, progress, keep)
+    images, broken = _decoded(items, channels, spec, progress, keep, remarks)
     bad = {position for position, _ in broken}
     good = [item for position, item in enumerate(items) if position not in bad]
     if images is None:
@@ -114,16 +115,17 @@ def expected_bytes(items: Sequence[Path | Item], channels: int, short_side: int 
 
 
 def _decoded(
-    items: list[Path | Item], channels: int, spec: DataSpec, progress: Progress | None, keep: bool
+    items: list[Path | Item], channels: int, spec: DataSpec, progress: Progress | None, keep: bool, remarks: list[str]
 ) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
     """Pixels of the readable items (None once they outgrow data.memory_gb) and the others."""
     images: list[Tensor] | None = [] if keep else None
     broken: list[tuple[int, str]] = []
+    large: list[str] = []
     used = 0
 
     def one(item: Path | Item) -> Tensor | str:
         try:
-            return decode(item, channels, spec.short_side, spec.resample)
+            return decode(item, channels, spec.short_side, spec.resample, large)
         except (OSError, ValueError) as error:
             return why(error)
 
@@ -138,4 +140,5 @@ def _decoded(
                 images = None
         if progress is not None:
             progress("reading images", done, len(items))
+    remarks += about_large(large)
     return images, broken

@@ -277,15 +277,21 @@ def size_of(item: Item | Path) -> tuple[int, int]:
 
 
 def decode(
-    item: Item | Path, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear"
+    item: Item | Path, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear",
+    large: list[str] | None = None,
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
 
+    One with so many pixels that Pillow warns of it is noted in `large`; of twice as many, Pillow refuses it.
     Raises OSError or ValueError for what is not a readable image.
     """
     try:
         with opened_image(item) as opened:
+            if large is not None and opened.width * opened.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                large.append(f"{item} ({opened.width} x {opened.height})")
             opened.load()
+            if opened.mode == "I" and opened.format == "TIFF":
+                raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
             image = to_mode(upright(opened), "L" if channels == 1 else "RGB")
         height, width = shrunk((image.height, image.width), short_side)
         if (width, height) != image.size:
@@ -296,6 +302,15 @@ def decode(
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def about_large(large: Sequence[str]) -> list[str]:
+    """A remark on images that `decode` noted, in place of Pillow's warning, which does not name them."""
+    if not large:
+        return []
+    shown, more = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
+    return [f"{len(large)} images have more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
+            f"store them smaller: {', '.join(shown)}{more}"]
 
 
 def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:

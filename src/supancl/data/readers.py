@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,19 +152,28 @@ def _to_channels(images: np.ndarray, channels: int) -> Tensor:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def read_folder(root: Path, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
-    """train/ with val/ or test/ beside it, or class folders alone; images outside a class folder are unlabelled."""
+def read_folder(
+    root: Path, channels: int, spec: DataSpec, progress: Progress | None = None, lenient: bool = False
+) -> Source:
+    """train/ with val/ or test/ beside it, or class folders alone; images outside a class folder are unlabelled.
+
+    A class folder without an image is refused, or, where one is `lenient`, listed.
+    """
     remarks: list[str] = []
+    empty: list[Path] = []
     folders = _split_folders(root, remarks)
-    entries = [
-        (split, path, label) for split, folder in folders.items() for path, label in _class_files(folder, remarks)
-    ]
+    entries = [(split, path, label) for split, folder in folders.items()
+               for path, label in _class_files(folder, remarks, empty)]
+    if empty and not lenient:
+        raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
     if folders["train"] != root:  # unlabelled/ may stand beside train/ as well as in it
         entries += [("train", path, "") for name in UNLABELLED_FOLDERS for path in sorted(_walk(root / name))
                     if path.suffix.lower() in SUFFIXES]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
-    return from_items(entries, root, channels, spec, progress, remarks)
+    _say_one_class({label for _, _, label in entries if label}, folders["train"], remarks)
+    found = from_items(entries, root, channels, spec, progress, remarks)
+    return replace(found, empty=tuple(map(str, empty)))
 
 
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
@@ -190,13 +201,13 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     return folders or {"train": root}
 
 
-def _class_files(folder: Path, remarks: list[str]) -> Iterable[tuple[Path, str]]:
+def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterable[tuple[Path, str]]:
     """(file, class) for each image below a split's folder; the class is the first folder on the way, '' if none."""
     ignored: list[Path] = []
     for child in sorted(folder.iterdir()):
         if child.name.startswith("."):
             continue
-        if child.is_file():
+        if not child.is_dir():  # a link that leads nowhere is told by who opens it
             if child.suffix.lower() in SUFFIXES:
                 yield child, ""
             else:
@@ -210,9 +221,22 @@ def _class_files(folder: Path, remarks: list[str]) -> Iterable[tuple[Path, str]]
             else:
                 ignored.append(path)
         if not found:
-            raise BadInput(f"class folder {child} has no image; fill it or remove it")
+            empty.append(child)
     if ignored:
-        remarks.append(f"{folder}: {len(ignored)} files are no images and were left out, such as {ignored[0].name}")
+        kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
+        remarks.append(f"{folder}: {len(ignored)} files are of no image format that is read here and were left out "
+                       f"({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as {ignored[0].name}")
+
+
+def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
+    """An archive often unpacks into a folder within a folder, which then passes for the only class."""
+    if len(classes) != 1:
+        return
+    only = folder / next(iter(classes))
+    within = [child.name for child in sorted(only.iterdir()) if child.is_dir() and child.name[0] != "."]
+    if len(within) > 1:
+        remarks.append(f"{folder}: the only class is {only.name}, which has {len(within)} folders in it, such as "
+                       f"{within[0]}; for those as classes, give {only}")
 
 
 def _walk(folder: Path) -> Iterable[Path]:
@@ -228,7 +252,8 @@ def _walk(folder: Path) -> Iterable[Path]:
             below.clear()
             continue
         seen.add(real)
-        below[:] = [name for name in below if not name.startswith(".")]  # such as .ipynb_checkpoints
+        # such as .ipynb_checkpoints; sorted: of two ways to the same folder the same one on every machine
+        below[:] = sorted(name for name in below if not name.startswith("."))
         for name in files:
             if not name.startswith("."):
                 yield Path(directory) / name
@@ -246,6 +271,9 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
                 raise BadInput(f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, "
                                "wanted path,label[,split]")
             for row in rows:
+                if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
+                    raise BadInput(f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
+                                   "columns of the first line; put a value that has a comma in double quotes")
                 entries.append(_csv_entry(row, path, rows.line_num))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error})") from None
@@ -253,7 +281,12 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
         raise BadInput(f"{path}: no image is listed; each line below the first is path,label[,split]")
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
-    return from_items(entries, path.parent, channels, spec, progress, [])
+    remarks: list[str] = []
+    twice = [file for file, times in Counter(file for _, file, _ in entries).items() if times > 1]
+    if twice:
+        remarks.append(f"{path}: {len(twice)} files are listed more than once, such as {twice[0]}; one that is trained "
+                       "on and held out too judges nothing")
+    return from_items(entries, path.parent, channels, spec, progress, remarks)
 
 
 def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str, Path, str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +35,7 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
         "source": spec.source, "splits": splits, "classes": len(source.classes),
         "histogram": histogram(source), "sizes": size_facts(sizes), "short_side": side,
         "bytes": nbytes, "kept": "in the packed cache" if source.items and nbytes > CACHE_FROM else "in memory",
-        "unreadable": list(source.skipped), "remarks": remarks,
+        "unreadable": list(source.skipped), "empty_class_folders": list(source.empty), "remarks": remarks,
     }
 
 
@@ -49,8 +53,7 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
         try:
             return size_of(item)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, and look "
-                           "again") from None
+            raise _gone(item, error) from None
 
     if source.items:
         found = []
@@ -60,6 +63,10 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
                 progress("reading sizes", done, len(source.items))
         return np.array(found, np.int64).reshape(-1, 2)
     return np.concatenate([_array_sizes(split) for split in source.splits.values()])
+
+
+def _gone(item: object, error: OSError | ValueError) -> BadInput:
+    return BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, and look again")
 
 
 def _array_sizes(split: Split) -> np.ndarray:
@@ -74,3 +81,69 @@ def size_facts(sizes: np.ndarray) -> dict[str, list[int]]:
         return [int(values.min()), int(np.median(values)), int(values.max())]
 
     return {"height": three(sizes[:, 0]), "width": three(sizes[:, 1]), "short side": three(sizes.min(1))}
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+NAMED = 3  # pairs of copies whose labels differ
+
+
+def copies(source: Source, progress: Progress | None = None) -> dict[str, Any] | None:
+    """How many files are byte-for-byte copies of one another; None for a source that does not consist of files.
+
+    A file that a table lists twice is no copy of itself. A label that is not there contradicts no other.
+    """
+    files: dict[Path, int] = {}
+    for row, item in enumerate(source.items):
+        if not isinstance(item, Path):
+            return None
+        files.setdefault(item, row)
+    if not files:
+        return None
+    labels, splits = np.full(len(source.items), -1), np.zeros(len(source.items), np.int64)
+    for number, split in enumerate(source.splits.values()):
+        rows = split.index.cpu().numpy()
+        labels[rows], splits[rows] = split.labels.numpy(), number
+    counted = {"files": 0, "images": 0, "labels_differ": 0, "in_several_splits": 0}
+    examples: list[list[str]] = []
+    for group in _alike(list(files), progress):
+        rows = np.array([files[path] for path in group])
+        counted["files"] += len(group)
+        counted["images"] += 1
+        counted["in_several_splits"] += len(set(splits[rows].tolist())) > 1
+        of_label = {label: str(path) for label, path in zip(labels[rows].tolist(), group, strict=True) if label >= 0}
+        if len(of_label) > 1:
+            counted["labels_differ"] += 1
+            if len(examples) < NAMED:
+                examples.append([of_label[label] for label in sorted(of_label)[:2]])
+    return {**counted, "examples": examples}
+
+
+def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]:
+    """Files of the same content. Only those of equal size are read, and the sums of one size are held at a time."""
+    def nbytes(path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise _gone(path, error) from None
+
+    def content(place: int) -> tuple[int, bytes]:
+        try:
+            with open(paths[place], "rb") as file:
+                return place, hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise _gone(paths[place], error) from None
+
+    sizes = np.array(list(in_order(nbytes, paths)), np.int64)
+    _, kind, count = np.unique(sizes, return_inverse=True, return_counts=True)
+    several = np.flatnonzero(count[kind] > 1)
+    several = several[np.argsort(sizes[several], kind="stable")]
+    done = 0
+    for _, same_size in groupby(in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
+        by_content: dict[bytes, list[Path]] = {}
+        for place, digest in same_size:
+            by_content.setdefault(digest, []).append(paths[place])
+            done += 1
+            if progress is not None:
+                progress("comparing files of equal size", done, len(several))
+        yield from (group for group in by_content.values() if len(group) > 1)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from supancl.data.cache import Progress, cache_root
+from supancl.data.cache import TARS, Progress, cache_root
 from supancl.data.images import file_stamp, in_order, why
 from supancl.data.tars import samples
 from supancl.errors import BadInput
@@ -26,8 +27,8 @@ VERSION = 2
 ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
 # what a file that is gone, cut short or altered makes zipfile and json raise
 DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-FOLDER = "tars"
 ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
+REMAKING = threading.Lock()  # two threads would write into one temporary file
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,20 @@ class Sidecar:
         return self._parts("members")[0].decode("utf-8", "surrogateescape").split("\0")
 
     def _parts(self, *names: str) -> list[bytes]:
-        try:
+        """Some of what is kept; what was evicted meanwhile, or is damaged, is made anew from the shard."""
+        with suppress(*DAMAGE):
             return _parts(self.path, *names)
-        except DAMAGE:
-            with suppress(OSError):
-                self.path.unlink()  # its beginning, which is looked at when it is opened again, may be sound
-            raise BadInput(f"{self.path}: the index of {self.tar} is gone or damaged; go on with --resume, "
-                           "which makes it anew") from None
+        with REMAKING:
+            try:
+                return _parts(self.path, *names)  # another thread may have made it
+            except DAMAGE:
+                self.check()
+                _index(self.tar)
+            try:
+                return _parts(self.path, *names)
+            except DAMAGE as error:
+                raise BadInput(f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); "
+                               "go on with --resume") from None
 
     def check(self) -> None:
         """That the shard is what was indexed: its images are found by where they lay then."""
@@ -80,6 +88,8 @@ def indexed(
     `seen` is given the class names of each shard, by its number: together they may be too many to be held.
     """
     tars = [path.resolve() for path in files]
+    with suppress(OSError):
+        os.utime(cache_root() / TARS)  # last used: what eviction goes by
     found: dict[int, Sidecar] = {}
 
     def read(numbers: Iterable[int]) -> list[int]:
@@ -108,11 +118,6 @@ def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
         if _kept(tar) is None:  # another process may have done it meanwhile
             _index(tar)
 
-    folder = cache_root() / FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"the cache {folder} cannot be written ({reason(error)}); {ELSEWHERE}") from None
     mixed = random.Random(os.getpid()).sample(tars, len(tars))
     for done, _ in enumerate(in_order(index, mixed), start=1):
         if progress is not None:
@@ -123,7 +128,7 @@ def sidecar_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
     """By the shard's time too: machines that share a cache may each have the shard on a disk of their own."""
     content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
-    return cache_root() / FOLDER / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+    return cache_root() / TARS / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
 
 
 def _kept(tar: Path) -> tuple[Sidecar, list[str]] | None:
@@ -173,4 +178,8 @@ def _index(tar: Path) -> None:
             for name, content in parts.items():
                 kept.writestr(name, content)
 
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {ELSEWHERE}") from None
     write_atomically(path, write, ELSEWHERE)

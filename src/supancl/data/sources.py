@@ -88,7 +88,8 @@ class Split:
     def content(self) -> Iterator[bytes]:
         """What tells it apart from other files or other labels, wherever the files lie."""
         yield self.labels.numpy().tobytes()
-        yield "\n".join(Path(name).name for name in self.named(torch.arange(len(self)))).encode()
+        names = "\n".join(Path(name).name for name in self.named(torch.arange(len(self))))
+        yield names.encode("utf-8", "surrogateescape")  # the name of a file may be in any encoding
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels replaced by ids[label]; -1 stays."""
@@ -105,6 +106,7 @@ class Source:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     items: Sequence[object] = ()  # images outside memory, in the order of their store
+    empty: tuple[str, ...] = ()  # class folders without an image
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -
     return prepared(open_source(spec, channels, progress), spec)
 
 
-def open_source(spec: DataSpec, channels: int, progress: Progress | None = None) -> Source:
+def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
+    """The source that `spec` names; a `lenient` look lists empty class folders instead of refusing them."""
     # readers build Splits, so they are above this file
     from supancl.data import benchmarks, libraries, readers, stream, tars
 
@@ -189,7 +192,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None)
         hint = "" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN)
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     if path.is_dir():
-        return readers.read_folder(path, channels, spec, progress)
+        return readers.read_folder(path, channels, spec, progress, lenient)
     if path.suffix.lower() == ".npz":
         return readers.read_npz(path, channels)
     if path.suffix.lower() == ".csv":
@@ -317,7 +320,7 @@ def _limited(train: Split, limit: int | None) -> Split:
 def resident(split: Split, device: torch.device, progress: Progress | None = None) -> Split:
     """The split with its pixels on the device, where they fit: one array, or packed images."""
     store = split.store
-    if isinstance(store, ArrayImages):
+    if isinstance(store, ArrayImages) and (device.type != "cuda" or fits(store.pixels.nbytes, device)):
         return replace(split, store=store.to(device), index=split.index.to(device))
     if isinstance(store, PackedImages) and device.type == "cuda" and fits(store.nbytes, device):
 

@@ -24,7 +24,7 @@ from supancl.data.images import Batch, Resample, decode, own_workers, padded, wh
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sidecars import Sidecar, indexed
 from supancl.data.sources import DataSpec, Progress, Source, Split
-from supancl.data.tars import TarItem, split_of, tar_files
+from supancl.data.tars import TarItem, captions, split_of, tar_files
 from supancl.errors import BadInput
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
@@ -308,7 +308,8 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
         if there:
             splits[split] = WholeStream(store, begin, begin + len(there), named[split])
         begin += len(there)
-    return Source(splits, classes)
+    labelled = sum(shard.labelled for shard in store.shards)
+    return Source(splits, classes, tuple(captions(name, len(classes), labelled)))
 
 
 def order_of(split: Split, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:

@@ -25,6 +25,7 @@ from supancl.data.sources import DataSpec, Progress, Source
 from supancl.errors import BadInput
 
 LABEL_PARTS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
+FEW = 20  # labelled images of which nobody can say that they have too many classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,17 @@ def read_tars(name: str, channels: int, spec: DataSpec, progress: Progress | Non
         raise BadInput(f"{name}: no image in {len(files)} tar shards; a sample is KEY.jpg with KEY.cls beside it")
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
-    return from_items(entries, files[0].parent, channels, spec, progress, [], by_number=True)
+    labels = [label for _, _, label in entries if label]
+    remarks = captions(name, len(set(labels)), len(labels))
+    return from_items(entries, files[0].parent, channels, spec, progress, remarks, by_number=True)
+
+
+def captions(name: str, classes: int, labelled: int) -> list[str]:
+    """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
+    if labelled < FEW or 10 * classes <= 9 * labelled:
+        return []
+    return [f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label, and where it is "
+            "a caption every image is a class of its own"]
 
 
 def split_of(path: Path) -> str:

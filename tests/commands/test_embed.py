@@ -1,0 +1,107 @@
+"""`supancl embed`: what the run held out, bad images, and the example of docs/own-data.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from supancl.data.sources import DataSpec, open_data
+from supancl.encoders import EncoderSpec
+from tests.files import TINY, class_folders, picture, supancl
+from tests.judge.made import run_folder
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Class folders without a split."""
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "data", each=20)
+    return tmp_path
+
+
+def embedded(capsys, *arguments: object) -> dict[str, np.ndarray]:
+    Path("f.npz").unlink(missing_ok=True)
+    said = supancl(capsys, "embed", *arguments, "--out", "f.npz", "--device", "cpu")
+    assert said.code == 0, said.err
+    with np.load("f.npz") as found:
+        return {**found, "said": said}
+
+
+def names(split) -> set[str]:
+    return {Path(name).name + Path(name).parent.name for name in split.named(torch.arange(len(split)))}
+
+
+def test_features_of_class_folders_say_what_the_run_held_out(place, capsys):
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "data", *TINY, "--out", "run").code == 0
+    found = embedded(capsys, "run", "--data", "data")
+    held_out = found["train_held_out"]
+    assert (held_out.dtype, held_out.shape, len(found["train_features"])) == (bool, (40,), 40)
+    told = {Path(name).name + Path(name).parent.name for name in found["train_names"][held_out]}
+    share = 0.25  # the recipe's own
+    assert told == names(open_data(DataSpec(source="data", holdout=share), 1).held_out)
+    assert len(told) == 10
+    assert found["said"].out.splitlines()[-1] == "f.npz: train 40 x 8; the run held 10 of train out"
+
+
+@pytest.mark.parametrize(("settings", "count"), [
+    ({"data__holdout": None}, 4), ({"data__holdout": 0.0}, 0), ({"data__limit": 12}, 28),
+    ({"data__leave_out": ("dog",)}, 22)])
+def test_whatever_a_setting_keeps_from_training_is_held_out(place, capsys, settings, count):
+    run = run_folder(place / "run", source="data", described=True, **settings)
+    found = embedded(capsys, run, "--data", "data")
+    assert int(found["train_held_out"].sum()) == count
+    trained = open_data(DataSpec(source="data", **{name[6:]: value for name, value in settings.items()}), 1).train
+    told = {Path(name).name + Path(name).parent.name for name in found["train_names"][~found["train_held_out"]]}
+    assert told == names(trained)
+
+
+def test_splits_of_the_data_themselves_hold_nothing_out_of_train(place, capsys):
+    for split, each in (("train", 6), ("val", 3)):
+        class_folders(place / "parted" / split, each=each)
+    found = embedded(capsys, run_folder(place / "run", source="parted", described=True), "--data", "parted")
+    assert found["train_held_out"].tolist() == [False] * 12
+    assert "val_held_out" not in found
+
+
+def test_other_data_and_data_that_have_changed_do_not_say_what_was_held_out(place, capsys):
+    run = run_folder(place / "run", source="data", described=True)
+    class_folders(place / "others")
+    assert "train_held_out" not in embedded(capsys, run, "--data", "others")
+    assert "train_held_out" not in embedded(capsys, run / "encoder.safetensors", "--data", "data")
+    picture(place / "data" / "cat" / "new.png", seed=999)
+    found = embedded(capsys, run, "--data", "data")
+    assert "train_held_out" not in found
+    assert "warning: which images" in found["said"].err
+    assert "the data have changed since the run began" in found["said"].err
+
+
+def test_bad_images_are_passed_over_with_the_flag_that_the_refusal_names(place, capsys):
+    run = run_folder(place / "run")
+    (place / "data" / "cat" / "0.png").write_bytes(b"bad")
+    said = supancl(capsys, "embed", run, "--data", "data", "--out", "f.npz")
+    assert said.code == 2
+    assert "pass --skip-bad-images" in said.err
+    assert len(embedded(capsys, run, "--data", "data", "--skip-bad-images")["train_features"]) == 39
+
+
+def test_one_photograph_in_python_has_the_features_that_embed_writes(place, capsys):
+    """The blocks of the page, run as they stand."""
+    for name, size in (("7.jpg", (86, 64)), ("8.jpg", (90, 120))):
+        picture(place / "photos" / "pug" / name, seed=3, size=size, mode="RGB")
+    spec = EncoderSpec("cifar-resnet18", channels=3, size=32)
+    run_folder(place / "runs" / "photos", source="photos", spec=spec)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(block, scope)
+    found = embedded(capsys, "runs/photos", "--data", "photos")
+    row = [Path(name).name for name in found["train_names"]].index("7.jpg")
+    ours, theirs = scope["features"], torch.from_numpy(found["train_features"][row])[None]
+    assert ours.shape == (1, 512)
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
