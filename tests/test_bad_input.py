@@ -56,22 +56,39 @@ def data(make: Callable[[Path], object]) -> Callable[[Path], tuple[str, ...]]:
 NAMES = [
     Row("a command that is not there", flags(),
         "unknown command 'pretran'; did you mean 'pretrain'? (see supancl --help)", ("pretran", "digits.supsiam")),
-    Row("no command", flags(), "the following arguments are required: COMMAND (see supancl --help)", ()),
+    Row("no command but a flag", flags(), "the following arguments are required: COMMAND (see supancl --help)",
+        ("--quiet",)),
     Row("a protocol that is not there", flags(),
         "unknown command 'kn'; did you mean 'knn'? (see supancl evaluate --help)", ("evaluate", "kn", "run")),
     Row("a flag that is not there", flags("--epoch-s", "3"),
-        "unrecognized arguments: --epoch-s 3 (see supancl --help)"),
+        "unrecognized arguments: --epoch-s 3 (see supancl pretrain --help)"),
     Row("an argument of two lines", flags("--epoch-s=1\n2"),
-        "unrecognized arguments: --epoch-s=1 2 (see supancl --help)"),
+        "unrecognized arguments: --epoch-s=1 2 (see supancl pretrain --help)"),
     Row("a recipe that is not there", flags(), "unknown recipe 'cifar10.supsam'; did you mean 'cifar10.supsiam'?",
         ("pretrain", "cifar10.supsam", "--out", "out")),
+    Row("a method for a recipe", flags(),
+        "unknown recipe 'supsiam'; did you mean imagenet100.supsiam, cifar10.supsiam, cifar100.supsiam, toy.supsiam "
+        "or digits.supsiam?", ("pretrain", "supsiam")),
     Row("a recipe like no other", flags(),
         re.compile(r"unknown recipe 'qqqq'; known: .*digits\.supsiam, .*vit\.supmoco"), ("pretrain", "qqqq")),
     Row("no recipe", flags(), "name a recipe (supancl recipes lists them), or --resume with --out DIR", ("pretrain",)),
     Row("a recipe to show that is not there", flags(),
         "unknown recipe 'digit.supsiam'; did you mean 'digits.supsiam'?", ("recipes", "digit.supsiam")),
-    Row("a field that is not there", flags("--set", "loss.alpa=1"), "unknown field 'loss.alpa'; did you mean 'alpha'?"),
-    Row("a section that is not there", flags("--set", "los.alpha=1"), "unknown field 'los'; did you mean 'loss'?"),
+    Row("a field that is not there", flags("--set", "loss.alpa=1"),
+        "unknown field 'loss.alpa'; did you mean 'loss.alpha'?"),
+    Row("a field without its section", flags("--set", "alpha=0.3"),
+        "unknown field 'alpha'; did you mean 'loss.alpha'?"),
+    Row("a field of two sections", flags("--set", "momentum=0.3"),
+        "unknown field 'momentum'; did you mean 'branches.momentum' or 'optimizer.momentum'?"),
+    Row("a field of a section that is off", flags("--set", "views.local.sise=8"),
+        "unknown field 'views.local.sise'; did you mean 'views.local.size'?"),
+    Row("a field of another loss", flags("--set", "loss.temperature=1"), "unknown field 'loss.temperature'; known: "
+        "loss.alpha, loss.form, loss.kind, loss.samples (supancl recipes digits.supsiam lists all)"),
+    Row("a field like no other", flags("--set", "qqq=1"),
+        "unknown field 'qqq'; known: data.*, views.*, encoder.*, heads.*, branches.*, pool.*, loss.*, optimizer.*, "
+        "schedule.*, train.* (supancl recipes digits.supsiam lists all)"),
+    Row("a section that is not there", flags("--set", "los.alpha=1"),
+        "unknown field 'los.alpha'; did you mean 'loss.alpha'?"),
     Row("a section as a field", flags("--set", "loss=1"),
         "loss is a section; set one of its fields, such as loss.samples"),
     Row("a field below a field", flags("--set", "loss.alpha.x=1"),
@@ -89,13 +106,21 @@ NAMES = [
     Row("a pool of no kind", flags("--set", "pool.kind=bag"),
         "pool.kind = 'bag': must be one of none, queue, class-queues, prototypes"),
     Row("no epochs", flags("--epochs", "0"), "train.epochs = 0: must be at least 1"),
-    Row("half an epoch", flags("--epochs", "0.5"), "train.epochs = 0.5: must be int"),
+    Row("half an epoch", flags("--epochs", "0.5"), "train.epochs = 0.5: must be a whole number"),
+    Row("epochs in words", flags("--epochs", "ten"), "train.epochs = 'ten': must be a whole number"),
+    Row("epochs beyond a lifetime", flags("--epochs", "1e9", "--batch-size", "128"),
+        "train.epochs = 1000000000 of 10 steps each are 10,000,000,000 steps, more than 1,000,000,000; "
+        "use --epochs 100000000 or less"),
+    Row("a predictor of another width than the projector", flags("--set", "heads.predictor.out=9"),
+        "heads.predictor.out = 9 differs from heads.projector.out = 256, and a prediction is compared with a "
+        "projection; set heads.projector.out alone, the predictor follows"),
     Row("a batch of none", flags("--batch-size", "0"), "train.batch_size = 0: must be at least 1"),
     Row("a batch of one", flags("--batch-size", "1"),
         "train.batch_size = 1 leaves fewer than 2 images a micro-batch; batch norm needs 2"),
     Row("a batch that does not divide", flags("--accumulate", "3"),
         "train.batch_size = 4 does not divide into train.accumulate = 3 micro-batches"),
-    Row("a seed below 0", flags("--seed", "-1"), "train.seed = -1: must be at least 0"),
+    Row("a seed below 0", flags("--seed", "-1"), "train.seed = -1: must lie in [0, 9.22337e+18]"),
+    Row("a seed too large", flags("--seed", "9" * 23), f"train.seed = {'9' * 23}: must lie in [0, 9.22337e+18]"),
     Row("a device that is not there", flags("--device", "tpu"),
         "train.device = 'tpu': must be one of auto, cpu, cuda"),
     Row("too much held out", flags("--set", "data.holdout=0.95"), "data.holdout = 0.95: must lie in [0, 0.9]"),
@@ -195,6 +220,10 @@ DATA = [
         "class folder data/bird has no image; fill it or remove it"),
     Row("one class only", data(with_classes(classes=("cat",))),
         "data: only one class, 'cat', has training images; supsiam needs two, or take simsiam or byol"),
+    Row("a folder within a folder", data(lambda tmp: class_folders(tmp / "data" / "photos") and None),
+        "data: only one class, 'photos', has training images; supsiam needs two, or take simsiam or byol "
+        "(data: the only class is photos, which has 2 folders in it, such as cat; for those as classes, give "
+        "data/photos)"),
     Row("one class with labels", data(with_classes(lambda root: (root / "dog").rename(root / "unlabelled"))),
         "data: only one class, 'cat', has training images; supsiam needs two, or take simsiam or byol"),
     Row("no label anywhere", data(lambda tmp: [picture(tmp / "data" / f"{i}.png") for i in range(20)] and None),
@@ -231,6 +260,10 @@ DATA = [
         "toy holds vectors, recipe digits.supsiam takes images"),
     Row("images for a recipe of vectors", flags("--data", "digits"),
         "digits holds images, recipe toy.supsiam takes vectors (toy)", ("pretrain", "toy.supsiam", "--out", "out")),
+    Row("images for an encoder of vectors", flags("--set", "encoder.name=linear"),
+        "digits holds images, encoder 'linear' takes vectors (toy); --set encoder.name=cnn"),
+    Row("vectors for an encoder of images", flags(), "toy holds vectors, encoder 'cnn' takes images; choose linear",
+        ("pretrain", "toy.supsiam", "--set", "encoder.name=cnn", "--out", "out")),
     # archives
     Row("an archive without the keys", data(of_arrays(train_images=None, train_labels=None, images=noise(4, 8, 8))),
         "data.npz: no train_images; it has images, wanted train_images and train_labels"),
@@ -379,6 +412,7 @@ def edit_recipe(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
 SPEC = {"name": "cnn", "channels": 1, "size": 16, "width": 8, "mean": [0.5], "std": [0.5]}
 KNN = ("evaluate", "knn")
+ITS_OWN = "a run continues with its own settings; to change them, start another run with"
 SOUND = "run/checkpoints/step-000000002.pt"
 AGAIN = "bring back the file as the run wrote it, or choose another --out"
 FILES = [
@@ -414,14 +448,16 @@ FILES = [
     Row("resume of nothing", flags(), "nothing holds no run to continue; name a recipe to start one",
         ("pretrain", "--resume", "--out", "nothing")),
     Row("resume with another value", with_run(flags("--epochs", "7")),
-        "--epochs 7 differs from train.epochs = 1 in run/recipe.json; a run continues with its own settings", RESUME),
+        f"--epochs 7 differs from train.epochs = 1 in run/recipe.json; {ITS_OWN} --init run and another --out", RESUME),
+    Row("resume with another encoder", with_run(flags("--set", "encoder.width=4")),
+        f"--set encoder.width=4 differs from encoder.width = 8 in run/recipe.json; {ITS_OWN} another --out", RESUME),
     Row("resume with another field", with_run(flags("--set", "loss.alpha=0.9")),
-        "--set loss.alpha=0.9 differs from loss.alpha = 0.5 in run/recipe.json; "
-        "a run continues with its own settings", RESUME),
+        f"--set loss.alpha=0.9 differs from loss.alpha = 0.5 in run/recipe.json; {ITS_OWN} "
+        "--init run and another --out", RESUME),
     Row("resume with a field that is not there", with_run(flags("--set", "loss.alhpa=0.9")),
-        "unknown field 'loss.alhpa'; did you mean 'alpha'?", RESUME),
+        "unknown field 'loss.alhpa'; did you mean 'loss.alpha'?", RESUME),
     Row("resume with other data", with_run(flags("--data", "digits")),
-        '--data digits differs from data.source = "data" in run/recipe.json; a run continues with its own settings',
+        f'--data digits differs from data.source = "data" in run/recipe.json; {ITS_OWN} --init run and another --out',
         RESUME),
     Row("resume with another recipe", flags(),
         "run holds a run of digits.supsiam, not of digits.byol; choose another --out",
@@ -721,8 +757,9 @@ UNTOUCHED = ("what was there before is untouched. Make room (a run then continue
              "or choose another --out")
 
 
-def test_a_disk_full_before_the_first_step_leaves_nothing(place, capsys):
+def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
     class_folders(place / "data")
+    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
     full(place / "out" / "recipe.json")
@@ -732,9 +769,10 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, capsys):
     assert contents(place) == before
 
 
-def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(place, capsys):
+def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(place, monkeypatch, capsys):
     class_folders(place / "data")
     command = (*PRETRAIN, "--data", "data", "--epochs", "2")
+    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
     full(place / "out" / "checkpoints" / "step-000000004.pt")
     said = supancl(capsys, *command)
     assert said.code == 2
@@ -777,7 +815,7 @@ def test_a_disk_found_full_when_synced_keeps_the_file_before(place, finished, mo
 
     monkeypatch.setattr(os, "fsync", no_room)
     said = supancl(capsys, "evaluate", "knn", "run", "--device", "cpu", "--quiet")
-    assert one_line(said) == f"run/evaluate/knn.json cannot be written (No space left on device); {UNTOUCHED}"
+    assert one_line(said) == f"run/evaluate/knn-k8.json cannot be written (No space left on device); {UNTOUCHED}"
     assert said.code == 2
     assert contents(place) == before
 

@@ -13,7 +13,7 @@ import torch
 
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.data.augment import Draws
-from supancl.data.images import Batch, PackedImages
+from supancl.data.images import ArrayImages, Batch, PackedImages
 from supancl.data.sources import whole
 from supancl.data.views import Crops, render, render_in_chunks
 from supancl.encoders import EncoderSpec
@@ -181,11 +181,14 @@ def test_a_step_does_not_wait_for_the_device(settings: dict) -> None:
     assert trainer.step == 11
 
 
-def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     random = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (1, 8 + i % 3, 8 + i % 5), generator=random, dtype=torch.uint8) for i in range(96)]
+    sides = [(8 + i % 3, 8 + i % 5) if packed else (8, 8) for i in range(96)]
+    images = [torch.randint(0, 256, (1, *side), generator=random, dtype=torch.uint8) for side in sides]
     labels = torch.arange(96) % 3
-    split = whole(PackedImages.of(images), labels, [str(i) for i in range(96)])
+    store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
+    split = whole(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
     losses = {}
     for resident in (True, False):

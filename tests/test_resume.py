@@ -1,12 +1,15 @@
 """A run that was stopped anywhere ends with the same bits as one that never was."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supancl import METHODS, Reporter, pretrain
-from supancl.checkpoint import checkpoints
+from supancl.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.commands.pretrain import check_agrees
+from supancl.run import RunFolder
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
 
 
@@ -181,8 +186,65 @@ def test_resume_without_a_checkpoint_starts_at_step_0_and_says_so(tmp_path: Path
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
 
 
+def test_a_run_that_was_kept_with_another_width_of_its_predictor_goes_on(tmp_path: Path) -> None:
+    """As runs were that set heads.projector.out alone: what was built followed it, what was written did not."""
+    recipe, data, folder = tiny_recipe(heads__projector__out=8), tiny_data(), tmp_path / "stopped"
+    pretrain(recipe, data, tmp_path / "whole")
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(7))
+    content = json.loads((folder / "recipe.json").read_text())
+    assert content["recipe"]["heads"]["predictor"]["out"] == 8
+    assert content["recipe"]["sources"].pop("heads.predictor.out") == "follows heads.projector.out"
+    content["recipe"]["heads"]["predictor"]["out"] = 16
+    (folder / "recipe.json").write_text(json.dumps(content))
+    heads = replace(recipe.heads, predictor=replace(recipe.heads.predictor, out=16))
+    flags = SimpleNamespace(recipe=None, compat=None, overrides={"heads.projector.out": (8, "--set")})
+    check_agrees(RunFolder(folder).read_recipe()[0], flags, RunFolder(folder))
+    pretrain(replace(recipe, heads=heads), data, folder, resume=True)  # asked for by hand, as from Python
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
+
+
 def test_the_previous_checkpoint_is_kept_and_no_more(tmp_path: Path) -> None:
     pretrain(tiny_recipe(train__checkpoint_every=1), tiny_data(), tmp_path / "run")
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == [
         "step-000000009.pt", "step-000000010.pt"
     ]
+
+
+def test_past_a_damaged_checkpoint_the_previous_sound_one_is_kept_too(tmp_path: Path) -> None:
+    recipe, data, folder = tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run"
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(9))  # steps 6 and 8 are saved
+    checkpoints(folder / "checkpoints")[-1].write_bytes(b"damaged")
+    checkpoints(folder / "checkpoints")[0].rename(folder / "checkpoints" / "step-000000003.pt")
+    content = load_checkpoint(folder / "checkpoints" / "step-000000003.pt")
+    save_checkpoint(folder / "checkpoints", 3, content | {"step": 3})
+    with pytest.raises(Crash):
+        pretrain(None, data, folder, resume=True, reporter=CrashAt(7))  # 4, 5 (the epoch's) and 6 are saved
+    assert [path.name[-5:-3] for path in checkpoints(folder / "checkpoints")] == ["05", "06", "08"]
+    state, damaged = load_newest(folder / "checkpoints")
+    assert state is not None
+    assert (state["step"], len(damaged)) == (6, 1)
+
+
+def test_a_run_without_a_checkpoint_begins_anew_on_the_data_as_they_are_now(tmp_path: Path) -> None:
+    """Else it could be continued no more, for the data it was not trained on."""
+    recipe, folder, more = tiny_recipe(), tmp_path / "run", tiny_data(classes=4)
+    with pytest.raises(Crash):
+        pretrain(recipe, tiny_data(classes=3), folder, reporter=CrashAt(2))
+    with pytest.raises(Crash):
+        pretrain(None, more, folder, resume=True, reporter=CrashAt(7))
+    assert RunFolder(folder).read_recipe()[1] == more.classes
+    pretrain(None, more, folder, resume=True)
+    assert final_state(folder)
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+    recipe, data, folder = tiny_recipe(), tiny_data(), tmp_path / "run"
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(7))
+    left = [folder / "checkpoints" / ".step-000000007.pt.4242.tmp", folder / ".encoder.safetensors.4242.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+    pretrain(None, data, folder, resume=True)
+    assert not any(path.exists() for path in left)

@@ -108,6 +108,21 @@ def test_a_folder_that_was_there_before_stays_with_all_that_was_in_it(tmp_path):
     assert not (tmp_path / "run" / ".lock").exists()
 
 
+@pytest.mark.parametrize("part", ["checkpoints/step-000000007.pt", "encoder.safetensors", "metrics.jsonl"])
+def test_parts_of_a_run_without_its_recipe_are_not_written_over(tmp_path, part):
+    place = tmp_path / "run" / part
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"hours of work")
+    before = contents(tmp_path)
+    line = f"{tmp_path / 'run'} holds {part} of a run but no recipe.json; bring that back"
+    for resume in (False, True):
+        with pytest.raises(BadInput, match=re.escape(line)):
+            pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", resume=resume)
+    assert {name: content for name, content in contents(tmp_path).items() if name != "run/checkpoints"} == {
+        name: content for name, content in before.items() if name != "run/checkpoints"
+    }
+
+
 def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
     class Stop(Reporter):
         def stepped(self, step, row):

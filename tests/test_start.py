@@ -9,14 +9,25 @@ import torch
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.capture import Replay
+from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.commands.pretrain import check_agrees
 from supancl.data.images import Batch, PackedImages
 from supancl.data.sources import whole
 from supancl.distributed import Ranks
 from supancl.run import RunFolder
-from supancl.start import WORTH_COMPILING, agrees, determinism, pick_device, settled, too_large, with_speed
+from supancl.start import (
+    WORTH_COMPILING,
+    agrees,
+    check_same_device,
+    determinism,
+    pick_device,
+    settled,
+    too_large,
+    with_speed,
+)
 from supancl.train import _advanced, _capture
 from supancl.trainer import WARM_UP, Trainer
+from tests.files import contents
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -208,6 +219,48 @@ def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_p
     monkeypatch.setattr(Trainer, "advance", full)
     with pytest.raises(BadInput, match=f"memory is too small for batches of [28]; try {ways}$"):
         pretrain(tiny_recipe().with_set(settings), tiny_data(), tmp_path / "run")
+
+
+def test_too_little_memory_on_a_cpu_is_said_as_well(tmp_path: Path) -> None:
+    line = "this machine's memory is too small for batches of 8; try .* or a smaller --set pool.size$"
+    with pytest.raises(BadInput, match=line):
+        pretrain(tiny_recipe(pool__size=10**13), tiny_data(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(monkeypatch, tmp_path: Path) -> None:
+    def fails(self) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(Trainer, "advance", fails)
+    with pytest.raises(RuntimeError, match="something else"):
+        pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kept", "device", "line"),
+    [
+        (torch.zeros(16), CPU, "begun on a GPU and cannot go on on a CPU; continue it where there is one, or start"),
+        (None, CUDA, "begun on a CPU and cannot go on on a GPU; hide the GPU with CUDA_VISIBLE_DEVICES=, or start"),
+    ],
+)
+def test_a_run_goes_on_only_on_the_kind_of_device_it_began_on(kept, device, line: str) -> None:
+    folder, state = RunFolder(Path("run")), {"rng": {"cuda": kept}}
+    with pytest.raises(BadInput, match=f"run was {line} another run from its encoder with --init run$"):
+        check_same_device(folder, state, device)
+    check_same_device(folder, state, CUDA if device is CPU else CPU)
+
+
+def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) -> None:
+    pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    content = load_checkpoint(newest)
+    content["rng"] |= {"cuda": torch.zeros(16, dtype=torch.uint8), "views": torch.zeros(16, dtype=torch.uint8)}
+    save_checkpoint(newest.parent, content["step"], content)
+    before = contents(tmp_path)
+    with pytest.raises(BadInput, match="was begun on a GPU"):
+        pretrain(None, tiny_data(), tmp_path / "run", resume=True)
+    assert contents(tmp_path) == before
 
 
 def test_too_little_memory_in_fp32_on_a_gpu_names_its_size_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

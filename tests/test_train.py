@@ -121,6 +121,34 @@ def test_the_optimizer_uses_the_logged_rates() -> None:
     assert {id(p) for p in trainer.optimizer.param_groups[1]["params"]} == predictor
 
 
+@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize("decay", ["cosine", "constant"])
+@pytest.mark.parametrize("predictor", ["constant", "follows"])
+@pytest.mark.parametrize("granularity", ["step", "epoch"])
+def test_the_step_reads_the_schedules_to_the_bit_epoch_by_epoch(warmup, decay, predictor, granularity) -> None:
+    settings = {"schedule.warmup_epochs": warmup, "schedule.decay": decay, "schedule.predictor": predictor,
+                "schedule.granularity": granularity, "train.epochs": 5, "branches.momentum": 0.9}
+    trainer = trainer_of(tiny_recipe("byol").with_set(settings))
+    whole = [[rate(step) for step in range(trainer.steps)] for rate in (*trainer.rates, trainer.momentum_at)]
+    made = torch.cat([trainer.scheduled(epoch) for epoch in range(5)], dim=1)
+    assert made.dtype == torch.float64
+    assert made.tolist() == whole  # to the bit
+    for step in (0, trainer.steps_per_epoch - 1, trainer.steps_per_epoch, 3 * trainer.steps_per_epoch + 1):
+        trainer.step = step  # as where a run goes on
+        take_step(trainer)
+        rates = [group["lr"] for group in trainer.optimizer.param_groups]
+        assert rates == [torch.tensor(row[step]) for row in whole[:2]]
+        assert float(trainer.momentum) == whole[2][step]
+
+
+def test_a_run_of_very_many_epochs_begins_at_once() -> None:
+    trainer = trainer_of(tiny_recipe("supsiam", train__epochs=10**8))
+    assert trainer.steps == 10**8 * trainer.steps_per_epoch
+    assert trainer.schedule.shape == (3, trainer.steps_per_epoch)
+    take_step(trainer)
+    assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.rates[0](0))
+
+
 @pytest.mark.parametrize("name", ["vit.moco3", "vit.supmoco"])
 def test_in_app_g_the_predictor_of_the_moco_methods_follows_the_cosine(name: str) -> None:
     from supancl import learning_rate, recipe
@@ -144,26 +172,29 @@ def without_batch_norm(method: str, **overrides) -> Recipe:
     return replace(recipe, heads=heads, encoder=encoder, views=replace(recipe.views, size=SIDE * SIDE))
 
 
-@pytest.mark.parametrize("method", ["supsiam", "supbyol", "moco2"])
+@pytest.mark.parametrize("method", ["supsiam", "supbyol", "moco2", "crossentropy"])
 def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(method: str, monkeypatch) -> None:
     weights = []
     for accumulate in (1, 4):
         recipe = without_batch_norm(method, train__accumulate=accumulate)
-        trainer = trainer_of(recipe)
+        trainer = trainer_of(recipe, tiny_data(unlabelled=0.5))  # micro-batches with unequally many labels
         # the views must not depend on how the batch is cut: no randomness, plain pixels
         monkeypatch.setattr(
             type(recipe.views), "__call__",
             lambda self, batch, mean, std, generator, **_: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
         )
         trainer.branches.double()
-        trainer.pool.double()
+        if trainer.pool is not None:
+            trainer.pool.double()
         monkeypatch.setattr(trainer, "forward", lambda views, local=None, t=trainer: t.branches(views.double()))
         assert not recipe.loss.sees_batch(trainer.pool)
         for _ in range(4):
             take_step(trainer)
-        weights.append(flat(trainer.branches.state_dict()) | flat(trainer.pool.state_dict()))
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-9, atol=1e-12)
+        state = trainer.state()
+        weights.append(flat(state["branches"]) | flat(state["pool"]) | {"losses": state["interval"].clone()})
+    close = {"rtol": 1e-6, "atol": 1e-9} if method == "crossentropy" else {"rtol": 1e-9, "atol": 1e-12}
+    for name, value in weights[0].items():  # shares of the labelled images are in single precision
+        torch.testing.assert_close(weights[1][name], value, **close)
 
 
 @pytest.mark.parametrize(("method", "told"), [("simclr", True), ("supsiam-nopool", True), ("supsiam", False)])

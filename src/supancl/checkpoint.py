@@ -36,13 +36,16 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write step-N.pt and its checksum, and remove all but the last two."""
+    """Write step-N.pt and its checksum, and remove those before it but one.
+
+    Later ones stay: a run that went back past a damaged one writes over it when it gets there.
+    """
     path = folder / f"step-{step:09d}.pt"
     content = {"schema_version": SCHEMA_VERSION, **state}
     write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
     write_atomically(path.with_suffix(".sha256"), lambda temporary: _write_text(temporary, checksum))
-    for old in checkpoints(folder)[:-KEPT]:
+    for old in [each for each in checkpoints(folder) if each.name <= path.name][:-KEPT]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path

@@ -7,15 +7,18 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from rich.console import Console
 
-from supancl import commands, studies
+from supancl import __version__, commands, studies
 from supancl.console import make_console, say_error
 from supancl.distributed import speaks
 from supancl.errors import BadInput, CheckFailed, SupanclError
@@ -31,6 +34,7 @@ def module_of(name: str) -> Any:
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser; only the chosen command's own flags are filled in, so that no other one is imported."""
     parser = OneLineParser(prog="supancl", description="Pretrain image encoders with (supervised) ANCL.")
+    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
     below = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     for name, text in {**commands.COMMANDS, **studies.COMMANDS}.items():
         # a command with others below it gives the common flags to those
@@ -43,8 +47,13 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
+    parser = build_parser(next((word for word in words if not word.startswith("-")), None))
+    if not words:  # whoever names no command wants to know which there are; nothing was done all the same
+        parser.print_help(sys.stderr)
+        return BadInput.exit_code
+    args = parser.parse_args(words)
     console = make_console(args.quiet, args.json == "-")
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
     try:
         check_json(args.json)
         write_json(args.json, result_of(args, console))

@@ -49,6 +49,14 @@ Natural = Annotated[int, Within(0, None)]
 Section = TypeVar("Section")
 
 
+class UnknownField(BadInput):
+    """A dotted name that is no field; `beside` are those of the section it was looked for in."""
+
+    def __init__(self, message: str, beside: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.beside = beside
+
+
 def checked(value: Any, hint: Any, path: str) -> Any:
     """The value as its type wants it, or BadInput naming the field, the value and what would do."""
     origin = get_origin(hint)
@@ -95,7 +103,7 @@ def _checked_plain(value: Any, hint: Any, path: str) -> Any:
             return None
     elif isinstance(value, hint) and (hint is bool) == isinstance(value, bool):
         return value
-    name = "null" if hint is type(None) else hint.__name__
+    name = {int: "a whole number", type(None): "null"}.get(hint) or hint.__name__
     raise BadInput(f"{path} = {value!r}: must be {name}")
 
 
@@ -185,7 +193,8 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
     fields = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
     where = f"{path}.{name}" if path else name
     if name not in fields:
-        raise BadInput(f"unknown field {where!r}{nearest(name, fields)}")
+        beside = tuple(sorted(f"{path}.{each}" if path else each for each in fields))
+        raise UnknownField(f"unknown field {where!r}{nearest(name, fields)}", beside)
     if rest:
         inner = getattr(section, name)
         if inner is None:  # a section that is off: naming a field of it turns it on, if it has a default for the others

@@ -28,6 +28,7 @@ def make_console(quiet: bool, json_to_stdout: bool) -> Console:
 
 LONG = 1000  # things to read, from which on a file or a pipe is told how far it is
 WORTH_TELLING = 5.0  # seconds; what is done sooner needs no lines
+SILENCE = 30.0  # seconds within an epoch, after which a file or a pipe is told how far the run is
 
 
 class Terminal(Reporter):
@@ -39,6 +40,7 @@ class Terminal(Reporter):
         self.progress: Progress | None = None
         self.last: dict[str, Any] = {}
         self.counting: tuple[str, int, float, int] = ("", 0, 0.0, 0)
+        self.begun, self.told, self.first, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
 
     def note(self, text: str) -> None:
@@ -83,8 +85,14 @@ class Terminal(Reporter):
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
                       f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}")
+        if step >= steps:
+            self.note(f"{folder} is finished, at step {step} of {steps}; to train on, start another run with "
+                      f"--init {folder} and another --out")
+            return
         if step:
             self.note(f"going on at step {step} of {steps}")
+        self.begun = self.told = time.perf_counter()
+        self.first, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
         self._start(recipe.name, steps, step)
 
     def _start(self, what: str, total: int, done: int) -> None:
@@ -104,6 +112,19 @@ class Terminal(Reporter):
         if self.progress is not None:
             loss = f"loss {self.last['loss']:.4f}" if self.last else ""
             self.progress.update(self.progress.task_ids[0], completed=step, loss=loss)
+        elif not self.console.is_terminal and self.steps and time.perf_counter() - self.told >= SILENCE:
+            self._tell(step)
+
+    def _tell(self, step: int) -> None:
+        """How far it is, of what the log has anyway: nobody waits for the device because of a line."""
+        self.told = time.perf_counter()
+        epoch, taken = (step - 1) * self.epochs // self.steps + 1, self.told - self.begun
+        parts = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
+        if self.last:
+            parts += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
+        if step > self.first:  # a run that went back has nothing to judge by yet
+            parts.append(f"about {duration(taken / (step - self.first) * (self.steps - step))} left")
+        self.note(", ".join(parts))
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
         shown = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
@@ -112,11 +133,27 @@ class Terminal(Reporter):
         shown |= {"img/s": self.last.get("images_per_second")}
         values = "  ".join(f"{name} {compact(value)}" for name, value in shown.items() if value is not None)
         self.note(f"epoch {row['epoch'] + 1:4d}  {values}")
+        self.told = time.perf_counter()
 
     def ends(self) -> None:
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
+
+
+def duration(seconds: float) -> str:
+    """The two largest units of it.
+
+    >>> duration(42), duration(3 * 3600 + 5 * 60)
+    ('42 s', '3 h 5 min')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def compact(value: float) -> str:

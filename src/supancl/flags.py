@@ -15,6 +15,13 @@ from supancl.recipes import Recipe, recipe
 class OneLineParser(argparse.ArgumentParser):
     """argparse's errors as one line, with the nearest command for an unknown one."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             given = message.split("invalid choice: ")[1].split("'")[1]

@@ -90,7 +90,6 @@ def restart(trainer: Trainer, recipe: Recipe, data: Data) -> None:
                 value.zero_()
     trainer.generator.manual_seed(seeded(recipe.train.seed, 2))
     trainer.plan(data)
-    trainer.schedule.copy_(trainer.scheduled())
     if trainer.alpha is not None and isinstance(recipe.loss, Align):
         trainer.alpha.fill_(recipe.loss.alpha)
     trainer.interval.zero_()

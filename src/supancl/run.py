@@ -41,6 +41,12 @@ class RunFolder:
     def holds_run(self) -> bool:
         return self.recipe_file.exists()
 
+    @property
+    def remains(self) -> list[Path]:
+        """Parts of a run that lie here without its recipe.json: it cannot go on, and is not written over."""
+        parts = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
+        return [] if self.holds_run else [part for part in parts if part.exists()]
+
     def create(self) -> None:
         try:
             try:
@@ -74,6 +80,11 @@ class RunFolder:
             (self.path / ".lock").unlink()
             if self.made:
                 self.path.rmdir()
+
+    def tidy(self) -> None:
+        """Remove what a run that was killed while it wrote has left half written; the lock is ours."""
+        for left_over in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+            left_over.unlink(missing_ok=True)
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
         # the data must be found again from another folder

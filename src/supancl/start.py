@@ -16,12 +16,15 @@ from supancl.data.sources import Data, same_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
+from supancl.recipes.recipe import validated_recipe
 from supancl.run import RunFolder, next_folder
 
 HOW = ("train.compile", "train.replay")  # these change how a step is run, not what it computes: a run may change them
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
+LARGE_POOL = 100_000  # targets; the paper's are of 8192
+MOST_STEPS = 1_000_000_000  # 12 days at a millisecond each; more is a slip of the finger
 
 
 def pick_device(name: str, local: int | None = None) -> torch.device:
@@ -57,6 +60,10 @@ def check_data(recipe: Recipe, data: Data) -> None:
     if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
         kind, wants = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
         raise BadInput(f"{where} holds {kind}, recipe {recipe.name} takes {wants}")
+    if pixels.ndim == 4 and recipe.encoder.name == "linear":
+        raise BadInput(f"{where} holds images, encoder 'linear' takes vectors (toy); --set encoder.name=cnn")
+    if pixels.ndim == 2 and recipe.encoder.name != "linear":
+        raise BadInput(f"{where} holds vectors, encoder {recipe.encoder.name!r} takes images; choose linear")
     if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
         raise BadInput(f"{where}: images have {pixels.shape[1]} channels, recipe {recipe.name} takes "
                        f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
@@ -64,6 +71,11 @@ def check_data(recipe: Recipe, data: Data) -> None:
         raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
                        f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
                                                          if len(data.train) > 1 else "add images"))
+    per_epoch = len(data.train) // recipe.train.batch_size
+    if per_epoch * recipe.train.epochs > MOST_STEPS:
+        raise BadInput(f"train.epochs = {recipe.train.epochs} of {per_epoch} steps each are "
+                       f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
+                       f"{max(1, MOST_STEPS // per_epoch)} or less")
     out = recipe.heads.projector.out
     if recipe.loss.kind == "crossentropy" and out is not None and out < len(data.classes):
         raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
@@ -74,8 +86,10 @@ def check_data(recipe: Recipe, data: Data) -> None:
             raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
                            "class folders, or take simsiam or byol")
         if len(present) == 1:
+            # a refusal is all that is said, so what the reader noticed of the folder belongs to it
+            hints = "".join(f" ({remark})" for remark in data.remarks if "the only class is" in remark)
             raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
-                           f"{recipe.method} needs two, or take simsiam or byol")
+                           f"{recipe.method} needs two, or take simsiam or byol" + hints)
 
 
 def check_same_data(
@@ -90,6 +104,17 @@ def check_same_data(
             raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {kept[key]}; {way_out}")
     if classes != data.classes or kept.get("fingerprint", "") not in ("", data.described["fingerprint"]):
         raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
+
+
+def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.device) -> None:
+    """Random numbers go on only on the kind of device that drew them."""
+    rng = state.get("rng")
+    if not isinstance(rng, dict) or (rng.get("cuda") is None) == (device.type == "cpu"):
+        return
+    begun, here = ("a CPU", "a GPU") if device.type == "cuda" else ("a GPU", "a CPU")
+    way = "hide the GPU with CUDA_VISIBLE_DEVICES=" if device.type == "cuda" else "continue it where there is one"
+    raise BadInput(f"{folder.path} was begun on {begun} and cannot go on on {here}; {way}, or start another run from "
+                   f"its encoder with --init {folder.path}")
 
 
 def with_short_side(recipe: Recipe) -> Recipe:
@@ -151,11 +176,21 @@ def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator
     with folder.locked():
         if folder.holds_run and not resume:
             raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+        if folder.remains:
+            raise BadInput(f"{folder.path} holds {folder.remains[0].relative_to(folder.path)} of a run but no "
+                           "recipe.json; bring that back and continue with --resume, or choose another --out")
         yield folder.path
+
+
+def other_settings(key: str, folder: RunFolder) -> str:
+    """What to do who wants to go on with another value; another encoder cannot take the weights over."""
+    begin = "another --out" if key.startswith("encoder.") else f"--init {folder.path} and another --out"
+    return f"a run continues with its own settings; to change them, start another run with {begin}"
 
 
 def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
+    recipe = None if recipe is None else validated_recipe(recipe)  # one put together by hand has not been yet
     if not resume or not folder.holds_run:
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
@@ -173,7 +208,7 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
         same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
-                           "a run continues with its own settings")
+                           f"{other_settings(key, folder)}")
     return kept.with_set(changed, because="asked for as the run went on") if changed else kept
 
 
@@ -195,13 +230,19 @@ def determinism(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = benchmark
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it was memory that lacked: on a CPU torch has no error of its own for that."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+
+
 def too_large(recipe: Recipe, device: torch.device) -> str:
-    """What to lower where the GPU's memory does not do."""
-    settings = recipe.train
+    """What to lower where the memory does not do."""
+    settings, whose = recipe.train, "the GPU's" if device.type == "cuda" else "this machine's"
     has = f" ({torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB)" if device.type == "cuda" else ""
     half = settings.accumulate * 2
     ways = [f"--accumulate {half}"] if settings.batch_size % half == 0 and settings.batch_size // half > 1 else []
     ways += [f"--batch-size {settings.batch_size // 2}"] if settings.batch_size >= 4 else []
     ways += ["--precision bf16"] if settings.precision == "fp32" and device.type == "cuda" else []
+    ways += ["a smaller --set pool.size"] if recipe.pool.kind != "none" and recipe.pool.size > LARGE_POOL else []
     way = " or ".join(ways) or "smaller views (--set views.size) or a smaller encoder"
-    return f"the GPU's memory{has} is too small for batches of {settings.batch_size}; try {way}"
+    return f"{whose} memory{has} is too small for batches of {settings.batch_size}; try {way}"

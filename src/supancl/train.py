@@ -33,8 +33,10 @@ from supancl.start import (
     check_data,
     check_ranks,
     check_same_data,
+    check_same_device,
     determinism,
     folder_of,
+    out_of_memory,
     own_folder,
     pick_device,
     settled,
@@ -112,7 +114,9 @@ def _pretrained(
         stack.enter_context(determinism(chosen.train.deterministic))
         try:
             trainer = _trained(chosen, found, device, folder, resume, init, reporter, ranks)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
             raise BadInput(too_large(chosen, device)) from None
     desynchronize(trainer.branches)
     trainer.branches.join(1)  # whoever trains it further brings batches of their own
@@ -162,6 +166,7 @@ def _begin(
     state = ranks.once(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
         ranks.once(lambda: check_same_data(folder, data))
+        check_same_device(folder, state, trainer.device)
         trainer.load(state)
     ranks.once(lambda: _write_start(trainer, data, folder))
     if recipe.train.on_nan == "rollback" and state is None:
@@ -186,7 +191,8 @@ def _initial(trainer: Trainer, init: Path | str) -> dict[str, Tensor]:
 
 
 def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
-    if not folder.holds_run:
+    folder.tidy()
+    if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
         folder.write_recipe(trainer.recipe, data.classes, data.described)
     folder.keep_metrics_until(trainer.step)
 

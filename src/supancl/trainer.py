@@ -125,7 +125,7 @@ class Trainer:
 
     def _to_device(self) -> None:
         """What the step reads on the device: its number, the order of the epoch, and all that follows a schedule."""
-        self.schedule = self.scheduled().to(self.device)
+        self.schedule = torch.zeros(3, self.steps_per_epoch, dtype=torch.float64, device=self.device)  # of this epoch
         self.interval = torch.zeros(4, dtype=torch.float64, device=self.device)  # loss, ssl, sup, steps since a row
         loss, of_device = self.recipe.loss, self.pool is not None and self.device.type == "cuda"
         # where a captured step reads it; on a CPU it is the loss's own number
@@ -137,9 +137,9 @@ class Trainer:
         self.rows = torch.arange(self.recipe.train.batch_size, device=self.device)
         self.first_bad = torch.full((1,), -1, device=self.device)
 
-    def scheduled(self) -> Tensor:
-        """(3, steps): both learning rates and the momentum; in double: 1 - 0.9999 would lose four digits."""
-        steps = range(self.steps)
+    def scheduled(self, epoch: int) -> Tensor:
+        """(3, its steps): both learning rates and the momentum; in double: 1 - 0.9999 would lose four digits."""
+        steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
         rows = [[rate(step) for step in steps] for rate in (*self.rates, self.momentum_at)]
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -170,10 +170,10 @@ class Trainer:
             local = augment.local_views(images, mean, std, self.generator, self.render, self.view_dtype)
             with self.ranks.apart(self.spread, yes=len(seen) + 1 < len(self.micros)):
                 terms, targets = self.objective(views, local, labels[micro], part)
-                (terms.total * self.ranks.size / recipe.train.accumulate).backward()  # averaged over the ranks
-            parts.append(torch.stack([terms.total.detach(), terms.ssl, terms.sup]))
+                parts.append(torch.stack(terms) * share(recipe.loss, labels[micro], labels))
+                (parts[-1][0] * self.ranks.size).backward()  # averaged over the ranks
             seen.append(targets)
-        losses, targets = self.ranks.summed(torch.stack(parts).double().mean(0)), torch.cat(seen, dim=1)
+        losses, targets = self.ranks.summed(torch.stack(parts).detach().double().sum(0)), torch.cat(seen, dim=1)
         if not self.accepted(losses, before):
             return None
         self.optimizer.step()
@@ -229,6 +229,7 @@ class Trainer:
             self.at.fill_(self.step)
         if epoch != self.epoch:
             self.epoch_order.copy_(self.order.epoch(epoch), non_blocking=True)
+            self.schedule.copy_(self.scheduled(epoch), non_blocking=True)
             self.epoch = epoch
         batch = None if self.feed.resident else self.feed.batch(self.step)
         if self.replay is not None:
@@ -240,8 +241,7 @@ class Trainer:
         else:
             targets = self.train_step(batch)
         if targets is not None:
-            self.step += 1
-            self.at_on_host = self.step
+            self.at_on_host = self.step = self.step + 1
         return targets
 
     @property
@@ -257,7 +257,7 @@ class Trainer:
         self.replay = Replay(self.train_step, self.generator, batch)
 
     def set_rates(self) -> None:
-        now = self.schedule.index_select(1, self.at)[:, 0]
+        now = self.schedule.index_select(1, self.at % self.steps_per_epoch)[:, 0]
         for number, group in enumerate(self.optimizer.param_groups):
             group["lr"].copy_(now[number])
         self.momentum.copy_(now[2])

@@ -17,7 +17,7 @@ from supancl.errors import BadInput
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
-from supancl.start import HOW
+from supancl.start import HOW, other_settings
 from supancl.train import pretrain
 
 
@@ -66,4 +66,4 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
         if replace(asked, sources={}) != replace(kept, sources={}):
             now = flattened(kept).get(field)
             raise BadInput(f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
-                           "a run continues with its own settings")
+                           f"{other_settings(field, folder)}")

@@ -26,6 +26,9 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     0.5
     """
     if name not in RECIPES:
+        parts = [known for known in RECIPES if name in known.split(".")]  # a method, or a setting, alone
+        if parts:
+            raise BadInput(f"unknown recipe {name!r}; did you mean {', '.join(parts[:-1])} or {parts[-1]}?")
         raise BadInput(f"unknown recipe {name!r}{nearest(name, RECIPES)}")
     built = RECIPES[name]()
     if compat == "released-code":

@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from supancl.branches import BranchSpec, HeadSpec
-from supancl.config import Count, Fraction, Natural, NotNegative, Within, flattened, from_json, replaced, validated
+from supancl.config import (
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    UnknownField,
+    Within,
+    flattened,
+    from_json,
+    replaced,
+    validated,
+)
 from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
 from supancl.encoders import EncoderSpec
@@ -39,7 +51,7 @@ class TrainSpec:
     epochs: Count = 200
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; the batch size is that of the whole step
-    seed: Natural = 0
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
     compile: bool | None = None  # None: on a GPU, for runs long enough to earn the minute it takes
@@ -116,24 +128,48 @@ class Recipe:
         sections: dict[str, Any] = {}
         for dotted, value in rest.items():
             section, _, inner = dotted.partition(".")
-            if section in ("name", "method", "paper", "sources"):
+            if section in INTERNAL:
                 raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
             if not inner or section not in SECTIONS:
                 if section == "compat":
                     sections[section] = replaced(changed, section, value).compat
                     continue
-                replaced(changed, dotted, value)  # says what is wrong with it
-                raise BadInput(f"{dotted} is not a field")
-            sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
+                if section in SECTIONS:
+                    replaced(changed, dotted, value)  # says what is wrong with it
+                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted)}")
+            try:
+                sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
+            except UnknownField as error:
+                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.beside)}") from None
         changed = replace(changed, **sections)
-        noted = {key: because for key in overrides if self.sources.get(key) != because}
+        out = "heads.predictor.out"
+        if out in overrides and changed.heads != following(changed.heads):
+            raise BadInput(f"{out} = {overrides[out]!r} differs from heads.projector.out = "
+                           f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
+                           "heads.projector.out alone, the predictor follows")
+        both = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
+        noted = {key: because for key in (*overrides, *both) if self.sources.get(key) != because}
         return validated_recipe(replace(changed, sources={**self.sources, **noted}))
 
     def fields(self) -> dict[str, tuple[Any, str]]:
         """Each dotted field with its value and where the value comes from."""
         values = flattened(replace(self, sources={}))
-        skip = {"name", "method", "paper", "sources"}
-        return {key: (value, self._source(key)) for key, value in values.items() if key not in skip}
+        return {key: (value, self._source(key)) for key, value in values.items() if key not in INTERNAL}
+
+    def _meant(self, dotted: str, beside: tuple[str, ...] = ()) -> str:
+        """The end of an error about an unknown field: which one may have been meant, or where they are listed."""
+        known = sorted({*self.fields(), *beside})
+        last = dotted.rpartition(".")[2]
+        same = [key for key in known if key.rpartition(".")[2] == last]
+        if not same or len(same) > 1:  # the whole name then tells more than its last part
+            same = get_close_matches(dotted, same or known, n=1, cutoff=0.8) or same
+        if not same:
+            ends = get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.7)
+            same = [key for key in known if key.rpartition(".")[2] in ends]
+        if same:
+            return f"; did you mean {' or '.join(map(repr, same))}?"
+        within = beside or [f"{section}.*" for section in SECTIONS]
+        return f"; known: {', '.join(within)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
         parts = dotted.split(".")
@@ -149,15 +185,30 @@ class Recipe:
         return self.optimizer.lr * self.train.batch_size / self.optimizer.reference_batch
 
 
+INTERNAL = ("name", "method", "paper", "sources")
 SECTIONS = ("data", "views", "encoder", "heads", "branches", "pool", "loss", "optimizer", "schedule", "train")
 
 
 def validated_recipe(recipe: Recipe) -> Recipe:
-    """Every value checked; sources of fields it does not have (a contrastive loss has no alpha) are dropped."""
+    """Every value checked; sources of fields it does not have (a contrastive loss has no alpha) are dropped.
+
+    The predictor's width becomes what is built, also of runs whose recipe.json was written with another.
+    """
+    heads = following(recipe.heads)
+    if heads != recipe.heads:
+        noted = {"heads.predictor.out": "follows heads.projector.out"}
+        recipe = replace(recipe, heads=heads, sources={**recipe.sources, **noted})
     fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
     sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
     return replace(recipe, sources=sources, **sections)
+
+
+def following(heads: HeadSpec) -> HeadSpec:
+    """A prediction is compared with a projection: it has the same width."""
+    if heads.predictor is None or heads.predictor.out == heads.projector.out:
+        return heads
+    return replace(heads, predictor=replace(heads.predictor, out=heads.projector.out))
 
 
 def recipe_from_json(text: str, where: str) -> Recipe:

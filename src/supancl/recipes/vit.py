@@ -29,7 +29,7 @@ BYOL_HEADS = HeadSpec(MLP((4096,), 256), MLP((4096,), 256))
 
 SOURCES = {
     "data.short_side": "released code (resize 256)",
-    "views": "Sec. 5.1; App. G states no other",
+    "views": "released code, following SimCLR (Sec. 5.1); App. G states no other",
     "encoder": "App. G: ViT-Small; MoCo-v3's details",
     "heads": "App. G; norm and bias from MoCo-v3 and BYOL",
     "branches": "App. G",
