@@ -33,10 +33,10 @@ from evidence.results import (
     judging_seconds,
     read_results,
     waiting,
-    write_text,
 )
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.files import write_text
 from supancl.reuse import one_step
 from supancl.run import RunFolder
 from supancl.studies.many import is_finished

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
-from evidence.spread import t_reach
+from evidence.spread import half_interval
 from supancl.report.pictures import COLOURS, MARKERS
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
@@ -74,7 +73,7 @@ def curves(rows: dict[float, Row], path: Path) -> None:
         axis.set_ylabel(unit, fontsize=9)
         axis.grid(alpha=0.3)
         axis.margins(y=0.12)
-        if len(axis.lines) > 1 and len(measures) > 1:
+        if axis.lines and len(measures) > 1:
             axis.legend(fontsize=9)
         if axis.get_subplotspec().is_last_row():
             axis.set_xlabel("alpha (0: supervised term alone, 1: self-supervised)", fontsize=9)
@@ -89,8 +88,7 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
     axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
     for alpha, values in found.items():
         if len(values) > 1:
-            half = t_reach(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-            axis.errorbar([alpha], [means[alpha]], yerr=[half], capsize=3, color=style["color"])
+            axis.errorbar([alpha], [means[alpha]], yerr=[half_interval(values)], capsize=3, color=style["color"])
             axis.scatter([alpha] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
     if ringed:
         best = max(means, key=lambda alpha: means[alpha])

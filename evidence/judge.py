@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from evidence.plan import Plan
-from evidence.results import CHOSEN_BY, write_result, write_text
+from evidence.results import CHOSEN_BY, write_result
 from supancl.errors import BadInput, Collapsed
 from supancl.evaluate import Features
-from supancl.files import reason
+from supancl.files import reason, write_text
 from supancl.judge import make_look, open_subject
 from supancl.judge.sources import data_for
 from supancl.report.pictures import tsne_map

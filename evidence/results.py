@@ -25,7 +25,7 @@ from evidence.plan import (
     settings_of,
 )
 from supancl.errors import BadInput
-from supancl.files import write_atomically
+from supancl.files import write_text
 from supancl.run import jsonable
 
 Result = dict[str, Any]
@@ -52,17 +52,9 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
 
 
 def write_result(folder: Path, result: Result) -> None:
+    """Never half: a driver may be killed, and results are carried away, at any moment."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{result['name']}.json", json.dumps(jsonable(result), indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Never half: a driver may be killed, and results are carried away, at any moment."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
 
 
 def choose(plan: Plan, results: Results, method: str) -> Setting | None:

@@ -53,11 +53,13 @@ def mean_text(values: Sequence[float], decimals: int = 2) -> str:
     """
     if not values:
         return "-"
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:.{decimals}f}"
-    half = t_reach(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+    mean = f"{statistics.fmean(values):.{decimals}f}"
+    return mean if len(values) == 1 else f"{mean} ± {half_interval(values):.{decimals}f}"
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the 95% t-interval of the mean of two values or more."""
+    return t_reach(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:

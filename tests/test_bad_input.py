@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from supancl import checkpoint
+from supancl.files import digest
 from supancl.run import MetricsLog, RunFolder
 from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
 
@@ -388,7 +389,7 @@ def rewrite(change: Callable[[dict], object]) -> Callable[[Path], None]:
         content = torch.load(path, weights_only=True)
         change(content)
         torch.save(content, path)
-        path.with_suffix(".sha256").write_text(checkpoint.digest(path))
+        path.with_suffix(".sha256").write_text(digest(path))
 
     return step
 

@@ -8,7 +8,6 @@ Files are read with weights_only: nothing in them is ever executed.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import pickle
 import re
@@ -26,7 +25,7 @@ from torch import Tensor
 from supancl.config import from_json, to_json
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import reason, write_atomically
+from supancl.files import digest, reason, write_atomically, write_text
 
 SCHEMA_VERSION = 1
 KEPT = 2
@@ -44,7 +43,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     content = {"schema_version": SCHEMA_VERSION, **state}
     write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
-    write_atomically(path.with_suffix(".sha256"), lambda temporary: _write_text(temporary, checksum))
+    write_text(path.with_suffix(".sha256"), checksum)
     for old in [each for each in checkpoints(folder) if each.name <= path.name][:-KEPT]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
@@ -226,18 +225,9 @@ def _could_run_code(path: Path, error: Exception) -> bool:
         return "Unsupported operand" in text and file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
 
 
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _save(path: Path, content: dict[str, Any]) -> None:
     with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
         torch.save(content, file)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 # --- the encoder alone ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import IO, Any
 from supancl.config import to_json
 from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
-from supancl.files import held, write_atomically
+from supancl.files import held, write_text
 from supancl.recipes import Recipe, recipe_from_json
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
@@ -96,7 +96,7 @@ class RunFolder:
             "versions": versions(),
             "commit": commit(),
         }
-        write_atomically(self.recipe_file, lambda path: _dump(content, path))
+        write_text(self.recipe_file, _json(content))
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
@@ -126,7 +126,7 @@ class RunFolder:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue  # the half-written last line of a run that was killed
-        write_atomically(self.metrics_file, lambda path: _write(path, "".join(kept)))
+        write_text(self.metrics_file, "".join(kept))
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.exists():
@@ -139,7 +139,7 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"cannot write in {self.path} ({error.strerror}); judge a copy of it instead") from None
         path = self.evaluations / f"{name}.json"
-        write_atomically(path, lambda temporary: _dump(result, temporary))
+        write_text(path, _json(result))
         return path
 
 
@@ -228,9 +228,5 @@ def commit() -> str | None:
     return asked.stdout.strip() or None
 
 
-def _dump(content: Any, path: Path) -> None:
-    _write(path, json.dumps(jsonable(content), indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
+def _json(content: Any) -> str:
+    return json.dumps(jsonable(content), indent=2) + "\n"

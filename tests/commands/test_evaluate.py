@@ -275,7 +275,8 @@ NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
     ((*LINEAR, "--lr", "nan"), "--lr nan: must be above 0"),
     ((*LINEAR, "--seed", "-1"), "--seed -1: must be at least 0"),
     ((*LINEAR, "--lr", "1", "--epochs", "3"),
-     "--epochs, --lr: of --probe sgd alone; the fast probe is solved, not trained"),
+     "--epochs, --lr: of --probe sgd alone, since the fast probe is solved and not trained; add --probe sgd, or "
+     "leave it out"),
     ((*LINEAR, "--data", "x.npz", "--augmented"),
      "--augmented goes with --probe sgd: the fast probe fits one fixed set of features"),
     ((*FEW, "--data", "x.npz", "--ways", "1"), "--ways 1: must be at least 2"),

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
 from supancl.errors import BadInput, Interrupted
-from supancl.files import write_atomically
+from supancl.files import write_text
 from supancl.flags import OneLineParser, Override, common
 from supancl.report.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.run import jsonable, next_folder
@@ -135,7 +134,7 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
               "pictures": [str(out / "curves.png"), *(str(folder / "detections.png") for folder in folders)]}
     if args.seeds > 1:
         text = json.dumps(jsonable(result), indent=2) + "\n"
-        write_atomically(out / "seeds.json", lambda path: written(path, text))
+        write_text(out / "seeds.json", text)
     print_scores(result, console)
     return result
 
@@ -163,10 +162,6 @@ def settings_of(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, D
     if args.encoder is not None and absolute_encoder(args.encoder) != encoder:
         raise BadInput(f"{begun} began from {encoder}, not from {args.encoder}; leave it out to continue")
     return encoder, data_of(args, data), spec
-
-
-def written(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def print_scores(result: dict[str, Any], console: Console) -> None:
@@ -213,7 +208,7 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
     texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": markdown(result)}
     for name, text in texts.items():
-        write_atomically(out / name, partial(written, text=text))
+        write_text(out / name, text)
     rows = [[name, *cells(group)] for name, group in result["groups"].items()]
     console.print(table(f"{len(runs)} runs -> {out}", COLUMNS, rows))
     return result
@@ -252,7 +247,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = {**scores, "data": test.where, "detector": str(args.detector), "precision": precision,
               "picture": str(picture), "out": str(out / f"{name}.json")}
     text = json.dumps(jsonable(result), indent=2) + "\n"
-    write_atomically(out / f"{name}.json", lambda path: written(path, text))
+    write_text(out / f"{name}.json", text)
     rows = [[name, *(cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()]
     console.print(table(f"{test.where}: {told(scores)}", ["class", "AP", "AP50", "AP75"], rows))
     return result

@@ -138,16 +138,18 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    given = {flag: value for flag, value in (("--epochs", args.epochs), ("--lr", args.lr),
-                                             ("--probe-batch", args.probe_batch)) if value is not None}
-    for flag, value in given.items():
-        at_least(value, 0 if flag == "--lr" else 1, flag, above=flag == "--lr")
+    of_sgd = {"epochs": args.epochs, "lr": args.lr, "batch_size": args.probe_batch}
+    given = {name: value for name, value in of_sgd.items() if value is not None}
+    flags = {"epochs": "--epochs", "lr": "--lr", "batch_size": "--probe-batch"}
+    for name, value in given.items():
+        at_least(value, 0 if name == "lr" else 1, flags[name], above=name == "lr")
     at_least(args.seed, 0, "--seed")
     if given and args.probe == "lbfgs":
-        raise BadInput(f"{', '.join(given)}: of --probe sgd alone; the fast probe is solved, not trained")
+        raise BadInput(f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
+                       "solved and not trained; add --probe sgd, or leave it out")
     (subject,) = subjects(args, console)
-    result = linear_of(subject, args.data, args.probe, given.get("--epochs", 100), given.get("--lr", 30.0),
-                       given.get("--probe-batch", 256), args.augmented, args.seed, args.split, args.view)
+    result = linear_of(subject, args.data, args.probe, augmented=args.augmented, seed=args.seed, split=args.split,
+                       view=args.view, **given)
     how = f"ridge weight {result['weight']:g}" if args.probe == "lbfgs" else f"{result['epochs']} epochs of SGD"
     console.print(f"linear ({how}): {result['accuracy']:.2f}% of {result['queries']} images, "
                   f"{result['classes']} classes")

@@ -26,7 +26,7 @@ from torch import Tensor
 from supancl.data.images import Item, PackedImages, Resample, about_large, decode, in_order, stamp_of, why
 from supancl.data.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
-from supancl.files import held, reason, write_atomically
+from supancl.files import held, reason, write_text
 
 VERSION = 1
 GONE = -1  # a stamp of nothing
@@ -114,7 +114,7 @@ class Cache:
         if version != VERSION:
             content = {"version": VERSION, "source": self.where, "channels": self.channels,
                        "short_side": self.short_side, "resample": self.resample}
-            write_atomically(about, lambda path: _dump(content, path), ELSEWHERE)
+            write_text(about, json.dumps(content, indent=2) + "\n", ELSEWHERE)
         os.utime(about)  # one that is being built is not the longest unused
         for left_over in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
             left_over.unlink(missing_ok=True)
@@ -360,7 +360,3 @@ def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_file() and path.name != ".lock":
             path.unlink(missing_ok=True)  # features and indices are written by who does not hold the lock
-
-
-def _dump(content: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

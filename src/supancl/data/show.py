@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -16,6 +15,7 @@ from supancl.data.decoding import CACHE_FROM
 from supancl.data.images import ArrayImages, in_order, shrunk, size_of, why
 from supancl.data.sources import DataSpec, Progress, Source, Split
 from supancl.errors import BadInput
+from supancl.files import digest
 
 
 def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) -> dict[str, Any]:
@@ -127,10 +127,9 @@ def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]
         except OSError as error:
             raise _gone(path, error) from None
 
-    def content(place: int) -> tuple[int, bytes]:
+    def content(place: int) -> tuple[int, str]:
         try:
-            with open(paths[place], "rb") as file:
-                return place, hashlib.file_digest(file, "sha256").digest()
+            return place, digest(paths[place])
         except OSError as error:
             raise _gone(paths[place], error) from None
 
@@ -140,9 +139,9 @@ def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]
     several = several[np.argsort(sizes[several], kind="stable")]
     done = 0
     for _, same_size in groupby(in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
-        by_content: dict[bytes, list[Path]] = {}
-        for place, digest in same_size:
-            by_content.setdefault(digest, []).append(paths[place])
+        by_content: dict[str, list[Path]] = {}
+        for place, checksum in same_size:
+            by_content.setdefault(checksum, []).append(paths[place])
             done += 1
             if progress is not None:
                 progress("comparing files of equal size", done, len(several))

@@ -16,7 +16,7 @@ from supancl.detect.saving import is_detector, load_detector
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import write_atomically
+from supancl.files import write_atomically, write_text
 
 FORMATS = ("detectron2", "torchvision")
 # within the backbone: torchvision's words -> Detectron2's
@@ -53,7 +53,7 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     write_atomically(file, lambda temporary: _save(temporary, content))
     if settings is not None:
         text = detectron2_settings(encoder, len(classes), spec)
-        write_atomically(settings, lambda temporary: _write(temporary, text))
+        write_text(settings, text)
     return {"format": format, "what": what, "tensors": len(state), "classes": list(classes), "out": str(file),
             "settings": None if settings is None else str(settings)}
 
@@ -196,7 +196,3 @@ def _yaml(settings: dict[str, Any], depth: int = 0) -> Iterator[str]:
 def _save(path: Path, content: dict[str, Any]) -> None:
     with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
         torch.save(content, file)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)

@@ -16,7 +16,7 @@ from supancl.detect.model import Detector, build_detector, look_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import write_atomically
+from supancl.files import write_atomically, write_text
 from supancl.run import RunFolder, commit, jsonable, versions
 
 
@@ -40,7 +40,7 @@ class DetectFolder(RunFolder):
     def write_settings(self, settings: dict[str, Any]) -> None:
         content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
         text = json.dumps(jsonable(to_json(content)), indent=2) + "\n"
-        write_atomically(self.recipe_file, lambda path: _write(path, text))
+        write_text(self.recipe_file, text)
 
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
         """The recipe, the data, the name of the encoder, and everything else in detect.json."""
@@ -102,7 +102,3 @@ def load_detector(path: Path | str) -> Saved:
                        "copy it again") from None
     detector.eval()
     return Saved(detector, encoder, classes)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)

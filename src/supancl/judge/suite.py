@@ -16,7 +16,7 @@ import torch
 from supancl.data.benchmarks import find_benchmark, official_name, present_benchmarks
 from supancl.data.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
-from supancl.files import write_atomically
+from supancl.files import write_text
 from supancl.judge.compared import check_seeds
 from supancl.judge.naming import result_name
 from supancl.judge.protocols import few_shot_of, knn_of, transfer_of
@@ -157,7 +157,7 @@ def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tup
         return result, True
     result = task.run(subject) | {"suite": key}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: dump(result, temporary))
+    write_text(path, json.dumps(jsonable(result), indent=2) + "\n")
     return result, False
 
 
@@ -189,7 +189,3 @@ def earlier(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         return None
     sound = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
     return content if sound else None
-
-
-def dump(content: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(jsonable(content), indent=2) + "\n", encoding="utf-8")

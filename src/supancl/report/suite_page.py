@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import math
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.evaluate.ranks import Mark, Ranking, Score
-from supancl.files import write_atomically
+from supancl.files import digest, write_text
 from supancl.judge import queries_of, rankings
 from supancl.report.alpha_page import STYLE
 from supancl.report.score_table import TableFormat, score_table
@@ -39,10 +38,10 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     texts = {f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
              for protocol, ranking in tables.items() for form, suffix in FILES.items()}
     _remove_earlier(out, keep=texts)
-    files = {name: _checksum(text.encode()) for name, text in texts.items()}
-    _write(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
     for name, text in texts.items():
-        _write(out / name, text)
+        write_text(out / name, text)
+    files = {name: digest(out / name) for name in texts}
+    write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
     sections = "".join(f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
                        f"{_ranked(ranking)}" for protocol, ranking in tables.items())
     several = any(ranking.compares for ranking in tables.values())
@@ -61,7 +60,7 @@ recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}<
 {_conditions(results)}
 </body></html>
 """
-    _write(out / "index.html", page)
+    write_text(out / "index.html", page)
     return out / "index.html"
 
 
@@ -74,20 +73,8 @@ def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
         return
     for name in earlier.keys() - set(keep):
         path = out / name
-        if TABLE.fullmatch(name) and path.is_file() and _checksum(path.read_bytes()) == earlier[name]:
+        if TABLE.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
             path.unlink()
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda temporary: _put(temporary, text))
-
-
-def _put(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _title(protocol: str) -> str:
