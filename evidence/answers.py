@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from evidence.plan import Plan
+from evidence.plan import HARSH, Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
 from evidence.spread import Gap, Pooled, gap, mean_text
@@ -16,6 +16,7 @@ ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
 AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
 STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
+AGAINST_COLLAPSE = {(True, False): "The pool alone", (False, True): "EMA alone", (True, True): "Both together"}
 NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
 
 
@@ -130,9 +131,15 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
 
 
 def collapse_lines(plan: Plan, results: Results) -> list[str]:
-    rows, lines, others = cell_rows(plan, results), [], seed_spread(plan, results, "knn")
-    for key, what in (((True, False), "The pool alone"), ((False, True), "EMA alone"), ((True, True), "Both together")):
-        lines.append(f"- {what}: {prevents(rows[False, False], rows[key], others)}.")
+    """With the settings of the pilots; then, where any of those cells was run, with a weight decay that is too high."""
+    lines, others = [], seed_spread(plan, results, "knn")
+    for harsh in (False, True):
+        rows = cell_rows(plan, results, harsh)
+        if harsh and not any(row.results or row.failed for row in rows.values()):
+            continue
+        for key, what in AGAINST_COLLAPSE.items():
+            told = prevents(rows[False, False], rows[key], others)
+            lines.append(f"- {what}{f' at weight decay {HARSH:g}' * harsh}: {told}.")
     return lines
 
 
@@ -146,6 +153,8 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> str:
     apart = gap(row.values("knn"), without.values("knn"), others)
     told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
     told += f": {apart.text()}" if apart is not None else ""
+    ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
+    told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not lost(without):
         return f"nothing to prevent: with neither nothing collapsed ({told})"
     return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"

@@ -26,6 +26,7 @@ PILOTS: dict[str, tuple[Setting, ...]] = {
     "moco2": ((0.06, 1e-4), (0.06, 5e-4), (0.3, 1e-4)),
 }
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
+HARSH = 5e-4  # weight decay: what makes SimSiam collapse at lr .7
 CELLS = {(False, False): "neither", (True, False): "pool", (False, True): "ema", (True, True): "pool+ema"}
 
 # First guesses that measured runs replace: images a second on one H200 as docs/performance.md has them (the momentum
@@ -103,11 +104,19 @@ def sweep(seed: int, epochs: int = 100) -> list[Step]:
     ]
 
 
-def cell(pool: bool, ema: bool, epochs: int = 50) -> Step:
-    """Table 8: SupSiam with or without a pool, with or without a momentum branch, and nothing else changed."""
-    changed = {**({} if pool else {"pool.kind": "none"}), **({"branches.target": "momentum"} if ema else {})}
+def cell_name(pool: bool, ema: bool, harsh: bool = False) -> str:
+    return f"collapse-{'harsh-' * harsh}{CELLS[pool, ema]}-0"
+
+
+def cell(pool: bool, ema: bool, epochs: int = 50, harsh: bool = False) -> Step:
+    """Table 8: SupSiam with or without a pool, with or without a momentum branch, and nothing else changed.
+
+    Harsh cells have a weight decay that SimSiam does not survive: without one that collapses nothing can be prevented.
+    """
+    changed = {**({} if pool else {"pool.kind": "none"}), **({"branches.target": "momentum"} if ema else {}),
+               **({"optimizer.weight_decay": HARSH} if harsh else {})}
     settings = {**WHOLE, "train.monitor_every": 1, **changed}
-    return Step(f"collapse-{CELLS[pool, ema]}-0", "collapse", "supsiam", epochs, 0, settings, "supsiam")
+    return Step(cell_name(pool, ema, harsh), "collapse", "supsiam", epochs, 0, settings, "supsiam")
 
 
 def trained(method: str) -> list[Step]:
@@ -126,7 +135,7 @@ def cifar_steps() -> list[Step]:
        answer, of one seed.
     3. The MoCo pair, a second witness for a question that SupCon and SimCLR answer, and further seeds where differences
        may be small, in turn: SupCon, cross-entropy, SimSiam.
-    4. The alphas' further seeds.
+    4. The collapse cells once more, harsher, and the alphas' further seeds.
     """
     first = [step for method in ("supsiam", "simsiam") for step in pilots(method, PILOTS[method])]
     first += [*(final("supsiam", seed) for seed in (0, 1, 2)), final("simsiam", 0), *sweep(0)]
@@ -135,7 +144,8 @@ def cifar_steps() -> list[Step]:
     seeds = [final("supcon", 1), *pilots("supmoco", PILOTS["supmoco"]), final("crossentropy", 1),
              *pilots("moco2", PILOTS["moco2"]), final("simsiam", 1), final("supmoco", 0), final("moco2", 0),
              *(final(method, 2) for method in ("supcon", "crossentropy", "simsiam"))]
-    return [*first, *standing, *others, *seeds, *sweep(1), *sweep(2)]
+    harsh = [cell(*key, harsh=True) for key in CELLS]
+    return [*first, *standing, *others, *seeds, *harsh, *sweep(1), *sweep(2)]
 
 
 # as the paper's figure has 15 dogs and 5 birds: three superclasses of land mammals, and the fish
@@ -176,7 +186,7 @@ PLANS = {"cifar100": cifar_plan, "digits": digits_plan}
 
 def kind_of(step: Step) -> str:
     """The same for steps whose kernels are the same to the compiler; rates, decay, seed and alpha are not in them."""
-    return step.name if step.stage == "collapse" else step.method
+    return step.name.replace("harsh-", "") if step.stage == "collapse" else step.method
 
 
 def pace_of(method: str, settings: Mapping[str, Any]) -> str:

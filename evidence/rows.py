@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from evidence.plan import ALPHAS, CELLS, SELF_SUPERVISED, Plan, Step
+from evidence.plan import ALPHAS, CELLS, SELF_SUPERVISED, Plan, Step, cell_name
 from evidence.results import Result, Results, alike
 from evidence.spread import Pooled, pooled
 
@@ -63,8 +63,8 @@ def alpha_rows(plan: Plan, results: Results) -> dict[float, Row]:
     return {alpha: row_of(plan, results, f"{alpha:g}", name) for alpha, name in steps.items()}
 
 
-def cell_rows(plan: Plan, results: Results) -> dict[tuple[bool, bool], Row]:
-    return {key: row_of(plan, results, name, f"collapse-{name}-0") for key, name in CELLS.items()}
+def cell_rows(plan: Plan, results: Results, harsh: bool = False) -> dict[tuple[bool, bool], Row]:
+    return {key: row_of(plan, results, name, cell_name(*key, harsh=harsh)) for key, name in CELLS.items()}
 
 
 def row_of(plan: Plan, results: Results, title: str, name: str) -> Row:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from evidence.answers import ANCL, CONTRASTIVE, best_alphas, gaps, pair_lines
+from evidence.answers import AHEAD, ANCL, CONTRASTIVE, STANDING, best_alphas, collapse_lines, gaps, pair_lines
 from evidence.page import table
 from evidence.plan import Plan
 from evidence.results import Results
@@ -24,11 +25,20 @@ def short_text(plan: Plan, results: Results) -> str:
         return "Nothing is measured yet.\n"
     rows = [[row.name, str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
             for row in there.values()]
-    pairs = [pair for pair in (*ANCL, *CONTRASTIVE) if gaps(plan, results, *pair)]
-    lines = pair_lines(plan, results, pairs, ("in-domain", "crossed", "few-shot"))
     columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in SHOWN)]
-    told = [f"Supervision: {line.removeprefix('- ')}" for line in lines] + alpha_line(plan, results)
-    return table(columns, rows) + "".join(f"\n{line}\n" for line in told)
+    told = {
+        "What supervision does": known_pairs(plan, results, (*ANCL, *CONTRASTIVE), {}),
+        "Beside the other supervised methods": known_pairs(plan, results, STANDING, AHEAD),
+        "Which alpha": alpha_line(plan, results),
+        "Collapse": [line for line in collapse_lines(plan, results) if "not measured yet" not in line],
+    }
+    lists = [f"\n{what}:\n\n{chr(10).join(lines)}\n" for what, lines in told.items() if lines]
+    return table(columns, rows) + "".join(lists)
+
+
+def known_pairs(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]], words: Mapping[str, str]) -> list[str]:
+    known = [pair for pair in pairs if gaps(plan, results, *pair)]
+    return pair_lines(plan, results, known, ("in-domain", "crossed", "few-shot"), words)
 
 
 def alpha_line(plan: Plan, results: Results) -> list[str]:
@@ -40,7 +50,7 @@ def alpha_line(plan: Plan, results: Results) -> list[str]:
                 for alpha in sorted({one.alpha for one in best})}
     listed = ", ".join(f"{alpha:g} ({', '.join(names)})" for alpha, names in by_alpha.items())
     sure = sum(one.inside == "yes" for one in best)
-    return [f"SupSiam's best alpha (0: the supervised term alone, 1: SimSiam): {listed}; in {sure} of {len(best)} the "
+    return [f"- SupSiam's best (0: the supervised term alone, 1: SimSiam): {listed}; in {sure} of {len(best)} the "
             "best inside is above both ends by more than an interval that allows for picking it."]
 
 

@@ -26,7 +26,7 @@ from .made import pilot_results, result, whole
 PLAN = cifar_plan()
 LEVELS = {"supsiam": 74.0, "simsiam": 58.0, "supcon": 70.0, "simclr": 60.0, "alpha-0": 70.0, "alpha-0.2": 72.0,
           "alpha-0.8": 73.0, "alpha-1": 58.0, "collapse-neither": 1.0, "collapse-pool": 70.0, "collapse-ema": 69.0,
-          "collapse-pool+ema": 71.0}
+          "collapse-pool+ema": 71.0, "collapse-harsh-neither": 1.0, "collapse-harsh-pool": 70.0}
 
 
 def test_results_md_is_what_the_files_give() -> None:
@@ -96,7 +96,12 @@ def test_the_words_follow_the_numbers() -> None:
     assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[2].endswith(": no")
     told = collapse_lines(PLAN, results)
     assert told[0] == (
-        "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*).")
+        "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*; "
+        "effective rank of the targets 80.0 against 80.0).")
+    assert told[3] == told[0].replace("The pool alone", "The pool alone at weight decay 0.0005")
+    assert len(told) == 6
+    mild = {name: one for name, one in results.items() if "harsh" not in name}
+    assert collapse_lines(PLAN, mild) == told[:3]  # nothing is said of cells that were not asked for
     assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
     assert "nothing to prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-neither": 60.0}))[0]
 
@@ -141,7 +146,8 @@ def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results)[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
-        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither).")
+        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither; effective rank of the targets 80.0 "
+        "against 80.0).")
 
 
 def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no_collapse() -> None:
@@ -157,7 +163,7 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
         "- **SupCon - SimCLR**: cannot be told (SimCLR failed).",
         "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed)."]
     page = write_page(PLAN, results, [])
-    assert "| yes | no | the run failed | - |" in page
+    assert "| 0.0001 | yes | no | the run failed | - |" in page
     assert "| SimCLR | none (1 failed) | - |" in page
     assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
     (row,) = re.findall(r"\| SupSiam \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|", page.split("## Alpha")[0])
@@ -241,7 +247,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     assert "not measured yet" not in page
     assert "not run yet" not in page
     assert "nothing; the plan is done" in page
-    assert "60 of the plan's 60 runs" in page
+    assert "64 of the plan's 64 runs" in page
     assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
     for value in (75.05, 85.19, *SOLO_LEARN.values()):
         assert f"{value:.2f}" in page
@@ -258,7 +264,7 @@ def test_a_part_of_it_says_what_is_missing() -> None:
     results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][1], {"linear": 74.0, "knn": 73.0},
                                 not_measured={"transfer runs/x": "pets is not in data"})
     page = write_page(PLAN, results, [])
-    assert "4 of the plan's 60 runs" in page
+    assert "4 of the plan's 64 runs" in page
     assert "SupSiam - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
@@ -277,7 +283,7 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
     (tmp_path / "results" / "maps" / "final-supsiam-0.json").write_text(points)
     flags = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "R.md"), "--figures", str(tmp_path / "f")]
     assert main(["page", *flags]) == 0
-    assert "60 runs; figures: cifar100-alpha.png, cifar100-maps.png" in capsys.readouterr().out
+    assert "64 runs; figures: cifar100-alpha.png, cifar100-maps.png" in capsys.readouterr().out
     page = (tmp_path / "R.md").read_text()
     assert "![maps of related classes](docs/figures/cifar100-maps.png)" in page
     assert "20 related classes" in page
@@ -291,11 +297,14 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     told = short_text(PLAN, results)
     assert "| SupSiam | 3 | 74.0 ± 0.2 |" in told
     assert "BYOL" not in told
-    assert ("\nSupervision: **SupCon - SimCLR** (one seed of SimCLR): in-domain: helps; crossed: helps; few-shot: "
-            "helps.\n") in told
+    assert ("\n- **SupCon - SimCLR** (one seed of SimCLR): in-domain: helps; crossed: helps; few-shot: helps.\n"
+            "\nBeside the other supervised methods:\n\n- **SupSiam - SupCon**: in-domain: ") in told
     assert "alone, 1: SimSiam): 0.5 (k-NN, linear, " in told
-    assert told.endswith("; in 8 of 8 the best inside is above both ends by more than an interval that allows for "
-                         "picking it.\n")
+    assert "; in 8 of 8 the best inside is above both ends by more than an interval that allows for picking" in told
+    assert "\nCollapse:\n\n- The pool alone: prevents collapse" in told
+    few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
+    assert [line for line in short_text(PLAN, few).splitlines() if line.endswith(":")] == [
+        "Beside the other supervised methods:"]
     assert "in 0 of 8" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")

@@ -68,7 +68,7 @@ def test_the_issues_runs_are_all_there_once() -> None:
         assert [PLAN.step(f"final-{method}-{seed}").seed for seed in range(3)] == [0, 1, 2]
     assert all(PLAN.step(f"final-{method}-0").epochs == 100 for method in PILOTS)
     assert {step.epochs for step in PLAN.steps if step.stage == "pilot"} == {30}
-    assert [step.epochs for step in PLAN.steps if step.stage == "collapse"] == [50] * 4
+    assert [step.epochs for step in PLAN.steps if step.stage == "collapse"] == [50] * 8
     assert len(RELATED) == len(set(RELATED)) == 20
 
 
@@ -123,8 +123,8 @@ def test_the_next_25_minutes_answer_every_question_and_end_with_short_runs() -> 
         assert any("not measured yet" not in line for line in lines)
         assert all("not measured yet (SupMoCo and MoCo-v2 missing)" in line for line in lines if "not measured" in line)
     assert all(name.startswith("collapse-") for name in names[end - 4 : end])
-    required = [name for name in names[end:] if not name.startswith("alpha-")]
-    assert names[end : end + len(required)] == required  # the alphas' further seeds come last
+    further = [name for name in names[end:] if name.startswith(("collapse-harsh-", "alpha-"))]
+    assert names[-len(further) :] == further  # what nobody asked for comes last
 
 
 def test_nothing_follows_pilots_that_come_later() -> None:
@@ -147,8 +147,15 @@ def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
     meant = meant.with_set({"train.seed": step.seed, "data.source": plan.data})
     assert replace(made, sources={}) == replace(meant, sources={})
     if step.follows is not None:
-        assert (made.optimizer.lr, made.optimizer.weight_decay) == (0.123, 3e-5)
+        assert (made.optimizer.lr, made.optimizer.weight_decay) == (0.123, 5e-4 if "harsh" in step.name else 3e-5)
     assert args.out == f"runs/{step.name}"
+
+
+@pytest.mark.parametrize("key", CELLS)
+def test_harsh_cells_differ_from_the_others_in_their_weight_decay_alone(key) -> None:
+    plain, harsh = (settings_of(cell(*key, harsh=harsh), PLAN, (0.7, 1e-4)) for harsh in (False, True))
+    assert harsh == {**plain, "optimizer.weight_decay": 5e-4}
+    assert PLAN.step(f"collapse-harsh-{CELLS[key]}-0").settings == cell(*key, harsh=True).settings
 
 
 @pytest.mark.parametrize("key", CELLS)

@@ -39,7 +39,7 @@ LEARNING_RATE = {
 }
 # in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m evidence defaults`
 PILOTED: dict[str, dict[str, float]] = {
-    "supcon": {"weight_decay": 1e-4}, "simsiam": {"weight_decay": 1e-4}, "supsiam": {"weight_decay": 1e-4},
+    **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "crossentropy": {"lr": 0.2, "weight_decay": 5e-4},
 }
 STATISTICS = {
