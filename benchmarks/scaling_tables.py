@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from supancl.files import put_between
+
 Row = dict[str, Any]
 
 # what nobody has measured here
@@ -142,11 +144,5 @@ def model(result: Row) -> str:
 def put_into(page: Path, result: Row) -> None:
     """The tables between the page's marks for this device; from a GPU's, the model too."""
     blocks = {result["device"]: tables(result)} | ({"model": model(result)} if result["device"] == "cuda" else {})
-    text = page.read_text(encoding="utf-8")
     for name, content in blocks.items():
-        before, mark, rest = text.partition(f"<!-- scaling: {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not mark or not end:
-            raise SystemExit(f"{page} has no <!-- scaling: {name} --> ... <!-- end -->")
-        text = f"{before}{mark}\n{content}\n\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
+        put_between(page, f"scaling: {name}", f"\n{content}\n\n")

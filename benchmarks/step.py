@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from step_report import best_peer, commit_here, failed, markdown, merged, put_into, read, short, stamped, table
+from step_report import best_peer, commit_here, failed, markdown, merged, read, short, stamped, table
 from step_rows import (
     Bench,
     Record,
@@ -36,6 +36,8 @@ from step_rows import (
     vit_row,
 )
 from step_runs import agree_row, command_row, compile_at_once, profile_rows
+
+from supancl.files import put_between
 
 ROWS: dict[str, Callable[[Bench], list[Record]]] = {
     "supsiam": partial(cifar_row, "supsiam"), "supbyol": partial(cifar_row, "supbyol"),
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> list[Record]:
     if args.markdown:
         text = (short if args.short else markdown)(read(args.markdown))
         if args.into:
-            put_into(args.into, args.markdown.stem, text)
+            put_between(args.into, args.markdown.stem, text)
         else:
             print(text, end="")
         return []

@@ -218,13 +218,3 @@ def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     names = list(head)
     lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def put_into(document: Path, name: str, text: str) -> None:
-    """The text between the markers `<!-- NAME -->` and `<!-- end NAME -->` of a document."""
-    start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-    whole = document.read_text(encoding="utf-8")
-    if start not in whole or end not in whole:
-        raise SystemExit(f"{document}: no markers {start.strip()} and {end}; add them where the tables belong")
-    before, _, rest = whole.partition(start)
-    document.write_text(before + start + text + end + rest.partition(end)[2], encoding="utf-8")

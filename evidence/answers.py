@@ -12,6 +12,13 @@ from evidence.results import Results
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
 from evidence.spread import Gap, Pooled, gap, mean_text
 
+ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
+CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper says no.)"
+ALPHA_QUESTION = "Is the best alpha inside (0, 1)?"
+VARIANCE_QUESTION = "Does the supervised term reduce intra-class variance? (The paper's theorems say so.)"
+COLLAPSE_QUESTION = "Does the pool or EMA prevent collapse?"
+STANDING_QUESTION = "How do SupSiam and SupBYOL stand against SupCon and cross-entropy?"
+
 ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
 AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
@@ -20,14 +27,18 @@ AGAINST_COLLAPSE = {(True, False): "The pool alone", (False, True): "EMA alone",
 NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
 
 
-def gaps(plan: Plan, results: Results, ours: str, theirs: str) -> dict[str, Gap]:
-    """ours - theirs, for every accuracy that both have."""
+def gaps(plan: Plan, results: Results, ours: str, theirs: str, picked_of: int = 1) -> dict[str, Gap]:
+    """ours - theirs, for every accuracy that both have; `picked_of`: see `gap`."""
     rows = method_rows(plan, results)
     if ours not in rows or theirs not in rows:
         return {}
     found = {measure: gap(rows[ours].values(measure), rows[theirs].values(measure),
-                          seed_spread(plan, results, measure)) for measure in ACCURACIES}
+                          seed_spread(plan, results, measure), picked_of) for measure in ACCURACIES}
     return {measure: one for measure, one in found.items() if one is not None}
+
+
+def pair_title(ours: str, theirs: str) -> str:
+    return f"{NAMES[ours]} - {NAMES[theirs]}"
 
 
 def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str, str]) -> str:
@@ -47,7 +58,7 @@ def pair_lines(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]], k
     lines, rows = [], method_rows(plan, results)
     for ours, theirs in pairs:
         found = gaps(plan, results, ours, theirs)
-        title = f"{NAMES[ours]} - {NAMES[theirs]}"
+        title = pair_title(ours, theirs)
         if not found:
             lines.append(f"- **{title}**: {missing(plan, results, (ours, theirs))}.")
             continue
@@ -113,51 +124,72 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
     return lines or [f"- not measured yet: alpha {without} missing"]
 
 
+def variance_gaps(plan: Plan, results: Results) -> dict[str, Gap]:
+    """S_W/S_T with the supervised term alone, less that without it."""
+    rows = alpha_rows(plan, results)
+    found = {measure: gap(rows[0.0].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
+             for measure in ("ratio", "train_ratio")}
+    return {measure: one for measure, one in found.items() if one is not None}
+
+
+def variance_verdicts(plan: Plan, results: Results) -> dict[str, str]:
+    return {measure: {"helps": "no", "hurts": "yes"}.get(one.verdict, one.verdict)
+            for measure, one in variance_gaps(plan, results).items()}
+
+
 def variance_lines(plan: Plan, results: Results) -> list[str]:
     """Whether the supervised term makes S_W/S_T smaller: its end against the other, and the course between them."""
-    rows, lines = alpha_rows(plan, results), []
-    for measure in ("ratio", "train_ratio"):
+    rows, verdicts, lines = alpha_rows(plan, results), variance_verdicts(plan, results), []
+    for measure, between in variance_gaps(plan, results).items():
         found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
-        between = gap(found.get(0.0, []), found.get(1.0, []), seed_spread(plan, results, measure))
-        if between is None:
-            continue
-        told = {"helps": "no", "hurts": "yes"}.get(between.verdict, between.verdict)
         means = [statistics.fmean(values) for values in found.values()]
         course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
         steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
-        lines.append(f"- {MEASURES[measure][0]}: 0 - 1 = {between.text(3)}: {told}; it {course} at each step of alpha "
-                     f"{steps} ({values})")
+        lines.append(f"- {MEASURES[measure][0]}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; it {course} at each "
+                     f"step of alpha {steps} ({values})")
     return lines or ["- not measured yet"]
 
 
-def collapse_lines(plan: Plan, results: Results) -> list[str]:
+class Cell(NamedTuple):
+    """A cell of the collapse table beside the one with neither."""
+
+    what: str
+    verdict: str
+    details: str  # in brackets, or empty
+
+
+def collapse_cells(plan: Plan, results: Results) -> list[Cell]:
     """With the settings of the pilots; then, where any of those cells was run, with a weight decay that is too high."""
-    lines, others = [], seed_spread(plan, results, "knn")
+    found, others = [], seed_spread(plan, results, "knn")
     for harsh in (False, True):
         rows = cell_rows(plan, results, harsh)
         if harsh and not any(row.results or row.failed for row in rows.values()):
             continue
         for key, what in AGAINST_COLLAPSE.items():
-            told = prevents(rows[False, False], rows[key], others)
-            lines.append(f"- {what}{f' at weight decay {HARSH:g}' * harsh}: {told}.")
-    return lines
+            named = f"{what}{f' at weight decay {HARSH:g}' * harsh}"
+            found.append(Cell(named, *prevents(rows[False, False], rows[key], others)))
+    return found
 
 
-def prevents(without: Row, row: Row, others: Pooled | None) -> str:
-    """One seed a cell: the interval borrows the spread of the longer runs' seeds."""
+def collapse_lines(plan: Plan, results: Results) -> list[str]:
+    return [f"- {cell.what}: {cell.verdict}{cell.details}." for cell in collapse_cells(plan, results)]
+
+
+def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
+    """Verdict and numbers. One seed a cell: the interval borrows the spread of the longer runs' seeds."""
     lacking = {each.lacking for each in (without, row)} - {""}
     if lacking:
-        return "not measured yet" if "missing" in lacking else "cannot be told, a run failed"
+        return "not measured yet" if "missing" in lacking else "cannot be told, a run failed", ""
     if None in (lost(without), lost(row)):
-        return "cannot be told, k-NN was not measured"
+        return "cannot be told, k-NN was not measured", ""
     apart = gap(row.values("knn"), without.values("knn"), others)
     told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
     told += f": {apart.text()}" if apart is not None else ""
     ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
     told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not lost(without):
-        return f"nothing to prevent: with neither nothing collapsed ({told})"
-    return f"does not prevent collapse ({told})" if lost(row) else f"prevents collapse ({told})"
+        return "nothing to prevent: with neither nothing collapsed", f" ({told})"
+    return "does not prevent collapse" if lost(row) else "prevents collapse", f" ({told})"
 
 
 def lost(row: Row) -> bool | None:

@@ -84,6 +84,10 @@ class Driver:
             with inside(self.work), one_step():  # seeds and alphas of one method share a compiled step
                 while self.turn():
                     pass
+        except Exception as error:
+            if not isinstance(error, Interrupted):  # with the driver its machine may go, and what is being judged on it
+                self.wait()
+            raise
         finally:
             self.claims.leave()
         if self.faults:
@@ -115,7 +119,6 @@ class Driver:
         self.claims.release(self.claimed[step.name])
         self.in_a_row += 1
         if self.in_a_row >= FAULTS:
-            self.wait()
             raise BadInput("; ".join(self.faults))
 
     def tell_stuck(self) -> None:
@@ -162,7 +165,7 @@ class Driver:
 
     def possible(self, known: Results) -> list[Step]:
         """Wanted, not tried, and short enough; the pilots of some may not be known yet."""
-        owed = sum(judging_seconds(step, self.plan) for step in self.trained)
+        owed = sum(judging_seconds(step, self.plan, known) for step in self.trained)
         return [step for step in waiting(self.plan, known) if step.name not in self.tried and self.wanted(step)
                 and self.expected(step, known) + owed <= self.left]
 
@@ -184,9 +187,10 @@ class Driver:
 
     def worth_waiting(self) -> bool:
         """For data of a run that is trained, while there is time; for others whose results, or end, free a run."""
-        if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0], self.plan):
+        known = self.known()
+        if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0], self.plan, known):
             return True
-        return bool(self.possible(self.known())) and bool(self.claims.others())
+        return bool(self.possible(known)) and bool(self.claims.others())
 
     def is_trained(self, step: Step) -> bool:
         return (self.work / "runs" / step.name / TOLD).exists()
@@ -194,7 +198,7 @@ class Driver:
     def expected(self, step: Step, known: Results) -> float:
         """Judging included; what was compiled here before is compiled quickly."""
         if self.is_trained(step):
-            return judging_seconds(step, self.plan)
+            return judging_seconds(step, self.plan, known)
         return expected_seconds(step, self.plan, known, compiled=kind_of(step) in self.kinds, shared=self.shared)
 
     def wanted(self, step: Step) -> bool:

@@ -12,10 +12,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from evidence.answers import gaps, pair_title
 from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
 from evidence.spread import half_interval
+from evidence.summary import ASKED, PAIRS
 from supancl.report.pictures import COLOURS, MARKERS
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
@@ -37,6 +39,9 @@ def draw(plan: Plan, results: Results, maps: Path, folder: Path) -> list[str]:
     if len(rows) > 1:
         curves(rows, folder / f"{plan.name}-alpha.png")
         drawn.append(f"{plan.name}-alpha.png")
+    if compared(plan, results):
+        forest(plan, results, folder / f"{plan.name}-differences.png")
+        drawn.append(f"{plan.name}-differences.png")
     found = map_files(rows, maps)
     if found:
         panels(found, folder / f"{plan.name}-maps.png")
@@ -47,7 +52,8 @@ def draw(plan: Plan, results: Results, maps: Path, folder: Path) -> list[str]:
 def drawn_names(plan: Plan, results: Results, maps: Path) -> list[str]:
     """What `draw` would draw."""
     rows = {alpha: row for alpha, row in alpha_rows(plan, results).items() if row.results}
-    return [f"{plan.name}-alpha.png"] * (len(rows) > 1) + [f"{plan.name}-maps.png"] * bool(map_files(rows, maps))
+    there = {"alpha": len(rows) > 1, "differences": compared(plan, results), "maps": map_files(rows, maps)}
+    return [f"{plan.name}-{what}.png" for what, is_there in there.items() if is_there]
 
 
 def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
@@ -93,6 +99,33 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
     if ringed:
         best = max(means, key=lambda alpha: means[alpha])
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
+
+
+def compared(plan: Plan, results: Results) -> bool:
+    return any(gaps(plan, results, *pair) for pair in PAIRS)
+
+
+def forest(plan: Plan, results: Results, path: Path) -> None:
+    """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
+    found = {pair: each for pair in PAIRS if (each := gaps(plan, results, *pair))}
+    colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(ASKED) for pair in pairs}
+    figure = Figure(figsize=(13, 1.6 + 0.55 * len(found)), layout="constrained")
+    for axis, measure in zip(figure.subplots(2, 4, sharey=True).flat, ACCURACIES, strict=True):
+        for height, (pair, each) in enumerate(found.items()):
+            if measure not in each:
+                continue
+            one = each[measure]
+            if one.low is not None and one.high is not None:
+                axis.plot([one.low, one.high], [height, height], color=colours[pair], linewidth=1.5)
+            axis.plot([one.mean], [height], "o", markersize=5, color=colours[pair],
+                      markerfacecolor="white" if one.borrowed else colours[pair])
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_title(MEASURES[measure][0], fontsize=11)
+        axis.set_yticks(range(len(found)), [pair_title(*pair) for pair in found], fontsize=9)
+        axis.set_ylim(len(found) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+    figure.supxlabel("difference of accuracies, in points", fontsize=9)
+    figure.savefig(path, dpi=110)
 
 
 def panels(found: dict[str, dict[str, Any]], path: Path) -> None:

@@ -62,7 +62,8 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         "versions": versions(), "commit": told["commit"] or commit(), "data": data_of(run),
     }
     write_result(results, result)
-    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    if not failures:  # else `evidence judge` can still be asked on this machine
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
     return result
 
 

@@ -3,113 +3,170 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from evidence.answers import (
     AHEAD,
+    ALPHA_QUESTION,
     ANCL,
+    ANCL_QUESTION,
+    COLLAPSE_QUESTION,
     CONTRASTIVE,
+    CONTRASTIVE_QUESTION,
     STANDING,
+    STANDING_QUESTION,
+    VARIANCE_QUESTION,
     best_alpha,
     collapse_lines,
     gaps,
     pair_lines,
+    pair_title,
     variance_lines,
 )
+from evidence.listing import commands, told
+from evidence.markdown import table
 from evidence.plan import HARSH, Plan
 from evidence.results import CHOSEN_BY, Results, best_pilot, choose, waiting
-from evidence.rows import ACCURACIES, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
+from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
 from evidence.spread import gap, mean_text
+from evidence.summary import certainty, summary_lines, summary_table, widened
 from supancl.evaluate.ranks import rank_encoders
+from supancl.recipes import recipe
 from supancl.studies.collapse import PAPER as TABLE_8
 from supancl.studies.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
 HELD_OUT = 5_000  # training images that pilots are judged on
-UNCERTAIN = f"{196 * math.sqrt(0.25 / HELD_OUT):.1f}"  # points, at most: half the 95% interval of an accuracy on them
+TESTED = 10_000  # test images of CIFAR-100, and of CIFAR-10
 
 BEST = """The best alpha inside against the better end. The best was picked by these same numbers, so its interval is
 widened to allow for the choice (Bonferroni over the alphas inside). Learning rate and weight decay are those that
 pilots chose at alpha .5, which may favour it."""
+PAPERS_ROWS = """Rows "paper" are differences in its Table H.1, of 1000 epochs instead of our 100 and without intervals:
+what longer training leaves of a difference can be seen there alone."""
+KINDS_TOLD = " ".join(f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}."
+                      for kind, measures in KINDS.items())
+FOREST = """
+Each dot is a difference in points with its 95% interval; a hollow one borrows its spread. Right of the line the first
+method is better. Each panel has its own scale.
+"""
 CURVES = """
 Lines join means over seeds; where there are several, each is a dot and the bar is the mean's 95% interval. A ring marks
 the best alpha. Each panel has its own scale.
 """
 
 
+def uncertain(images: int) -> str:
+    """Points: half the 95% interval of an accuracy on so many images, where it is widest."""
+    return f"{196 * math.sqrt(0.25 / images):.1f}"
+
+
 def write_page(plan: Plan, results: Results, figures: Sequence[str]) -> str:
-    parts = [head(plan, results), answers(plan, results), main_table(plan, results),
-             alpha_table(plan, results, figures), collapse_table(plan, results), pilot_table(plan, results),
+    of_alpha = [name for name in figures if "differences" not in name]
+    parts = [head(plan, results, figures), conditions(results), answers(plan, results), main_table(plan, results),
+             alpha_table(plan, results, of_alpha), collapse_table(plan, results), pilot_table(plan, results),
              told(plan, results), commands(results)]
     return "\n".join(parts)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
 
 
 def unique(results: Results, key: str) -> str:
     return "; ".join(dict.fromkeys(str(result.get(key)) for result in results.values())) or "none yet"
 
 
-def head(plan: Plan, results: Results) -> str:
+def head(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     done = len(plan.steps) - len(waiting(plan, results))
-    versions = "; ".join(dict.fromkeys(
-        ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results.values()))
+    shown = "".join(f"\n![differences with intervals](docs/figures/{name})\n{FOREST}" for name in figures
+                    if "differences" in name)
     return f"""# Results
 
-Made by `python -m evidence page` (`make results`) from the files in results/, one a run; no number here is typed.
-{done} of the plan's {len(plan.steps)} runs are there.
+Made by `python -m evidence page` (`make results`) from the files in results/, one a run; no number here is typed, and
+every verdict follows from the numbers by a rule. {done} of the plan's {len(plan.steps)} runs are there.
+
+## In short
+
+{summary_table(plan, results)}
+{chr(10).join(summary_lines(plan, results))}
+
+{certainty(plan, results)}
+{KINDS_TOLD} "Cannot be told apart" is not "equal".
+{shown}"""
+
+
+def conditions(results: Results) -> str:
+    versions = "; ".join(dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results.values()))
+    spans = [value for result in results.values() for key, value in result["values"].items() if "_interval" in key]
+    episodes = f", 2000 episodes by up to {max(spans):.1f}" if spans else ""
+    several = " Runs of different commits were judged by the code of theirs." * (
+        len({result.get("commit") for result in results.values()}) > 1)
+    alphas = " and ".join(f"{recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g} in {NAMES[method]}"
+                          for method in ("supsiam", "supbyol"))
+    return f"""## How it was measured
 
 - Pretraining on CIFAR-100 (lossless, all 50,000 training images; pilots without the 5,000 that are held out), CIFAR
-  ResNet-18, batch 256, bf16.
+  ResNet-18, batch 256, bf16, the same augmentations for every method.
+- Alpha is {alphas}, as App. H has it; pilots did not look for a better one.
 - Choices (learning rate, weight decay) were made by pilots on the 5,000 held-out images alone. A final run has
   `data.holdout=0`, so its monitor has no images to look at, and the test images are looked at once, when it is judged.
   Seeds are 0, 1, 2, none was chosen; failed and collapsed runs are listed.
 - k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear`, its ridge chosen within
-  the training images. CIFAR-10 is a JPEG copy; Pets has a short side of 64 px and is judged at 32; GTSRB's episodes
-  come from its test set. Few-shot: 5-way, 2000 episodes, 16 queries a class (15 in Omniglot's 5-shot episodes: its
-  classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder features of the test images.
+  the training images, which an encoder that was trained with their labels knows better than new ones. Cross-entropy's
+  encoder is judged as the others are, without the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a
+  short side of 64 px and is judged at 32; GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the
+  same ones for all, 16 queries a class (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and
+  effective rank: L2-normalised encoder features of the test images.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
   interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods that have several
-  (pooled, equal spread assumed). Intervals are about seeds: other test images, other settings or longer training are
-  not in them. Each is meant by itself: of twenty one may miss by chance.
-- Hardware: {unique(results, "hardware")}. Commits: {unique(results, "commit")}. Versions: {versions or "none yet"}.
+  (pooled). That a method with one seed varies as much as those is an assumption, which nothing here tests.
+- Intervals are about seeds: other test images, other settings or longer training are not in them. {TESTED:,} test
+  images alone leave an accuracy uncertain by up to {uncertain(TESTED)} points{episodes};
+  a difference on the same images by less. Each interval is meant by itself: of twenty one may miss by chance. Bold:
+  also with an interval that allows for every difference of this page, 0 is left out.
+- Hardware: {unique(results, "hardware")}. Commits: {unique(results, "commit")}.{several}
+- Versions: {versions or "none yet"}.
 """
 
 
 def answers(plan: Plan, results: Results) -> str:
     everything = ("in-domain", "crossed", "few-shot")
     sections = [
-        ("Does supervision help asymmetric non-contrastive learning?", pair_lines(plan, results, ANCL, everything),
-         ANCL),
-        ("Does it help contrastive methods when crossed? (The paper says no.)",
-         pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain")), CONTRASTIVE),
-        ("Is the best alpha inside (0, 1)?", [BEST, "", *best_alpha(plan, results)], ()),
-        ("Does the supervised term reduce intra-class variance? (The paper's theorems say so.)",
-         variance_lines(plan, results), ()),
-        ("Does the pool or EMA prevent collapse?", collapse_lines(plan, results), ()),
-        ("How do SupSiam and SupBYOL stand against SupCon and cross-entropy?",
-         pair_lines(plan, results, STANDING, everything, AHEAD), STANDING),
+        (ANCL_QUESTION, pair_lines(plan, results, ANCL, everything), ANCL),
+        (CONTRASTIVE_QUESTION, pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain")),
+         CONTRASTIVE),
+        (ALPHA_QUESTION, [BEST, "", *best_alpha(plan, results)], ()),
+        (VARIANCE_QUESTION, variance_lines(plan, results), ()),
+        (COLLAPSE_QUESTION, collapse_lines(plan, results), ()),
+        (STANDING_QUESTION, pair_lines(plan, results, STANDING, everything, AHEAD), STANDING),
     ]
-    lines = ["## Answers", ""]
+    lines = ["## Answers", "", PAPERS_ROWS, ""]
     for question, told_lines, pairs in sections:
         lines += [f"### {question}", "", *told_lines, "", *pair_table(plan, results, pairs)]
     return "\n".join(lines)
 
 
 def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The differences themselves, for the pairs that have any."""
-    found = {f"{NAMES[ours]} - {NAMES[theirs]}": gaps(plan, results, ours, theirs) for ours, theirs in pairs}
-    shown = {name: each for name, each in found.items() if each}
-    measures = [measure for measure in ACCURACIES if any(measure in each for each in shown.values())]
+    """The differences themselves, for the pairs that have any; below each, what the paper's table makes of it."""
+    found = {pair: each for pair in pairs if (each := gaps(plan, results, *pair))}
+    measures = [measure for measure in ACCURACIES if any(measure in each for each in found.values())]
     if not measures:
         return []
-    rows = [[name, *(each[m].text() if m in each else "-" for m in measures)] for name, each in shown.items()]
+    rows = []
+    for pair, each in found.items():
+        sure = widened(plan, results, *pair)
+        texts = {m: f"**{one.text()}**" if m in sure else one.text() for m, one in each.items()}
+        rows.append([pair_title(*pair), *(texts.get(m, "-") for m in measures)])
+        if all(method in SIX for method in pair):
+            apart = {m: of[pair[0]] - of[pair[1]] for m, of in paper_columns().items()}
+            rows.append(["paper", *(f"{apart[m]:+.2f}" if m in apart else "-" for m in measures)])
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
+
+
+def paper_columns() -> dict[str, dict[str, float]]:
+    """Table H.1 after pretraining on CIFAR-100: measure -> method -> accuracy."""
+    return {measure: dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True))
+            for measure, name in (("linear", "cifar100"), ("crossed", "cifar10"))}
 
 
 def seeds_of(row: Row) -> str:
@@ -126,11 +183,11 @@ def main_table(plan: Plan, results: Results) -> str:
     measured = {row.name: {m: row.values(m) for m in ACCURACIES if row.values(m)} for row in there.values()}
     ranked = {name: found for name, found in measured.items() if found}  # one without any would leave nothing to rank
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
-    own, crossed = (dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True)) for name in ("cifar100", "cifar10"))
+    paper = paper_columns()
     measures = [m for m in MEASURES if any(row.values(m) for row in there.values())] or list(MEASURES)
 
     def beside(method: str) -> list[str]:
-        return [f"{each[method]:.2f}" if method in each else "-" for each in (own, crossed, SOLO_LEARN)]
+        return [f"{each[method]:.2f}" if method in each else "-" for each in (*paper.values(), SOLO_LEARN)]
 
     lines = [
         [NAMES[method], seeds_of(row), *cells(row, measures),
@@ -143,8 +200,8 @@ def main_table(plan: Plan, results: Results) -> str:
     return f"""## Main table
 
 {epochs} epochs each. The paper's (Table H.1) and solo-learn's numbers are of 1000 epochs; solo-learn's MoCo is v2+. In
-the paper's table the SimSiam and BYOL columns look exchanged beside solo-learn's. Average rank over the accuracies that
-every method here has.
+the paper's table the SimSiam and BYOL columns look exchanged beside solo-learn's. Average rank over the
+accuracies that every method here has, 1 being the best; it has no interval.
 
 {table(columns, lines)}"""
 
@@ -203,8 +260,9 @@ def collapse_table(plan: Plan, results: Results) -> str:
     return f"""## Collapse
 
 Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
-paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay that SimSiam
-does not survive at this learning rate. The intervals of their differences borrow the spread of the longer runs' seeds.
+paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay at
+which SimSiam collapsed in an earlier prototype, and were added to the plan after the first four had come out. The
+intervals of the differences borrow the spread of the longer runs' seeds.
 
 {table(columns, lines)}"""
 
@@ -222,8 +280,9 @@ def pilot_table(plan: Plan, results: Results) -> str:
 
 {epochs} epochs, seed 0, judged on the {HELD_OUT:,} held-out training images; the highest linear accuracy is chosen, of
 equal ones the first. "By" is how far it lies above the next. With one seed, and {HELD_OUT:,} images that leave an
-accuracy uncertain by up to {UNCERTAIN} points, settings closer than that are as good as tied; that the best after
-{epochs} epochs is the best of longer runs too is assumed.
+accuracy uncertain by up to {uncertain(HELD_OUT)} points, settings closer than that are as good as tied; that the
+best after {epochs} epochs is the best of longer runs too is assumed. Three settings span little: a better one may lie
+beyond them.
 
 {table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "status", "choice"], lines)}"""
 
@@ -242,58 +301,3 @@ def pilot_cells(found: dict[str, Any] | None) -> list[str]:
         return ["-", "-", "not run yet"]
     values = [f"{found['values'][key]:.2f}" if key in found["values"] else "-" for key in ("linear", "knn")]
     return [*values, "" if found["status"] == "finished" else found["status"]]
-
-
-def told(plan: Plan, results: Results) -> str:
-    """Failed and collapsed runs, what could not be measured, and what is missing."""
-    lines = [f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
-             for name, result in results.items() if result["status"] != "finished"]
-    lines += [f"- {name}: `{task}` could not be measured: {why}"
-              for name, result in results.items() for task, why in result["not_measured"].items()]
-    left = [step.name for step in waiting(plan, results)]
-    return f"""## Failed, collapsed and missing
-
-{chr(10).join(lines) or "No run failed or collapsed."}
-
-Missing: {', '.join(left) or 'nothing; the plan is done'}.
-"""
-
-
-def own_speed(result: dict[str, Any]) -> str:
-    shared = " (shared)" if result["shared"] else ""
-    return f"{result['images_per_second']:,.0f}{shared}" if result["images_per_second"] else "-"
-
-
-def whole_speed(result: dict[str, Any]) -> str:
-    """Starting, compiling, checks and checkpoints included."""
-    if result["resumed"] or result["status"] == "failed":
-        return "-"
-    return f"{result['data']['train'] * result['epochs'] / result['train_seconds']:,.0f}"
-
-
-def commands(results: Results) -> str:
-    """Every run with its command; the judging ones once a stage, they are the same for all of its runs."""
-    rows = [[name, str(result["seed"]), str(result["epochs"]), f"{result['train_seconds']:.0f}",
-             own_speed(result), whole_speed(result),
-             f"{result['judge_seconds']:.0f}", str(result["commit"]), f"`{result['commands'][0]}`"]
-            for name, result in results.items()]
-    judging: dict[str, list[str]] = {}
-    for name, result in results.items():
-        if len(result["commands"]) > len(judging.get(result["stage"], ())):
-            judging[result["stage"]] = [line.replace(f"runs/{name}", "RUN") for line in result["commands"][1:]]
-    listed = "\n".join(f"{stage}:\n\n```\n{chr(10).join(lines)}\n```\n" for stage, lines in judging.items() if lines)
-    speeds = [result["images_per_second"] for result in results.values()
-              if result["images_per_second"] and not result["shared"]]
-    speed = f" Median speed {statistics.median(speeds):,.0f} images a second." if speeds else ""
-    return f"""## Every run
-
-From a folder in which data/ holds the unpacked data sets.{speed} Seconds are of the whole command;
-images/s is the median of the log's intervals, beside it what the whole command made of it, starting, compiling and
-checkpoints included. Of runs in a row that differ in seed, alpha or learning rate alone only the first compiled: the
-others took over its captured step. A run may have been judged while the next one trained, which slows both; where the
-speed is marked as shared, other runs of the plan or other work were on the GPU for some or all of the time.
-
-{table(["run", "seed", "epochs", "train s", "images/s", "images/s, whole", "judge s", "commit", "command"], rows)}
-Judged with:
-
-{listed or 'nothing yet'}"""

@@ -113,22 +113,28 @@ def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = 
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
     speed = expected_speed(pace_of(step.method, step.settings), results, shared)
     training = images / speed + step.epochs * EPOCH_SECONDS
-    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step, plan) * judged
+    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step, plan, results) * judged
 
 
 def expected_speed(pace: str, results: Results, shared: bool) -> float:
     """Images a second: the least that runs of its pace had under like conditions, else a first guess.
 
-    The least, since a run that does not end in time is lost, and one that ends early loses nothing.
+    The least, since a run that does not end in time is lost, and one that ends early loses nothing. For the same reason
+    a run beside others is never expected to be faster than the guess: the mark says that others were there for some of
+    the time, and one that was alone for most of it says nothing of two side by side.
     """
     mine = [float(result["images_per_second"]) for result in results.values()
             if pace_of(result["method"], result["settings"]) == pace and result["images_per_second"]
             and result["shared"] == shared]
-    return min(mine) if mine else GUESS.get(pace, GUESSED) / (SHARERS if shared else 1)
+    guess = GUESS.get(pace, GUESSED) / (SHARERS if shared else 1)
+    return min([*mine, guess] if shared else mine or [guess])
 
 
-def judging_seconds(step: Step, plan: Plan) -> float:
-    return TASK_SECONDS * len(plan.tasks[step.stage])
+def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
+    """A guess, or the longest that a run with as many evaluations took."""
+    tasks = len(plan.tasks[step.stage])
+    alike_ones = (float(result["judge_seconds"]) for result in results.values() if len(result["commands"]) == 1 + tasks)
+    return max([TASK_SECONDS * tasks, *alike_ones])
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:

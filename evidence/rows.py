@@ -75,10 +75,16 @@ def row_of(plan: Plan, results: Results, title: str, name: str) -> Row:
     return Row(title, kept, len(found) - len(kept))
 
 
-def seed_spread(plan: Plan, results: Results, measure: str) -> Pooled | None:
-    """How far seeds lie apart, over every method and alpha that has several; a run that is in both counts once."""
+def spread_rows(plan: Plan, results: Results) -> list[Row]:
+    """The methods and alphas that have several seeds and so tell how far seeds lie apart; one that is in both, once."""
     rows: dict[str, Row] = {}
-    for row in (*method_rows(plan, results).values(), *alpha_rows(plan, results).values()):
-        if row.results and not row.collapsed:
-            rows[row.results[0]["identity"]] = row
-    return pooled(row.values(measure) for row in rows.values())
+    named = {f"alpha {alpha:g}": row for alpha, row in alpha_rows(plan, results).items()}
+    for name, row in {**{row.name: row for row in method_rows(plan, results).values()}, **named}.items():
+        if len(row.results) > 1 and not row.collapsed:
+            rows.setdefault(row.results[0]["identity"], row._replace(name=name))
+    return list(rows.values())
+
+
+def seed_spread(plan: Plan, results: Results, measure: str) -> Pooled | None:
+    """How far seeds lie apart, over every method and alpha that has several."""
+    return pooled(row.values(measure) for row in spread_rows(plan, results))

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from supancl.errors import BadInput
 from supancl.losses import Align
 from supancl.pools import Queue
 
@@ -260,8 +261,9 @@ def test_the_whole_script(parts: dict[str, ModuleType], tmp_path: Path, capsys: 
     assert text.startswith("before\n<!-- rows -->\n| work | batch |")
     assert text.endswith("<!-- end rows -->\nafter\n")
     assert "old" not in text
-    with pytest.raises(SystemExit, match="no markers"):
-        parts["step_report"].put_into(document, "other", "")
+    document.write_text("no marks")
+    with pytest.raises(BadInput, match=r"page\.md has no marks <!-- rows --> and <!-- end rows -->; put them where"):
+        parts["step"].main(["--markdown", str(file), "--into", str(document)])
     with pytest.raises(SystemExit, match="no such row; choose from cifar"):
         parts["step"].main(["--rows", "fast"])
 

@@ -45,6 +45,16 @@ def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:
     write_atomically(path, write, way_out)
 
 
+def put_between(document: Path, name: str, text: str) -> None:
+    """The text between the marks `<!-- NAME -->` and `<!-- end NAME -->` of a document; the rest of it stays."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+    before, begun, rest = document.read_text(encoding="utf-8").partition(start)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise BadInput(f"{document} has no marks {start.strip()} and {end}; put them where the text belongs")
+    write_text(document, before + start + text + end + after)
+
+
 def digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -151,7 +151,9 @@ class MetricsLog:
 
         self.folder = folder
         self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
-        self.board = SummaryWriter(str(folder.tensorboard), purge_step=resumed_at)
+        # TensorBoard forgets this step and those after it; the row of `resumed_at` itself stays
+        forgotten = None if resumed_at is None else resumed_at + 1
+        self.board = SummaryWriter(str(folder.tensorboard), purge_step=forgotten)
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -166,9 +168,14 @@ class MetricsLog:
 
     def rewind(self, step: int) -> None:
         """Forget the rows after `step`, which will be written again."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
         self.file.close()
         self.folder.keep_metrics_until(step)
         self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
+        # what a purge_step writes, in the same file: files of one second are not surely read in their order
+        again = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.board._get_file_writer().add_event(again)
 
     def close(self) -> None:
         for end in (self.file.close, self.board.close):

@@ -302,14 +302,14 @@ def _capture(trainer: Trainer, reporter: Reporter) -> None:
 
 
 def _train_row(trainer: Trainer, seen: Look, images_per_second: float) -> dict[str, Any]:
-    last, aligned = trainer.step - 1, trainer.recipe.loss.kind == "align"
+    last, terms = trainer.step - 1, trainer.recipe.loss.kind not in ("contrast", "crossentropy")
     return {
         "kind": "train",
         "step": trainer.step,
         "epoch": last // trainer.steps_per_epoch,
         "loss": seen.loss,
-        "ssl": seen.ssl if aligned else None,  # the other losses have one term
-        "sup": seen.sup if aligned else None,
+        "ssl": seen.ssl if terms else None,  # those losses have one term
+        "sup": seen.sup if terms else None,
         "lr": trainer.rates[0](last),
         "predictor_lr": trainer.rates[1](last) if trainer.recipe.heads.predictor is not None else None,
         "momentum": trainer.momentum_at(last) if trainer.recipe.branches.target == "momentum" else None,
@@ -354,7 +354,7 @@ def _not_finite(
     policy, files = trainer.recipe.train.on_nan, data.train.named(trainer.order.positions(step))
     shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
-    ways = "try a lower --set optimizer.lr, --precision fp32, or --on-nan skip"
+    ways = "start anew with a lower --set optimizer.lr, --precision fp32, or --on-nan skip"
     if policy == "stop":
         raise NonFinite(f"{what}; {ways}")
     if policy == "rollback":

@@ -107,6 +107,27 @@ def test_a_solution_that_ran_out_of_iterations_far_from_its_optimum_says_so() ->
     assert solve(huge, 1e-6, tolerance=0.05, max_iterations=30).cut_off
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_strong_ridge_on_small_features_answers_as_its_optimum_does(scale: float, offset: float) -> None:
+    """There the objective hardly falls below that of no parameters, which answer the first class to everything."""
+    features = blobs(400, width=20, noise=2.0)
+    unit = F.normalize(features.values - features.values.mean(0), dim=1)
+    small = features._replace(values=scale * unit + offset / 20**0.5)
+    problem, _ = rotated(small, torch.float32)
+    exact, _ = rotated(small)
+    for solution in path(problem, [10.0**power for power in range(-1, 6)], tolerance=0.05):
+        best = solve(exact, solution.weight, tolerance=1e-8, max_iterations=5000)
+        agree = predicted(solution.parameters, problem.rows) == predicted(best.parameters, exact.rows)
+        assert agree.double().mean() >= 0.97, solution.weight
+
+
+def test_features_without_any_difference_take_no_time() -> None:
+    for labels in (torch.arange(400) % 4, (torch.arange(400) ** 2) % 7 % 4):
+        found = list(path(Problem(torch.ones(400, 6), labels, 4), [10.0**power for power in range(-6, 6)], 0.2))
+        assert sum(solution.iterations for solution in found) < 100
+
+
 def test_the_slope_and_the_curvature_are_those_of_autograd() -> None:
     features = blobs(20)
     problem, _ = rotated(features)

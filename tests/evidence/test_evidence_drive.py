@@ -215,6 +215,7 @@ def test_a_run_of_which_nothing_could_be_measured_is_no_result(tmp_path: Path) -
     assert again.run() == ["pilot-supsiam-0"]
     kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
     assert list(kept["not_measured"]) == ["linear runs/pilot-supsiam-0 --data broken.npz"]
+    assert (tmp_path / "work" / "runs" / "pilot-supsiam-0" / "checkpoints").exists()  # it can be judged once more
     assert set(kept["values"]) == {"linear"}
     assert "; linear runs/pilot-supsiam-0 --data broken.npz failed: " in lines[-1]
 
@@ -264,6 +265,27 @@ def test_judging_can_go_on_beside_the_next_run(tmp_path: Path, made) -> None:
     assert beside["values"] == read_results(made[0] / "results")["pilot-supsiam-0"]["values"]
     assert beside["commit"] == "abc"
     assert any("pilot-supsiam-0: finished; linear" in line for line in lines)
+
+
+def test_what_is_being_judged_is_waited_for_when_the_driver_gives_up(tmp_path: Path, monkeypatch) -> None:
+    """Its machine may go with it."""
+    class Judging:
+        waited = False
+
+        def wait(self) -> None:
+            self.waited = True
+
+    for error in (BadInput("no"), RuntimeError("CUDA error"), Interrupted("stopped", 15)):
+        driver, judging = Driver(PLAN, tmp_path / "results", tmp_path / "work", tell=lambda text: None), Judging()
+        driver.judging, driver.claimed[PLAN.steps[1].name] = (PLAN.steps[1], judging), "claim"
+
+        def train(step: Step, error: Exception = error) -> bool:
+            raise error
+
+        monkeypatch.setattr(driver, "train", train)
+        with pytest.raises(type(error)):
+            driver.run()
+        assert judging.waited is not isinstance(error, Interrupted)  # a signal gives no time
 
 
 def test_a_signal_ends_the_driver_not_only_the_run(monkeypatch) -> None:

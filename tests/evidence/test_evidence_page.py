@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from evidence import spread
+from evidence import markdown, spread
 from evidence.__main__ import ROOT, main
 from evidence.answers import best_alpha, best_alphas, collapse_lines, gaps, pair_lines, summed_up, variance_lines
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
+from evidence.markdown import slug
 from evidence.page import SOLO_LEARN, write_page
 from evidence.plan import cifar_plan
 from evidence.results import read_results, waiting, write_result
 from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
 from evidence.short import put_short, short_text
 from evidence.spread import Gap, Pooled, gap, mean_text, pooled
+from evidence.summary import differences, widened
 from supancl.errors import BadInput
 from supancl.recipes import recipe
 
@@ -46,8 +48,10 @@ def test_every_figure_that_it_shows_is_there() -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_examples_in_spread_hold() -> None:
-    assert doctest.testmod(spread).failed == 0
+@pytest.mark.parametrize("module", [spread, markdown], ids=lambda module: module.__name__)
+def test_the_examples_hold(module) -> None:
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > outcome.failed == 0
 
 
 def test_a_difference_has_the_interval_of_the_two_sample_t_test() -> None:
@@ -235,14 +239,48 @@ def test_alpha_one_is_taken_from_simsiam_where_it_is_the_same_run() -> None:
     assert names == [f"final-simsiam-{seed}" for seed in range(3)]
 
 
+def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_of_the_page() -> None:
+    """One seed of SimSiam, so that SupSiam's spread is borrowed: t of 2 degrees is 4.30, of 16 differences 17.9."""
+    results = {name: one for name, one in whole(LEVELS).items() if name.startswith("pilot-")}
+    for method, levels in {"supsiam": (70.0, 71.0, 72.0), "simsiam": (50.0,), "supcon": (66.0,)}.items():
+        for seed, level in enumerate(levels):
+            step = PLAN.step(f"final-{method}-{seed}")
+            results[step.name] = result(PLAN, step, PLAN.pilots[method][0], dict.fromkeys(ACCURACIES, level))
+    assert len(differences(PLAN, results)) == 16
+    assert {one.text() for one in differences(PLAN, results)} == {
+        "+21.00 [+16.03, +25.97]*", "+5.00 [+0.03, +9.97]*"}  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
+    assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
+    assert widened(PLAN, results, "supsiam", "simsiam") == set(ACCURACIES)
+    assert widened(PLAN, results, "supsiam", "supcon") == set()
+    page = write_page(PLAN, results, [])
+    assert "| SupSiam - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
+    assert "| SupSiam - SupCon | +5.00 [+0.03, +9.97]* |" in page
+    assert "| SupSiam - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
+    assert "| SupSiam - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
+    assert ("Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
+            "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
+            "SupSiam (2 degrees of freedom).") in page
+
+
+def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() -> None:
+    page = write_page(PLAN, whole(LEVELS), [])
+    ours, paper = page.split("| SupSiam - SimSiam | **+")[1].splitlines()[:2]
+    assert ours.startswith("16.00 [")
+    assert paper == "| paper | - | +4.42 | +6.38 | - | - | - | - | - |"  # 75.05 - 70.63, 85.19 - 78.81
+    assert "Alpha is 0.5 in SupSiam and 0.8 in SupBYOL, as App. H has it" in page
+    (below,) = re.findall(r"\| SupSiam - cross-entropy \| [*]*[+-]\d.*\n\| (.*?) \|", page)
+    assert below == "SupBYOL - SupCon"  # App. H has no cross-entropy
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     results = whole(LEVELS)
     figures = draw(PLAN, results, tmp_path / "none", tmp_path / "figures")
-    assert figures == ["cifar100-alpha.png"] == drawn_names(PLAN, results, tmp_path / "none")
-    assert (tmp_path / "figures" / "cifar100-alpha.png").stat().st_size > 5_000
+    assert figures == ["cifar100-alpha.png", "cifar100-differences.png"]
+    assert drawn_names(PLAN, results, tmp_path / "none") == figures
+    assert all((tmp_path / "figures" / name).stat().st_size > 5_000 for name in figures)
     page = write_page(PLAN, results, figures)
     assert "not measured yet" not in page
     assert "not run yet" not in page
@@ -253,7 +291,11 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
         assert f"{value:.2f}" in page
     assert "- collapse-neither-0: collapsed" in page
     assert "supancl evaluate knn RUN" in page
-    assert "`supancl pretrain cifar100.supsiam --data data/cifar100.npz" in page
+    listed = page.split("Trained with")[1].split("```")[1].strip().splitlines()
+    assert listed == [one["commands"][0] for one in results.values()]  # to be copied as they are
+    linked = set(re.findall(r"\]\(#(.*?)\)", page))
+    assert len(linked) == 6
+    assert linked <= {slug(line.lstrip("# ")) for line in page.splitlines() if line.startswith("### ")}
     assert all(len(row.split("|")) == len(table.splitlines()[0].split("|"))
                for table in page.split("\n\n") if table.startswith("| ") for row in table.splitlines())
 
@@ -270,9 +312,10 @@ def test_a_part_of_it_says_what_is_missing() -> None:
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
     assert "| SupSiam | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen, by 1.00 |" in page
     assert "Not measured yet: alpha 0, 0.2, 0.8, 1." in page
-    left = page.split("Missing: ")[1].split("\n")[0]
-    assert "final-simsiam-0" in left
+    left = page.split("Missing: 60 runs.")[1].split("## ")[0]
+    assert "- main table: final-supsiam-1, final-supsiam-2, final-simsiam-0, " in left
     assert "final-supsiam-0," not in left
+    assert "No two methods can be compared yet." in page
 
 
 def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
@@ -283,7 +326,8 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
     (tmp_path / "results" / "maps" / "final-supsiam-0.json").write_text(points)
     flags = ["--results", str(tmp_path / "results"), "--out", str(tmp_path / "R.md"), "--figures", str(tmp_path / "f")]
     assert main(["page", *flags]) == 0
-    assert "64 runs; figures: cifar100-alpha.png, cifar100-maps.png" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "64 runs; figures: cifar100-alpha.png, cifar100-differences.png, cifar100-maps.png" in said
     page = (tmp_path / "R.md").read_text()
     assert "![maps of related classes](docs/figures/cifar100-maps.png)" in page
     assert "20 related classes" in page
@@ -296,16 +340,15 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
     told = short_text(PLAN, results)
     assert "| SupSiam | 3 | 74.0 ± 0.2 |" in told
-    assert "BYOL" not in told
-    assert ("\n- **SupCon - SimCLR** (one seed of SimCLR): in-domain: helps; crossed: helps; few-shot: helps.\n"
-            "\nBeside the other supervised methods:\n\n- **SupSiam - SupCon**: in-domain: ") in told
-    assert "alone, 1: SimSiam): 0.5 (k-NN, linear, " in told
-    assert "; in 8 of 8 the best inside is above both ends by more than an interval that allows for picking" in told
-    assert "\nCollapse:\n\n- The pool alone: prevents collapse" in told
+    assert "| SupBYOL |" not in told
+    assert "|  | SupBYOL - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
+    assert ("(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | SupSiam - SupCon | "
+            "**ahead: 2 of 2** |") in told
+    assert "](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies.\n" in told
+    assert "](RESULTS.md#does-the-pool-or-ema-prevent-collapse) prevents collapse (The pool alone, " in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
-    assert [line for line in short_text(PLAN, few).splitlines() if line.endswith(":")] == [
-        "Beside the other supervised methods:"]
-    assert "in 0 of 8" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
+    assert "inside-0-1) not measured yet.\n" in short_text(PLAN, few)
+    assert "inside-0-1) no: 8 of 8 accuracies.\n" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):

@@ -25,7 +25,7 @@ from evidence.plan import (
     sweep,
     words_of,
 )
-from evidence.results import choose, expected_seconds, identity_of, waiting
+from evidence.results import choose, expected_seconds, identity_of, judging_seconds, waiting
 from supancl.cli import build_parser
 from supancl.data.sources import DataSpec, from_arrays
 from supancl.flags import recipe_from_flags
@@ -244,6 +244,28 @@ def test_runs_side_by_side_are_expected_to_take_longer_and_measured_apart() -> N
         results[f"pilot-supsiam-{number}"] |= {"images_per_second": speed, "shared": True}
     assert expected_seconds(step, PLAN, results, shared=True) == pytest.approx(8 + 75 + 1.5 + 24)
     assert len(ALPHAS) == 5
+
+
+def test_one_run_that_was_alone_for_most_of_its_time_does_not_make_the_next_ones_fast() -> None:
+    """A run that is expected too short is begun too late, and is lost with the machine."""
+    step = PLAN.step("final-supmoco-0")
+    guessed = expected_seconds(step, PLAN, {}, judged=False, shared=True)
+    assert guessed == pytest.approx(8 + 5_000_000 / (26_900 / 1.85) + 5)
+    results = pilot_results({"supmoco": (60,)})
+    results["pilot-supmoco-0"] |= {"images_per_second": 26_988.3, "shared": True}
+    assert expected_seconds(step, PLAN, results, judged=False, shared=True) == guessed
+    results["pilot-supmoco-0"] |= {"images_per_second": 10_000.0}
+    assert expected_seconds(step, PLAN, results, judged=False, shared=True) == pytest.approx(8 + 500 + 5)
+
+
+def test_judging_is_expected_to_take_as_long_as_the_longest_with_as_many_evaluations() -> None:
+    step = PLAN.step("final-supcon-0")
+    results = pilot_results({"supcon": (3, 2, 1)})
+    made = result(PLAN, PLAN.step("final-simsiam-0"), PILOTS["simsiam"][0], {}, judge_seconds=97.0)
+    assert judging_seconds(step, PLAN, results) == 84
+    results["final-simsiam-0"] = made | {"commands": ["supancl"] * 8}
+    assert judging_seconds(step, PLAN, results) == 97
+    assert judging_seconds(PLAN.step("pilot-supcon-0"), PLAN, results) == 24
 
 
 def test_a_cell_with_a_momentum_branch_is_expected_at_supbyols_pace_and_tells_nothing_of_supsiams() -> None:

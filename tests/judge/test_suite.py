@@ -176,6 +176,20 @@ def test_the_key_of_the_data_is_that_of_its_files(root):
     assert data_key("omniglot", root) != before
 
 
+def test_the_key_of_the_data_is_that_of_its_lists_too(tmp_path):
+    """The same images in other splits are another measurement."""
+    BUILDERS["dtd"](tmp_path)
+    before, lists = data_key("dtd", tmp_path), tmp_path / "dtd" / "labels"
+    train, test = (lists / f"{split}1.txt" for split in ("train", "test"))
+    kept = train.read_text(), test.read_text()
+    train.write_text(kept[1])
+    test.write_text(kept[0])
+    assert data_key("dtd", tmp_path) != before
+    train.write_text(kept[0])
+    test.write_text(kept[1])
+    assert data_key("dtd", tmp_path) == before
+
+
 def test_the_key_of_arrays_is_that_of_their_own_file(tmp_path):
     archive(tmp_path / "cifar10.npz")
     before = data_key("cifar10", tmp_path)

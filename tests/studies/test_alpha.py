@@ -1,11 +1,11 @@
 """The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import torch
 from supancl.cli import main
 from supancl.evaluate import Features
 from supancl.run import RunFolder
-from supancl.studies import alpha
+from supancl.studies import alpha, many
 from supancl.studies.alpha import few_shot_accuracy, parse_alphas, recommendation
-from supancl.studies.many import Trained, interval, left_out_classes
+from supancl.studies.many import FAILED, Trained, interval, left_out_classes, reach_of_all
 from tests.files import class_folders
-from tests.tiny import tiny_data
+from tests.tiny import poisoned, tiny_data
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--quiet"]
 
@@ -28,7 +28,7 @@ SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16"
 def rows(**by_alpha: list[float]) -> list[dict]:
     return [
         {"alpha": float(alpha.removeprefix("a").replace("_", ".")), "seed": seed, "transfer": value, "linear": value,
-         "collapsed": value < 50}
+         "collapsed": value < 50, "failed": None}
         for alpha, values in by_alpha.items() for seed, value in enumerate(values)
     ]
 
@@ -58,6 +58,40 @@ def test_nothing_is_recommended_by_what_was_not_measured() -> None:
     assert text == "no alpha can be recommended: transfer to classes it never saw could not be measured"
 
 
+def test_an_alpha_with_a_failed_run_is_named_and_not_compared() -> None:
+    found = rows(a0=[99, 99], a0_5=[80, 81], a1=[70, 71])
+    found[1] |= {"failed": "the loss", "linear": float("nan")}
+    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
+    assert text.startswith("alpha = 0.5 has the best linear accuracy (80.50%, 2 seeds); 1 is worse by 10.00 points")
+    assert text.endswith("; alpha = 0 failed and is not compared (seed 1)")
+    found[3]["failed"] = "the loss"
+    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
+    assert text.startswith("alpha = 1 is the only one of which no run failed (linear accuracy 70.50%, 2 seed(s))")
+    found[5]["failed"] = "the loss"
+    text = recommendation(found, [0.0, 0.5, 1.0], "linear")
+    assert text.startswith("no alpha can be recommended: runs of every alpha failed; alpha = 0 failed")
+
+
+def test_of_equal_alphas_few_studies_call_any_worse() -> None:
+    """An interval for each pair by itself would call some alpha worse in a quarter of them."""
+    random, alphas = np.random.default_rng(0), [0.0, 0.2, 0.5, 0.8, 1.0]
+    wrong = 0
+    for _ in range(200):
+        drawn = 80 + random.normal(size=(5, 3)) + random.normal(size=(1, 3))
+        found = [{"alpha": alpha, "seed": seed, "linear": float(drawn[i, seed]), "collapsed": False, "failed": None}
+                 for i, alpha in enumerate(alphas) for seed in range(3)]
+        wrong += "is worse" in recommendation(found, alphas, "linear")
+    assert 1 <= wrong <= 22  # 10 expected; 50 by the pair
+
+
+def test_the_common_interval_of_two_rows_is_students_paired_one() -> None:
+    a, b = [1.0, 2.0, 4.0], [2.0, 2.5, 7.0]
+    mean, _, high = interval([y - x for x, y in zip(a, b, strict=True)])
+    assert reach_of_all([a, b]) == pytest.approx(high - mean, rel=1e-6)
+    # of three rows and two seeds: q = 8.331 in Tukey's table at 2 degrees of freedom; squares left over: 7/3
+    assert reach_of_all([[1.0, 2.0], [2.0, 5.0], [3.0, 3.0]]) == pytest.approx(8.331 * (7 / 3 / 2 / 2) ** 0.5, rel=1e-3)
+
+
 def test_the_interval_is_students() -> None:
     mean, low, high = interval([1.0, 2.0, 3.0])
     assert mean == 2.0
@@ -67,6 +101,7 @@ def test_the_interval_is_students() -> None:
 
 def test_alphas_are_sorted_and_unique() -> None:
     assert parse_alphas("1,.5,0,0.5") == [0.0, 0.5, 1.0]
+    assert parse_alphas("0.12345678,0.12345681") == [0.123457]  # one folder, so one alpha
 
 
 @pytest.mark.parametrize(
@@ -180,13 +215,97 @@ def test_measured_on_the_device_that_the_run_was_trained_on(study: Path, monkeyp
     assert asked == ["cpu"]
 
 
-def test_a_run_that_cannot_go_on_is_named(tmp_path: Path, capsys) -> None:
+def fail_at(monkeypatch, *names: str) -> list[str]:
+    """These runs meet a loss that is not a number in their second epoch; gives the names of all that were trained."""
+    plain, begun = many.pretrain, []
+
+    def pretrain(recipe, out, **options):
+        begun.append(out.name)
+        with pytest.MonkeyPatch.context() as patched:
+            if out.name in names:
+                poisoned(patched, {5})
+            return plain(recipe, out=out, **options)
+
+    monkeypatch.setattr(many, "pretrain", pretrain)
+    return begun
+
+
+def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path: Path, monkeypatch, capsys) -> None:
+    out = tmp_path / "study"
+    command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(out),
+               "--json", str(tmp_path / "told.json"), *SMALL[:-1], "--epochs", "2"]
+    with monkeypatch.context() as patched:
+        begun = fail_at(patched, "alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1")
+        assert main(command) == 4
+        assert len(begun) == 6
+    printed = capsys.readouterr()
+    assert printed.err.startswith("supancl: 3 of 6 runs failed and are in no mean (alpha-0.5-seed-0, alpha-1-seed-0, "
+                                  f"alpha-1-seed-1); the study without them is in {out}, and --retry goes on")
+    assert "alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5" in printed.err
+    assert "1 of 2" in printed.out
+    assert "alpha = 0 is the only one of which no run failed" in printed.out
+    result = json.loads((out / "alpha.json").read_text())
+    assert json.loads((tmp_path / "told.json").read_text())["rows"] == result["rows"]
+    assert [bool(row["failed"]) for row in result["rows"]] == [False, False, True, False, True, True]
+    assert all((row["linear"] is None) == bool(row["failed"]) for row in result["rows"])
+    half, none = result["summary"][1:]
+    assert (half["failed"], half["n"], half["linear"]) == (1, 2, result["rows"][3]["linear"])
+    assert (none["failed"], none["linear"]) == (2, None)
+    page = (out / "alpha.html").read_text()
+    assert "<li>alpha = 1, seed 1: the loss or its gradient" in page
+    # the same again lists them and trains nothing; only who asks for it has them go on
+    begun = fail_at(monkeypatch)
+    assert main(command) == 4
+    assert begun == []
+    assert "failed before: alpha-0.5-seed-0" in capsys.readouterr().out
+    assert main([*command, "--retry"]) == 0
+    assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
+    assert not list(out.glob(f"*/{FAILED}"))
+    assert not any(row["failed"] for row in json.loads((out / "alpha.json").read_text())["rows"])
+
+
+def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> None:
     wild = ["--set", "optimizer.lr=1e6", "--set", "optimizer.weight_decay=0.9", "--epochs", "2"]
     out = tmp_path / "study"
-    for jobs in ("1", "2"):
-        command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", jobs, "--out", str(out)]
-        assert main([*command, *SMALL, *wild]) == 4
-        assert re.match(rf"supancl: {re.escape(str(out))}/alpha-[01]-seed-0: the loss ", capsys.readouterr().err)
+    command = ["alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    assert main([*command, *SMALL, *wild]) == 4
+    assert "2 of 2 runs failed" in capsys.readouterr().err
+    assert {path.parent.name for path in out.glob(f"*/{FAILED}")} == {"alpha-0-seed-0", "alpha-1-seed-0"}
+    page = (out / "alpha.html").read_text()
+    assert "no alpha can be recommended: runs of every alpha failed" in page
+    assert page.count("<li>alpha = ") == 2
+
+
+def test_a_process_that_is_killed_is_told_with_the_way_on(tmp_path: Path, monkeypatch, capsys) -> None:
+    def killed(*arguments):
+        yield "alpha-0-seed-0", None
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(many, "_trained", killed)
+    out = tmp_path / "study"
+    assert main(["alpha", "digits.supsiam", "--alphas", "0,1", "--jobs", "4", "--out", str(out), *SMALL]) == 2
+    assert capsys.readouterr().err == (
+        "supancl: one of 4 processes was killed, most likely for lack of memory, with 1 of 6 runs done, what had begun "
+        f"is saved; continue with the same command and --jobs 2 --out {out}\n")
+
+
+def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
+    """Finished runs are only read: on data that changed, they would be judged on images they were trained on."""
+    class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
+    small = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--batch-size", "8", "--epochs", "1"]
+    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0", "--seeds", "1", *small,
+               "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    before = (tmp_path / "out" / "alpha.json").read_text()
+    class_folders(tmp_path / "more", ("a",), each=4)
+    for file in (tmp_path / "more" / "a").iterdir():
+        file.rename(tmp_path / "data" / "a" / f"more-{file.name}")
+    capsys.readouterr()
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "alpha-0-seed-0: the data have changed since the run began" in told
+    assert "choose another --out" in told
+    assert (tmp_path / "out" / "alpha.json").read_text() == before
 
 
 def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from supancl import recipe
 from supancl.cli import main
 from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.monitor import COLLAPSED_RANK
-from supancl.studies.collapse import PAPER, cell
+from supancl.studies.collapse import MEASURES, PAPER, cell, line
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
 
@@ -48,6 +48,19 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
     assert min(row["effective_rank"] for row in collapsed) < COLLAPSED_RANK
 
 
+def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
+    found = [{"pool": pool, "ema": ema, "seed": seed, "knn": 50.0, "effective_rank": 20.0, "std": 1.0,
+              "collapsed": False, "failed": None} for pool, ema in COLLAPSE_CELLS for seed in range(2)]
+    lost = {**dict.fromkeys(MEASURES, float("nan")), "collapsed": None, "failed": "why"}
+    assert line(found, (True, False))[2:] == ["no", "50.00 +- 0.00", "20.0 +- 0.0", "1.000 +- 0.000", "no", "73.92"]
+    for row in found:
+        if not row["pool"] and (row["ema"] or row["seed"] == 0):
+            row |= lost
+    assert line(found, (False, True))[2:] == ["-", "-", "-", "-", "no", "73.32", "2 of 2"]
+    assert line(found, (False, False))[2:] == ["no", "50.00", "20.0", "1.000", "yes", "1.00", "1 of 2"]
+    assert line(found, (True, True))[-1] == "no"
+
+
 @pytest.mark.parametrize("name", ["digits.simsiam", "cifar100.simclr"])
 def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_path: Path) -> None:
     assert main(["collapse", name, "--data", "digits", "--out", str(tmp_path / "x")]) == 2
@@ -56,8 +69,8 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
 
 @pytest.mark.parametrize(("more", "line"), [
     (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
-    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end this study at the first cell that collapses, "
-                                "before there is a table; leave it at warn"),
+    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN "
+                                "to set beside the paper's; leave it at warn"),
 ])  # fmt: skip
 def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
     assert main(["collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2

@@ -9,6 +9,7 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
+from supancl.studies.many import FAILED
 from supancl.studies.paper_numbers import PAPER
 from supancl.studies.study import MEASURES, differences
 from supancl.studies.study_rows import STUDIES
@@ -152,6 +153,43 @@ def test_differences_are_paired_by_seed() -> None:
     none, odd = differences(found, "queue")
     assert none.startswith("linear, none minus queue: -1.00 points (95% interval -1.25 to -0.75, n = 3): worse")
     assert odd.endswith("cannot be told apart")
+
+
+def test_rows_without_two_seeds_in_common_are_not_told_apart() -> None:
+    found = [{"row": row, "seed": seed, "linear": value} for row, values in
+             {"queue": [80.0, 90.0, None], "none": [None, 89.0, 70.0], "odd": [None, None, 75.0]}.items()
+             for seed, value in enumerate(values)]
+    assert differences(found, "queue") == [
+        "linear, none minus queue: cannot be told apart, with 1 seed(s) of both",
+        "linear, odd minus queue: cannot be told apart, with 0 seed(s) of both",
+    ]
+
+
+def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "again"
+    shutil.copytree(study, out)
+    shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
+    (out / "none-seed-1" / "metrics.jsonl").unlink()
+    (out / "none-seed-1" / FAILED).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
+    command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
+    assert main(command) == 4
+    assert "1 of 4 runs failed and are in no mean (none-seed-1)" in capsys.readouterr().err
+    result = json.loads((out / "study.json").read_text())
+    queue, none = result["summary"]
+    assert (queue["failed"], none["failed"], none["n"]) == (0, 1, 2)
+    assert none["linear"] == result["rows"][2]["linear"]
+    assert result["rows"][3]["linear"] is None
+    text = (out / "study.md").read_text()
+    assert "| failed |" in text
+    assert "- failed, and in no mean: none-seed-1: the loss is not finite" in text
+    assert "cannot be told apart, with 1 seed(s) of both" in text
+
+
+def test_data_that_one_row_cannot_take_are_refused_before_any_is_trained(tmp_path: Path, capsys) -> None:
+    command = ["study", "batch", "digits.supsiam", "--out", str(tmp_path / "x"), *SMALL, "--set", "data.limit=200"]
+    assert main(command) == 2
+    assert "200 training images are fewer than a batch of 256" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_one_seed_tells_nothing_apart() -> None:

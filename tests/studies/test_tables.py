@@ -247,15 +247,30 @@ def test_losses_and_variance_come_from_the_run_itself(tmp_path: Path) -> None:
         {"kind": "train", "step": 3, "epoch": 1, "ssl": -0.5, "sup": -0.6},
         {"kind": "monitor", "step": 3, "epoch": 1, "s_w": 0.2, "s_w/s_t": 0.25, "knn": 40.0},
     ]
-    a = make_run(tmp_path / "a", recipe("digits.supsiam"), {"variance": {"within": 0.3, "total": 0.5, "ratio": 0.6}},
-                 rows)
-    b = make_run(tmp_path / "b", recipe("digits.simsiam"), {}, rows)
+    ours, theirs = (recipe(f"digits.{name}").with_set({"train.epochs": 2}) for name in ("supsiam", "simsiam"))
+    a = make_run(tmp_path / "a", ours, {"variance": {"within": 0.3, "total": 0.5, "ratio": 0.6}}, rows)
+    b = make_run(tmp_path / "b", theirs, {}, rows)
     lines = {line.head[0]: line.ours for line in laid("1", a, b).lines if line.ours}
     assert {key: score.mean for key, score in lines["0.5"].items()} == pytest.approx(
         {"ssl": -0.4, "sup": -0.5, "within": 0.3, "ratio": 60.0, "knn": 40.0})
     # without a pool SimSiam has no supervised target, so it has no l_sup
     assert {key: score.mean for key, score in lines["1.0"].items()} == pytest.approx(
         {"ssl": -0.4, "within": 0.2, "ratio": 25.0, "knn": 40.0})
+
+
+def test_a_run_that_was_not_trained_to_its_end_is_in_no_mean(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "monitor", "step": 4, "epoch": 0, "s_w": 0.2, "s_w/s_t": 0.25, "knn": 10.0},
+        {"kind": "train", "step": 8, "epoch": 1, "ssl": -0.3, "sup": -0.4},
+        {"kind": "monitor", "step": 8, "epoch": 1, "s_w": 0.2, "s_w/s_t": 0.25, "knn": 40.0},
+    ]
+    folders = [make_run(tmp_path / f"{seed}", recipe("digits.supsiam").with_set({"train.epochs": 2, "train.seed": seed}),
+                        {}, rows[:end]) for seed, end in enumerate((3, 2, 1))]
+    filled = laid("1", *folders)
+    line = next(line for line in filled.lines if line.ours)
+    assert (line.ours["knn"].mean, line.ours["knn"].n) == (40.0, 1)
+    assert f"{folders[1]}: not counted, its log ends in epoch 2 of 2" in filled.notes
+    assert f"{folders[2]}: not counted, its log ends in epoch 1 of 2" in filled.notes
 
 
 def test_an_evaluation_of_other_data_is_not_the_runs_own(tmp_path: Path) -> None:

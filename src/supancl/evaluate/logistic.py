@@ -19,6 +19,7 @@ tiny weights on separable features make p nearly 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -92,6 +93,10 @@ class Problem:
 
     def __init__(self, rows: Tensor, labels: Tensor, classes: int) -> None:
         self.rows, self.labels, self.classes = rows, labels.to(rows.device)[None], classes
+        self.at_zero = len(rows) * math.log(classes)  # the objective of no parameters
+        mean = rows.mean(0)
+        squares = sum(float((part - mean).square().sum(dtype=torch.float64)) for part in rows.split(8192))
+        self.spread = (squares / max(len(rows), 1)) ** 0.5  # root of S_T
 
     def zero(self) -> Tensor:
         return self.rows.new_zeros(self.classes, self.rows.shape[1])
@@ -219,10 +224,13 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
           memory: Memory | None = None, tolerance: float = 1e-2, max_iterations: int = 1000) -> Solution:
     """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
 
-    Where the ridge is too weak for the precision to tell (tiny weights on classes that overlap), until the next step
-    promises to lower the objective by less than tolerance^2 / 10,000 of it, or by less than its last digit.
+    Of features that differ by less than 1 a part of the tolerance, as small as they differ: a bias that is off by more
+    would outweigh all they say. Where the ridge is too weak for the precision to tell (tiny weights on classes that
+    overlap), until the next step promises less than tolerance^2 / 10,000, or a last digit, of the objective or, where
+    that is less, of what has been gained on it: a strong ridge gains next to nothing, and yet its answers are others.
     """
     digit = torch.finfo(problem.rows.dtype).eps
+    tolerance *= min(1.0, max(problem.spread, 10 * digit))
     memory = Memory(weight=weight) if memory is None else memory
     parameters = problem.zero() if start is None else start.clone()
     margins = problem.margins(parameters) if margins is None else margins
@@ -246,7 +254,9 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
             memory.clear()
             direction = -gradient / diagonal
             slope = float((direction * gradient).sum(dtype=torch.float64))
-        if -slope / 2 <= max(tolerance**2 / 1e4, digit) * (loss + weight * size**2):
+        objective = loss + weight * size**2
+        gained = max(problem.at_zero - objective, digit * problem.at_zero)
+        if -slope / 2 <= max(tolerance**2 / 1e4, digit) * min(objective, gained):
             break
         squared = float(direction.square().sum(dtype=torch.float64))
         ridge = 2 * weight * float((parameters * direction).sum(dtype=torch.float64)), 2 * weight * squared

@@ -168,17 +168,17 @@ def folder_name(subject: Subject) -> str:
 
 
 def data_key(name: str, root: Path) -> str:
-    """Of the data set's files: other ones, or changed ones, give other results."""
+    """Of the data set's files and of what its lists say of them: other ones, or changed ones, give other results."""
     place = find_benchmark(name, root)
     mark = array_mark(name, root)
     if place.files is not None:
-        paths = sorted(path for _, path, _ in place.files(place.folder).entries)
+        entries = sorted((path, str(split), str(label)) for split, path, label in place.files(place.folder).entries)
     else:  # beside it there may be anything; of pickles none is opened that is not the published one
-        paths = [mark] if mark is not None else []
+        entries = [(mark, "", "")] if mark is not None else []
     content = hashlib.sha256()
-    for path in paths:
+    for path, split, label in entries:
         told = file_stamp(path) if path.is_file() else None
-        content.update(f"{path.relative_to(place.folder)}{told}".encode())
+        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(told)]).encode())
     return content.hexdigest()[:16]
 
 

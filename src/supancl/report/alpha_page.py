@@ -43,7 +43,7 @@ def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]
         axis.set_title(title)
         axis.set_xlabel("alpha")
         axis.grid(alpha=0.3)
-        if len(keys) > 1:
+        if len(keys) > 1 and axis.get_legend_handles_labels()[1]:  # where every run failed, nothing is drawn
             axis.legend(ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     figure.savefig(path, dpi=130, bbox_inches="tight")
 
@@ -58,7 +58,8 @@ def write_page(
 ) -> Path:
     """alpha.html, with its pictures inside it and beside it."""
     curves(result["summary"], measures, out / "curves.png")
-    tsne_panels(panels, classes, out / "tsne.png")
+    if panels:
+        tsne_panels(panels, classes, out / "tsne.png")
     columns, cells = laid_out
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = "".join(
@@ -69,6 +70,11 @@ def write_page(
     transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
                 f"fitted on {result['shots']} images of each, 50 draws."
                 if left_out else "No class was left out, so transfer was not measured.")
+    failed = "".join(f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
+                     for row in result["rows"] if row["failed"])
+    failed = f"<p>Runs that failed, and are in no mean:</p><ul>{failed}</ul>" if failed else ""
+    maps = (f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
+            f'src="{_inline(out / "tsne.png")}">' if panels else "")
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     data = result["data"]
     page = f"""<!doctype html>
@@ -79,11 +85,12 @@ def write_page(
 <p>{html.escape(result['recipe'])}, {result['epochs']} epochs, {data['train']} training images, {data['held_out']}
 held out, {data['classes']} classes in pretraining, seeds {html.escape(str(result['seeds']))}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
-deviation. {transfer}</p>
+deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
+blocks).</p>
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{failed}
 <img alt="values against alpha" src="{_inline(out / 'curves.png')}">
-<h2>Held-out images (t-SNE, seed 0)</h2>
-<img alt="t-SNE maps" src="{_inline(out / 'tsne.png')}">
+{maps}
 <p class="small">{result['seconds']:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result['commit']))}.
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
 training, none on a test set. The maps show at most 2,000 images.</p>

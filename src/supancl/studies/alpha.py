@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ from supancl.console import table
 from supancl.data.sources import Data, Split
 from supancl.errors import BadInput
 from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
+from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.report.alpha_page import write_page
 from supancl.run import commit, jsonable, next_folder, versions
 from supancl.start import pick_device
 from supancl.studies.many import (
+    Runs,
+    RunsFailed,
     Trained,
+    add_run_flags,
     check_held_out,
     check_jobs,
     check_overrides,
     data_of,
-    interval,
     left_out_classes,
+    reach_of_all,
     spread,
     train_all,
 )
@@ -52,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="share of the classes kept out of pretraining to measure transfer (default 0.3)")
     parser.add_argument("--shots", type=int, default=5, metavar="K",
                         help="labelled images per left-out class that transfer is fitted on (default 5)")
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    add_run_flags(parser)
     parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
     add_recipe_flags(parser)
 
@@ -79,12 +84,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
         for alpha in alphas for seed in seeds
     }
-    trained = train_all(recipes, out, args.jobs, console)
     data = data_of(base)
-    rows = [
-        {"alpha": alpha, "seed": seed, "collapsed": run.collapsed, **measured(run, data, args.shots)}
-        for alpha in alphas for seed in seeds for run in [trained[run_name(alpha, seed)]]
-    ]
+    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
+    rows = [row_of(alpha, seed, runs, data, args.shots) for alpha in alphas for seed in seeds]
     result: dict[str, Any] = {
         "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
         "shots": args.shots, "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
@@ -93,12 +95,34 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     console.print(table(f"{base.name}, {len(seeds)} seeds: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
-    (out / "alpha.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    write_text(out / "alpha.json", json.dumps(jsonable(result), indent=2) + "\n")
     shown = data.held_out.some(SHOWN)
-    panels = {f"alpha = {alpha:g}": features_of(trained[run_name(alpha, 0)], shown) for alpha in alphas}
-    page = write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
+    page = write_page(result, laid_out(result), MEASURES, panels(runs.trained, alphas, shown), data.classes, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, out)
     return result
+
+
+def row_of(alpha: float, seed: int, runs: Runs, data: Data, shots: int) -> dict[str, Any]:
+    """What a run gave; one that failed gave no numbers, and why is said."""
+    name = run_name(alpha, seed)
+    row: dict[str, Any] = {"alpha": alpha, "seed": seed, "failed": runs.reason(name)}
+    if name in runs.failed:
+        return {**row, "collapsed": runs.failed[name].collapsed, **dict.fromkeys(MEASURES, math.nan)}
+    return {**row, "collapsed": runs.trained[name].collapsed, **measured(runs.trained[name], data, shots)}
+
+
+def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) -> dict[str, Features]:
+    """Features of each alpha's first seed that did not fail."""
+    found = {}
+    for alpha in alphas:
+        seed = next((run.recipe.train.seed for name, run in trained.items()
+                     if name == run_name(alpha, run.recipe.train.seed)), None)
+        if seed is not None:
+            title = f"alpha = {alpha:g}" + (f" (seed {seed})" if seed else "")
+            found[title] = features_of(trained[run_name(alpha, seed)], shown)
+    return found
 
 
 def parse_alphas(text: str) -> list[float]:
@@ -110,7 +134,7 @@ def parse_alphas(text: str) -> list[float]:
             raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
         if not 0 <= value <= 1:
             raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
-        values.append(value)
+        values.append(float(f"{value:g}"))  # as the runs' folders are named: no two alphas share one
     return sorted(set(values))
 
 
@@ -169,58 +193,77 @@ def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
 def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, Any]]:
     found = []
     for alpha in alphas:
-        entry: dict[str, Any] = {"alpha": alpha}
+        mine = [row for row in rows if row["alpha"] == alpha]
+        entry: dict[str, Any] = {"alpha": alpha, "n": len(mine), "failed": sum(bool(row["failed"]) for row in mine)}
         for key in MEASURES:
-            values = [row[key] for row in rows if row["alpha"] == alpha]
-            entry[key] = statistics.fmean(values)
+            values = [row[key] for row in mine if not row["failed"]]
+            entry[key] = statistics.fmean(values) if values else math.nan
             entry[f"{key}_sd"] = spread(values)
         found.append(entry)
     return found
 
 
 def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells of the table: mean +- sd."""
+    """Columns and cells of the table: mean +- sd of the runs that did not fail."""
     shown = [key for key in MEASURES if any(entry[key] == entry[key] for entry in result["summary"])]
+    failed = any(entry["failed"] for entry in result["summary"])
 
     def cell(entry: dict[str, Any], key: str) -> str:
-        decimals = MEASURES[key][1]
-        spread = entry[f"{key}_sd"]
-        return f"{entry[key]:.{decimals}f}" + (f" +- {spread:.{decimals}f}" if spread == spread else "")
+        value, sd, decimals = entry[key], entry[f"{key}_sd"], MEASURES[key][1]
+        if value != value:
+            return "-"
+        return f"{value:.{decimals}f}" + (f" +- {sd:.{decimals}f}" if sd == sd else "")
 
-    cells = [[f"{entry['alpha']:g}", *(cell(entry, key) for key in shown)] for entry in result["summary"]]
-    return ["alpha", *(MEASURES[key][0] for key in shown)], cells
+    def ends(entry: dict[str, Any]) -> list[str]:
+        return [f"{entry['failed']} of {entry['n']}" if entry["failed"] else "no"] if failed else []
+
+    cells = [[f"{entry['alpha']:g}", *(cell(entry, key) for key in shown), *ends(entry)] for entry in result["summary"]]
+    return ["alpha", *(MEASURES[key][0] for key in shown), *(["failed"] if failed else [])], cells
 
 
 def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
-    """One sentence: the best alpha by that measure, which cannot be told apart from it, are worse, or collapsed."""
-    of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in alphas}
+    """One sentence: the best alpha by that measure, which cannot be told apart from it, are worse, or collapsed.
+
+    An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
+    """
+    remarks = seeds_named(rows, alphas, "collapsed", "collapsed") + seeds_named(
+        rows, alphas, "failed", "failed and is not compared")
+    whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
+    of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in whole}
     title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
+    if not whole:
+        return "no alpha can be recommended: runs of every alpha failed" + remarks
     if not all(math.isfinite(value) for values in of.values() for value in values.values()):
-        return f"no alpha can be recommended: {title} could not be measured" + collapses(rows, alphas)
-    best = max(alphas, key=lambda alpha: statistics.fmean(of[alpha].values()))
+        return f"no alpha can be recommended: {title} could not be measured" + remarks
+    best = max(whole, key=lambda alpha: statistics.fmean(of[alpha].values()))
     seeds = sorted(of[best])
     mean = statistics.fmean(of[best].values())
+    if len(whole) == 1 < len(alphas):
+        return (f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, {len(seeds)} seed(s)), "
+                "so there is nothing to compare it with" + remarks)
     if len(seeds) < 2:
         return (f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
-                "run with --seeds 3 or more" + collapses(rows, alphas))
+                "run with --seeds 3 or more" + remarks)
+    reach = reach_of_all([[of[alpha][seed] for seed in seeds] for alpha in whole])
     alike, worse = [], []
-    for alpha in alphas:
+    for alpha in whole:
         if alpha == best:
             continue
-        difference, low, high = interval([of[best][seed] - of[alpha][seed] for seed in seeds])
-        if low <= 0 <= high:
+        difference = mean - statistics.fmean(of[alpha].values())
+        if difference <= reach:
             alike.append(f"{alpha:g}")
         else:
-            worse.append(f"{alpha:g} is worse by {difference:.2f} points (95% interval {low:.2f} to {high:.2f})")
+            worse.append(f"{alpha:g} is worse by {difference:.2f} points (95% interval {difference - reach:.2f} to "
+                         f"{difference + reach:.2f})")
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
     if alike:
         named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
         text += f"; {named} cannot be told apart from it with {len(seeds)} seeds"
-    return "; ".join([text, *worse]) + collapses(rows, alphas)
+    return "; ".join([text, *worse]) + remarks
 
 
-def collapses(rows: list[dict[str, Any]], alphas: list[float]) -> str:
-    """The monitor's verdict; the runs of a study do not tell theirs while they train."""
-    found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row["collapsed"]] for alpha in alphas}
-    return "".join(f"; alpha = {alpha:g} collapsed (seed {', '.join(map(str, seeds))})"
+def seeds_named(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
+    """Of which alphas runs collapsed, by the monitor's verdict, or failed; runs of a study are silent in training."""
+    found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row[key]] for alpha in alphas}
+    return "".join(f"; alpha = {alpha:g} {what} (seed {', '.join(map(str, seeds))})"
                    for alpha, seeds in found.items() if seeds)

@@ -15,23 +15,34 @@ from rich.console import Console
 from supancl.branches import BranchSpec
 from supancl.console import table
 from supancl.errors import BadInput
+from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.losses import Align
 from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.pools import PoolSpec
 from supancl.recipes import Recipe
 from supancl.run import commit, jsonable, next_folder, versions
-from supancl.studies.many import Trained, check_jobs, check_overrides, spread, train_all
+from supancl.studies.many import (
+    Runs,
+    RunsFailed,
+    add_run_flags,
+    check_jobs,
+    check_overrides,
+    data_of,
+    spread,
+    train_all,
+)
 
 # (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
 PAPER = {(False, False): (True, 1.00), (True, False): (False, 73.92), (False, True): (False, 73.32),
          (True, True): (False, 74.55)}
+MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    add_run_flags(parser)
     parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
     add_recipe_flags(parser)
 
@@ -47,8 +58,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_jobs(args.jobs)
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     if base.train.on_collapse == "stop":
-        raise BadInput("train.on_collapse = 'stop' would end this study at the first cell that collapses, before there "
-                       "is a table; leave it at warn")
+        raise BadInput("train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN to set "
+                       "beside the paper's; leave it at warn")
     if base.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
     out = Path(args.out) if args.out else next_folder("collapse")
@@ -57,18 +68,21 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
         for key, chosen in cells.items() for seed in range(args.seeds)
     }
-    trained = train_all(recipes, out, args.jobs, console)
-    rows = [judged(key, seed, trained[run_name(key, seed)]) for key in cells for seed in range(args.seeds)]
+    runs = train_all(recipes, data_of(base), out, console, args.jobs, args.retry)
+    rows = [judged(key, seed, runs) for key in cells for seed in range(args.seeds)]
     result: dict[str, Any] = {
         "recipe": base.name, "alpha": base.loss.alpha, "epochs": base.train.epochs, "rows": rows,
         "paper": {"+".join(_parts(key)) or "neither": values for key, values in PAPER.items()},
         "versions": versions(), "commit": commit(),
     }
     columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
+    columns += ["failed"] if runs.failed else []
     title = f"{base.name}, {base.train.epochs} epochs, alpha {base.loss.alpha:g}, {args.seeds} seed(s)"
     console.print(table(title, columns, [line(rows, key) for key in cells]))
-    (out / "collapse.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    write_text(out / "collapse.json", json.dumps(jsonable(result), indent=2) + "\n")
     console.print(f"runs and collapse.json in {out}")
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, out)
     return result
 
 
@@ -84,30 +98,39 @@ def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
     )
 
 
-def judged(key: tuple[bool, bool], seed: int, run: Trained) -> dict[str, Any]:
-    monitor = [row for row in run.metrics if row["kind"] == "monitor"][-1]
-    knn = monitor.get("knn")
-    return {
-        "pool": key[0], "ema": key[1], "seed": seed, "knn": math.nan if knn is None else knn, "std": monitor["std"],
-        "effective_rank": monitor["effective_rank"], "collapsed": run.collapsed,
-    }
+def judged(key: tuple[bool, bool], seed: int, runs: Runs) -> dict[str, Any]:
+    """The verdict and the last check; a run that failed has neither, and why is said."""
+    name = run_name(key, seed)
+    row: dict[str, Any] = {"pool": key[0], "ema": key[1], "seed": seed, "failed": runs.reason(name)}
+    if name in runs.failed:
+        return {**row, **dict.fromkeys(MEASURES, math.nan), "collapsed": None}
+    checked = [one for one in runs.trained[name].metrics if one["kind"] == "monitor"][-1]
+    found = {measure: math.nan if checked.get(measure) is None else checked[measure] for measure in MEASURES}
+    return {**row, **found, "collapsed": runs.trained[name].collapsed}
 
 
 def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
-    chosen = [row for row in rows if (row["pool"], row["ema"]) == key]
+    """A cell of the ablation; `failed` is told at its end where any run of the study did."""
+    mine = [row for row in rows if (row["pool"], row["ema"]) == key]
+    chosen = [row for row in mine if not row["failed"]]
     collapsed = sum(row["collapsed"] for row in chosen)
-    verdict = "no" if not collapsed else "yes" if collapsed == len(chosen) else f"{collapsed} of {len(chosen)} seeds"
+    verdict = "-" if not chosen else "no" if not collapsed else "yes"
+    if 0 < collapsed < len(chosen):
+        verdict = f"{collapsed} of {len(chosen)} seeds"
 
-    def mean(name: str, decimals: int) -> str:
-        values = [row[name] for row in chosen]
+    def mean(name: str) -> str:
+        values, decimals = [row[name] for row in chosen], MEASURES[name]
+        if not values:
+            return "-"
         deviation = spread(values)
         told = f" +- {deviation:.{decimals}f}" if deviation == deviation else ""
         return f"{statistics.fmean(values):.{decimals}f}{told}"
 
     ticks = ["yes" if on else "no" for on in key]
     paper = PAPER[key]
-    return [*ticks, verdict, mean("knn", 2), mean("effective_rank", 1), mean("std", 3), "yes" if paper[0] else "no",
-            f"{paper[1]:.2f}"]
+    failed = len(mine) - len(chosen)
+    ends = [f"{failed} of {len(mine)}" if failed else "no"] if any(row["failed"] for row in rows) else []
+    return [*ticks, verdict, *map(mean, MEASURES), "yes" if paper[0] else "no", f"{paper[1]:.2f}", *ends]
 
 
 def run_name(key: tuple[bool, bool], seed: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import multiprocessing
 import shlex
@@ -9,25 +11,29 @@ import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from rich.console import Console
 
-from supancl.checkpoint import load_encoder, load_newest
+from supancl.checkpoint import checkpoints, load_encoder, load_newest
 from supancl.config import flattened
 from supancl.data.images import cores
 from supancl.data.sources import Data, open_data, same_source
 from supancl.encoders import Encoder
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite
+from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.reuse import one_step
 from supancl.run import RunFolder
-from supancl.start import agrees, pick_device, with_short_side
+from supancl.start import agrees, check_data, check_same_data, pick_device, with_short_side
 from supancl.train import Reporter, pretrain
 
+FAILED = "failed.json"  # in the folder of a run that could not go on, and why
 _stopping: Event | None = None  # in a worker of several
 
 
@@ -46,34 +52,100 @@ class Trained(NamedTuple):
         return sum(values) / len(values) if values else math.nan
 
 
-def train_all(recipes: Mapping[str, Recipe], out: Path, jobs: int | None, console: Console) -> dict[str, Trained]:
-    """Train each recipe in out/NAME, or go on with it where it was left; finished ones are only read."""
-    for name, recipe in recipes.items():
-        _check_same(recipe, RunFolder(out / name))
+class Failed(NamedTuple):
+    """Why a run ended before its last epoch, with the exit code that it would have had alone."""
+
+    reason: str
+    exit_code: int
+
+    @property
+    def collapsed(self) -> bool:
+        return self.exit_code == Collapsed.exit_code
+
+
+class Runs(NamedTuple):
+    """The runs of a study by name: those that ended as they should, and those that could not go on."""
+
+    trained: dict[str, Trained]
+    failed: dict[str, Failed]
+
+    def reason(self, name: str) -> str | None:
+        return self.failed[name].reason if name in self.failed else None
+
+
+class RunsFailed(CheckFailed):
+    """Some runs of a study failed; what the others gave has been written."""
+
+    def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
+        first = next(iter(failed))
+        count = f"{len(failed)} of {len(result['rows'])} runs failed and are in no mean"
+        super().__init__(f"{count} ({', '.join(failed)}); the study without them is in {out}, and --retry goes on with "
+                         f"them from their last checkpoint; {first}: {failed[first].reason}", result)
+        self.exit_code = max(failure.exit_code for failure in failed.values())
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--retry", action="store_true",
+                        help="go on with runs that failed when this study was started before (default: only list them)")
+
+
+def train_all(
+    recipes: Mapping[str, Recipe], data: Data, out: Path, console: Console, jobs: int | None = None, retry: bool = False
+) -> Runs:
+    """Train each recipe in out/NAME, or go on with it where it was left; finished ones are only read.
+
+    A run that cannot go on is recorded and does not end the study. All are refused, before any is trained, where one
+    of them cannot be: other settings, or data that have changed, would make two studies of it.
+    """
+    _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
-    waiting = [name for name in recipes if not is_finished(RunFolder(out / name), recipes[name])]
+    finished = [name for name in recipes if is_finished(RunFolder(out / name), recipes[name])]
+    failed = {name: failure for name in recipes
+              if name not in finished and not retry and (failure := failure_of(out / name)) is not None}
+    waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
     done = len(recipes) - len(waiting)
-    if done:
-        console.print(f"{done} of {len(recipes)} runs are already there")
+    if finished:
+        console.print(f"{len(finished)} of {len(recipes)} runs are already there")
+    if failed:
+        console.print(f"failed before: {', '.join(failed)}; --retry goes on with them")
+
+    def left(more: str = "") -> str:
+        return (f"with {done} of {len(recipes)} runs done, what had begun is saved; continue with the same command and "
+                f"{more}--out {shlex.quote(str(out))}")
+
     try:
-        for name in _trained({name: recipes[name] for name in waiting}, out, jobs):
+        for name, failure in _trained(waiting, out, jobs):
             done += 1
-            console.print(f"trained {name} ({done} of {len(recipes)})")
+            if failure is not None:
+                failed[name] = failure
+            told = "trained" if failure is None else f"failed ({failure.reason}):"
+            console.print(f"{told} {name} ({done} of {len(recipes)})")
     except Interrupted as stop:
-        name = signal.Signals(stop.signal_number).name
-        how = f"continue with the same command and --out {shlex.quote(str(out))}"
-        told = f"stopped by {name} with {done} of {len(recipes)} runs done, what had begun is saved; {how}"
-        raise Interrupted(told, stop.signal_number) from None
-    return {name: _read(RunFolder(out / name)) for name in recipes}
+        by = signal.Signals(stop.signal_number).name
+        raise Interrupted(f"stopped by {by} {left()}", stop.signal_number) from None
+    except BrokenProcessPool:
+        raise BadInput(f"one of {jobs} processes was killed, most likely for lack of memory, "
+                       f"{left(f'--jobs {max(1, jobs // 2)} ')}") from None
+    ordered = {name: failed[name] for name in recipes if name in failed}
+    return Runs({name: _read(RunFolder(out / name)) for name in recipes if name not in failed}, ordered)
 
 
-def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[str]:
-    """The names of the runs as they end, one after another or `jobs` at a time."""
+def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
+    for name, recipe in recipes.items():
+        folder = RunFolder(out / name)
+        _check_same(recipe, folder)
+        check_data(recipe, data)
+        if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
+            check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
+
+
+def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
+    """The names of the runs as they end, one after another or `jobs` at a time, and why they failed."""
     if jobs == 1 or len(recipes) <= 1:
         with one_step():
             for name, recipe in recipes.items():
-                _train_one(recipe, out / name)
-                yield name
+                yield name, _train_one(recipe, out / name)
         return
 
     def stop(number: int, frame: Any) -> None:
@@ -87,8 +159,7 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[st
     try:
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
-            future.result()
-            yield futures[future]
+            yield futures[future], future.result()
     except BaseException:
         stopping.set()  # the pool has handed out a run more than it has workers, and cannot take it back
         for worker in list(getattr(pool, "_processes", {}).values()):
@@ -107,17 +178,29 @@ def _begin(stopping: Event) -> None:
     torch.set_num_threads(1)
 
 
-def _train_in_worker(recipe: Recipe, folder: Path) -> None:
-    if _stopping is None or not _stopping.is_set():
-        _train_one(recipe, folder)
+def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
+    return _train_one(recipe, folder) if _stopping is None or not _stopping.is_set() else None
 
 
-def _train_one(recipe: Recipe, folder: Path) -> None:
+def _train_one(recipe: Recipe, path: Path) -> Failed | None:
+    folder = RunFolder(path)
+    (path / FAILED).unlink(missing_ok=True)
     try:
-        pretrain(None if RunFolder(folder).holds_run else recipe, out=folder, resume=RunFolder(folder).holds_run,
-                 reporter=Reporter())
+        pretrain(None if folder.holds_run else recipe, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        raise type(error)(f"{folder}: {error}") from None  # which of the study's runs it was
+        failure = Failed(str(error), error.exit_code)
+        write_text(path / FAILED, json.dumps(failure._asdict()) + "\n")
+        return failure
+    return None
+
+
+def failure_of(folder: Path) -> Failed | None:
+    """Why the run in this folder could not go on; None where no study has recorded that it could not."""
+    try:
+        kept = json.loads((folder / FAILED).read_text())
+        return Failed(str(kept["reason"]), int(kept["exit_code"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def default_jobs(recipe: Recipe) -> int:
@@ -197,6 +280,24 @@ def spread(values: Sequence[float]) -> float:
 
 def data_of(recipe: Recipe) -> Data:
     return open_data(with_short_side(recipe).data, recipe.encoder.channels)
+
+
+def reach_of_all(values: Sequence[Sequence[float]]) -> float:
+    """How far a difference of two rows' means reaches: 95% intervals that hold for all pairs of rows together.
+
+    Tukey's, with the columns (seeds) as blocks: each row has the same ones. An interval for each pair by itself would,
+    of five equal rows, find some worse than the best in a quarter of the studies. For two rows it is Student's, paired.
+    """
+    from scipy import stats
+
+    rows, columns = len(values), len(values[0])
+    if rows < 2 or columns < 2:
+        return math.inf
+    table = np.asarray(values, dtype=np.float64)
+    rest = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
+    freedom = (rows - 1) * (columns - 1)
+    error = math.sqrt(float((rest**2).sum()) / freedom / columns)
+    return float(stats.studentized_range.ppf(0.95, rows, freedom)) * error
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:

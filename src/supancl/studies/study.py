@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -18,12 +19,16 @@ from supancl.console import table
 from supancl.data.sources import Data
 from supancl.errors import BadInput, nearest
 from supancl.evaluate import embed, knn_accuracy, linear_accuracy, variance
+from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.run import RunFolder, commit, jsonable, next_folder, versions
 from supancl.start import pick_device
 from supancl.studies.many import (
+    Runs,
+    RunsFailed,
     Trained,
+    add_run_flags,
     check_held_out,
     check_jobs,
     check_overrides,
@@ -46,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    add_run_flags(parser)
     parser.add_argument("--on-test", action="store_true",
                         help="judge on the test split, to report and not to choose by (default: held-out images)")
     parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
@@ -72,10 +77,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         check_held_out(data, base)
     recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
                for name, row in rows.items() for seed in range(args.seeds)}
-    trained = train_all(recipes, out, args.jobs, console)
+    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
     found = [
-        {"row": name, "seed": seed, **measured(trained[run], RunFolder(out / run), data, args.on_test)}
-        for name in rows for seed in range(args.seeds) for run in [run_name(name, seed)]
+        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, data, args.on_test)}
+        for name in rows for seed in range(args.seeds)
     ]
     result: dict[str, Any] = {
         "study": args.what, "paper": study.paper, "recipe": base.name, "data": data.described,
@@ -86,6 +91,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     judges = f"{len(data.test)} test" if args.on_test and data.test is not None else f"{len(data.held_out)} held-out"
     show(result, f"{len(data.train)} training and {judges} images", out, console)
+    if runs.failed:
+        raise RunsFailed(runs.failed, result, out)
     return result
 
 
@@ -99,9 +106,11 @@ def show(result: dict[str, Any], images: str, out: Path, console: Console) -> No
     for line in result["differences"]:
         console.print(line)
     rows = "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
-    told = "".join(f"\n- {line}" for line in result["differences"])
-    (out / "study.md").write_text(f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
-    (out / "study.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
+    failed = [f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
+              for row in result["rows"] if row["failed"]]
+    told = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
+    write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
+    write_text(out / "study.json", json.dumps(jsonable(result), indent=2) + "\n")
     if result["study"] == "alpha":
         console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
     console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl tables {study.table} {out}")
@@ -132,6 +141,14 @@ def chosen_rows(study: Study, base: Recipe, args: argparse.Namespace) -> dict[st
 
 def run_name(row: str, seed: int) -> str:
     return f"{row}-seed-{seed}"
+
+
+def judged(runs: Runs, name: str, out: Path, data: Data, on_test: bool) -> dict[str, Any]:
+    """What a run gave; one that failed gave no numbers, and why is said."""
+    if name in runs.failed:
+        failure = runs.failed[name]
+        return {**dict.fromkeys(MEASURES), "collapsed": failure.collapsed, "failed": failure.reason}
+    return {**measured(runs.trained[name], RunFolder(out / name), data, on_test), "failed": None}
 
 
 def measured(run: Trained, folder: RunFolder, data: Data, on_test: bool) -> dict[str, Any]:
@@ -183,10 +200,11 @@ def kept_in(file: Path) -> dict[str, Any]:
 
 def summary(found: list[dict[str, Any]], row: str) -> dict[str, Any]:
     mine = [entry for entry in found if entry["row"] == row]
-    entry: dict[str, Any] = {"row": row, "n": len(mine), "collapsed": sum(bool(one["collapsed"]) for one in mine)}
+    entry: dict[str, Any] = {"row": row, "n": len(mine)}
+    entry |= {key: sum(bool(one[key]) for one in mine) for key in ("collapsed", "failed")}
     for key in MEASURES:
-        values = [float("nan") if one[key] is None else float(one[key]) for one in mine]
-        entry[key], entry[f"{key}_sd"] = statistics.fmean(values), spread(values)
+        values = [math.nan if one[key] is None else float(one[key]) for one in mine if not one["failed"]]
+        entry[key], entry[f"{key}_sd"] = statistics.fmean(values) if values else math.nan, spread(values)
     return entry
 
 
@@ -200,12 +218,15 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             return "-"
         return f"{value:.{decimals}f}" + (f" +- {sd:.{decimals}f}" if sd == sd else "")
 
-    def verdict(entry: dict[str, Any]) -> str:
-        return "no" if not entry["collapsed"] else f"{entry['collapsed']} of {entry['n']}"
+    def share(entry: dict[str, Any], key: str) -> str:
+        return "no" if not entry[key] else f"{entry[key]} of {entry['n']}"
 
-    columns = [study.title, *(title for title, _ in MEASURES.values()), "collapse", f"paper: Avg, {study.paper}"]
+    # how runs ended: that they failed is a column only where one did
+    ends = {"collapsed": "collapse"}
+    ends |= {"failed": "failed"} if any(entry["failed"] for entry in result["summary"]) else {}
+    columns = [study.title, *(title for title, _ in MEASURES.values()), *ends.values(), f"paper: Avg, {study.paper}"]
     cells = [
-        [entry["row"], *(cell(entry, key) for key in MEASURES), verdict(entry),
+        [entry["row"], *(cell(entry, key) for key in MEASURES), *(share(entry, key) for key in ends),
          f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else ""]
         for entry in result["summary"]
     ]
@@ -224,7 +245,10 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
         return ["with one seed nothing can be told apart; give --seeds 3 or more"]
     lines = []
     for row in (row for row in of if row != reference):
-        seeds = sorted(of[row].keys() & of[reference].keys())
+        seeds = sorted(of[row].keys() & of[reference].keys())  # a run that failed has no difference
+        if len(seeds) < 2:
+            lines.append(f"linear, {row} minus {reference}: cannot be told apart, with {len(seeds)} seed(s) of both")
+            continue
         mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
         told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
         lines.append(f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "

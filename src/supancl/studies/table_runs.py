@@ -20,7 +20,7 @@ from supancl.judge.naming import registered, source_of, unusual
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.run import RunFolder
 from supancl.studies import toy_tables
-from supancl.studies.many import spread
+from supancl.studies.many import failure_of, spread
 
 # measures of the toy study under the names that runs have for them
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
@@ -45,10 +45,14 @@ class Entry:
     values: dict[str, float] = field(default_factory=dict)  # of a toy study, which keeps no run folders
     conditions: str = ""  # of a toy study: its reading, and a size that is not the paper's
     fingerprint: str = ""  # of the data, wherever they lie
-    passed_over: set[str] = field(default_factory=set)  # evaluations that do not belong in the table, and why
+    unfinished: str = ""  # how far its log goes, of a run that was not trained to its end
+    passed_over: set[str] = field(default_factory=set)  # what does not belong in the table, and why
 
     def value(self, measure: str) -> tuple[float, float] | None:
-        """The number and its interval (nan: none); None where it was not measured."""
+        """The number and its interval (nan: none); None where it was not measured, or before the run's end."""
+        if self.unfinished:
+            self.passed_over.add(f"{self.path}: not counted, {self.unfinished}")
+            return None
         if measure in self.values:
             return self.values[measure], math.nan
         found = self._evaluated(measure)
@@ -269,9 +273,20 @@ def _entry(path: Path) -> Entry:
         if folder.holds_run:
             own = evaluations if folder.path == path else {
                 file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
-            data, _ = folder.read_data()
-            return Entry(folder.path, folder.read_recipe()[0], own, fingerprint=str(data.get("fingerprint") or ""))
+            (data, _), (chosen, _) = folder.read_data(), folder.read_recipe()
+            return Entry(folder.path, chosen, own, fingerprint=str(data.get("fingerprint") or ""),
+                         unfinished=_unfinished(folder, chosen))
     return Entry(path, None, evaluations)
+
+
+def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
+    """Empty where the log ends with the check of the last epoch, or there is no log: encoders travel without."""
+    last, epochs = folder.metrics()[-1:], chosen.train.epochs
+    closing = ("monitor",) if chosen.train.monitor_every else ("monitor", "train")
+    if all(row["epoch"] >= epochs - 1 and row["kind"] in closing for row in last):
+        return ""
+    failed = failure_of(folder.path)
+    return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}{f' ({failed.reason})' if failed else ''}"
 
 
 def _toy(path: Path) -> list[Entry]:
