@@ -169,3 +169,43 @@ def test_mean_and_std_must_fit_the_channels(options):
 def test_a_cnn_of_any_width_gives_that_width(width):
     encoder = EncoderSpec("cnn", size=8, width=width).build()
     assert encoder(torch.randn(2, 3, 8, 8)).shape == (2, width)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "patch", "rest", "take"),
+    [("vit-small", 40, 16, 8, "32 or 48"), ("vit-small", 15, 16, 15, "16"),
+     ("timm:vit_tiny_patch16_224", 60, 16, 12, "48 or 64"), ("torchvision:vit_b_16", 33, 16, 1, "32 or 48"),
+     # no name tells the patches of these
+     ("timm:convnext_atto", 65, 4, 1, "64 or 68"), ("timm:convmixer_768_32", 30, 7, 2, "28 or 35"),
+     ("torchvision:convnext_tiny", 66, 4, 2, "64 or 68")],
+)  # fmt: skip
+def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size, patch, rest, take):
+    line = (f"encoder.size = {size}: {name} cuts images into patches of {patch} px and would never see the last {rest} "
+            f"px of their rows and columns; take {take}$")
+    with pytest.raises(BadInput, match=line):
+        EncoderSpec(name, size=size).build()
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", "timm:tf_efficientnet_b0", "timm:convnext_atto", "vit-small",
+                                  "torchvision:convnext_tiny"])
+def test_every_pixel_of_the_border_reaches_the_features(name):
+    """What is not refused sees all: the last row and the last column too."""
+    size = 64
+    encoder = EncoderSpec(name, size=size).build().eval()
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randn(1, 3, size, size, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        encoder.double()
+        seen = encoder(image)
+        for row, column in ((size - 1, slice(None)), (slice(None), size - 1)):
+            other = image.clone()
+            other[:, :, row, column] += 5 * torch.randn(other[:, :, row, column].shape, generator=generator)
+            assert (encoder(other) - seen).abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("timm:levit_128s", "timm's levit_128s"), ("torchvision:alexnet", "torchvision's alexnet")]
+)
+def test_a_size_that_a_model_cannot_take_is_one_line(name, model):
+    with pytest.raises(BadInput, match=rf"^encoder.size = 30: {model} does not take it \(.+\)$"):
+        EncoderSpec(name, size=30).build()

@@ -506,6 +506,8 @@ def test_damaged_files_and_wrong_names_are_named(place):
         ("sound.pth", {"branch": "teacher"}, "branch = 'teacher': must be online or target"),
         ("sound.pth", {"branch": "target"}, "a plain checkpoint without a target branch; leave branch out"),
         ("timm:vit_tiny_patch16_224@vit.pth", {"size": 96}, "its positions are for images of 224 px, not 96; leave"),
+        ("timm:convmixer_768_32@sound.pth", {"size": 30}, "sound.pth: encoder.size = 30: timm:convmixer_768_32 cuts "
+                                                          "images into patches of 7 px and would never see the last 2"),
     ]
     for text, options, line in settings:
         with pytest.raises(BadInput, match=line):

@@ -61,3 +61,27 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     for link in links:
         assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text().split("## The encoder elsewhere")[1]
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    class_folders(tmp_path / "photos", each=4)
+    begin = ("import supancl, torch\nfrom supancl.checkpoint import save_encoder\nfrom pathlib import Path\n"
+             "encoder = supancl.EncoderSpec('resnet18', size=32).build().eval()\n"
+             "Path('runs/photos').mkdir(parents=True)\n"
+             "save_encoder(Path('runs/photos/encoder.safetensors'), encoder, (), 'x')\n")
+    images = "images = torch.randn(2, 3, 32, 32)\n"
+    same = "assert torch.equal(model.eval()(images), encoder(images))\n"
+    load = blocks[0].replace("model.load_state_dict(weights)\n", "model.load_state_dict(weights)\n" + same)
+    exported = "torch.export.export(encoder, (torch.zeros(1, 3, encoder.size, encoder.size),))"
+    assert exported in page
+    assert load.count(same) == 2
+    (tmp_path / "block.py").write_text(begin + images + load + exported + "\n")
+    (tmp_path / "search.py").write_text(blocks[1])
+    embed = "supancl embed runs/photos --data photos --out features.npz"
+    for command in (f"{sys.executable} block.py", embed, f"{sys.executable} search.py"):
+        done = run(command, tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count(".png") == 6

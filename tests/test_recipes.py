@@ -109,6 +109,23 @@ def test_one_side_length_is_two_fields_and_both_are_noted() -> None:
     assert fields["views.size"] == fields["encoder.size"] == (64, "--set")
 
 
+@pytest.mark.parametrize("encoder", ["vit-small", "timm:vit_tiny_patch16_224", "torchvision:vit_b_16"])
+def test_a_side_that_is_no_whole_patches_is_told_before_anything_is_read(encoder) -> None:
+    line = rf"^encoder.size = 200: {encoder} cuts images into patches of 16 px .* take 192 or 208$"
+    with pytest.raises(BadInput, match=line):
+        recipe("cifar100.supsiam").with_set({"views.size": 200, "encoder.name": encoder})
+    away = recipe("vit.supbyol").with_set({"views.size": 200, "encoder.name": "resnet18"})
+    assert (away.encoder.size, away.encoder.name) == (200, "resnet18")
+
+
+def test_local_crops_need_an_encoder_of_any_size() -> None:
+    local = {"views.local.count": 2, "views.local.size": 96, "views.size": 224}
+    assert recipe("imagenet100.supsiam").with_set(local).views.local.size == 96
+    for encoder in ("vit-small", "torchvision:vit_b_16"):
+        with pytest.raises(BadInput, match=f"views.local.size = 96: encoder {encoder} takes 224 px only"):
+            recipe("imagenet100.supsiam").with_set({**local, "encoder.name": encoder})
+
+
 def test_the_predictor_is_as_wide_as_the_projector_and_says_so() -> None:
     made = recipe("cifar100.supsiam")
     narrow = made.with_set({"heads.projector.out": 256})

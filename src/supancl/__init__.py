@@ -26,7 +26,7 @@ from supancl.importing import import_checkpoint, open_encoder
 from supancl.losses import Align, Contrast, CrossEntropy, Terms
 from supancl.methods import METHODS, Method
 from supancl.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
-from supancl.recipes import RECIPES, Recipe, recipe
+from supancl.recipes import RECIPES, Recipe, recipe, register
 from supancl.schedules import ema_momentum, learning_rate
 from supancl.train import Reporter, Run, pretrain
 
@@ -38,5 +38,5 @@ __all__ = [
     "NonFinite", "Pool", "PoolSpec", "Prototypes", "Queue", "Recipe", "Reporter", "Run", "SupanclError", "Terms",
     "collapse", "effective_rank", "ema_momentum", "embed", "few_shot", "from_arrays", "import_checkpoint",
     "knn_accuracy", "learning_rate", "linear_accuracy", "linear_probe", "load_encoder", "open_data", "open_encoder",
-    "pretrain", "recipe", "transfer", "variance",
+    "pretrain", "recipe", "register", "transfer", "variance",
 ]

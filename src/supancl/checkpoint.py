@@ -25,7 +25,7 @@ from torch import Tensor
 from supancl.config import from_json, to_json
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import digest, reason, write_atomically, write_text
+from supancl.files import beside, digest, reason, write_atomically, write_text
 
 SCHEMA_VERSION = 1
 KEPT = 2
@@ -300,7 +300,7 @@ def encoder_file(path: Path) -> Path:
             raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
         return file
     if not path.exists():
-        raise BadInput(f"no file {path}; give a run folder or an encoder.safetensors")
+        raise BadInput(f"no file {path}{beside(path) or '; give a run folder or an encoder.safetensors'}")
     return path
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 from supancl.config import Count, Positive
 from supancl.errors import BadInput, nearest
 
+# vision transformers whose names say how large the patches are that they cut an image into
+PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -99,7 +104,19 @@ class Encoder(nn.Module):
         return output
 
 
+def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
+    """That an image consists of whole patches: what is left over at its border would never be looked at."""
+    named = PATCH.match(spec.name)
+    patch = patch or (16 if spec.name == "vit-small" else int(named[1] or named[2]) if named else 1)
+    rest = spec.size % patch
+    if rest:
+        sizes = [side for side in (spec.size - rest, spec.size - rest + patch) if side]
+        raise BadInput(f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
+                       f"never see the last {rest} px of their rows and columns; take {' or '.join(map(str, sizes))}")
+
+
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
+    check_size(spec)
     if spec.name.startswith("timm:"):
         return _timm(spec)
     if spec.name.startswith("torchvision:"):
@@ -196,17 +213,49 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if not timm.is_model(name):
         raise BadInput(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
-    try:
-        body = timm.create_model(name, img_size=spec.size, **options)
-    except TypeError:  # convolutional models take any size and do not know the argument
-        body = timm.create_model(name, **options)
-    training = body.training
-    with torch.no_grad():
-        features = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
-    body.train(training)
+    with _size_at_fault(spec, f"timm's {name}"):
+        try:
+            body = timm.create_model(name, img_size=spec.size, **options)
+        except TypeError:  # convolutional models take any size and do not know the argument
+            body = timm.create_model(name, **options)
+        features = _tried(body, spec)
     if features.ndim != 2:
         raise BadInput(f"timm model {name!r} gives features of shape {tuple(features.shape[1:])}, not one vector each")
     return body, features.shape[1]
+
+
+@contextmanager
+def _size_at_fault(spec: EncoderSpec, model: str) -> Iterator[None]:
+    """One line for what a model raises, each in its own way, that cannot take images of this size."""
+    try:
+        yield
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"encoder.size = {spec.size}: {model} does not take it ({reason})") from None
+
+
+def _tried(body: nn.Module, spec: EncoderSpec) -> Tensor:
+    """The features of a black image; a stem that cuts it into patches must do so without a rest."""
+    patches: list[int] = []
+
+    def look(module: nn.Conv2d, args: tuple[Tensor, ...]) -> None:
+        if args[0].shape[-2:] == (spec.size, spec.size):  # else it was padded before
+            patches.append(module.stride[0])
+
+    hooks = [module.register_forward_pre_hook(look) for module in body.modules()
+             if type(module) is nn.Conv2d and module.in_channels == spec.channels
+             and module.kernel_size == module.stride and module.padding == (0, 0)]  # fmt: skip
+    training = body.training
+    try:
+        with torch.no_grad():
+            features: Tensor = body.eval()(torch.zeros(1, spec.channels, spec.size, spec.size))
+    finally:
+        body.train(training)
+        for hook in hooks:
+            hook.remove()
+    for patch in patches:
+        check_size(spec, patch)
+    return features
 
 
 def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
@@ -219,10 +268,9 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.channels != 3:
         raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
     options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others take any size, or one alone
-    try:
+    with _size_at_fault(spec, f"torchvision's {name}"):
         body = torchvision.models.get_model(name, weights=None, **options)
-    except AssertionError as error:
-        raise BadInput(f"encoder.size = {spec.size}: torchvision's {name} does not take it ({error})") from None
+        _tried(body, spec)
     linear = [path for path, module in body.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise BadInput(f"torchvision's {name} has no linear classifier to leave out; choose another model")

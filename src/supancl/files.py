@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -121,3 +122,14 @@ def _still_there(path: Path, opened: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(opened))
     except OSError:
         return False
+
+
+def beside(missing: Path | str) -> str:
+    """'; did you mean X?' where something of nearly that name lies beside a path that is not there; else empty."""
+    path = Path(missing)
+    try:
+        names = [each.name for each in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    close = get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"; did you mean {str(path.parent / close[0])!r}?" if close else ""

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from supancl.config import parsed
 from supancl.console import say_error
 from supancl.errors import BadInput, nearest
 from supancl.recipes import Recipe, recipe
+
+# what others call a field of the recipe
+FIELDS = {"learning_rate": "optimizer.lr", "wd": "optimizer.weight_decay", "temperature": "loss.temperature",
+          "arch": "encoder.name", "backbone": "encoder.name"}
+# what others have a command for, and where it is done here
+ELSEWHERE = {"export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
+                       "docs/own-data.md; a detector: supancl detect export",
+             **{name: f"did you mean 'evaluate {name}'?"
+                for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")}}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -19,15 +29,34 @@ class OneLineParser(argparse.ArgumentParser):
         """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
         return found, unknown
+
+    def _meant(self, given: str) -> str:
+        """The flag that an unknown one is nearest to, or, where there is --set, the field of a recipe."""
+        flag = given.partition("=")[0]
+        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        if not flag.startswith("--"):
+            return ""
+        name = flag[2:].replace("-", "_")
+        if "--set" in known:
+            fields = [field for field in recipe("cifar100.supsiam").fields() if field.rpartition(".")[2] == name]
+            if not fields and name in FIELDS:
+                fields = [FIELDS[name]]
+            if fields:
+                return f"; did you mean {' or '.join(f'--set {field}=X' for field in fields)}?"
+        close = get_close_matches(flag, known, n=1, cutoff=0.7)
+        return f"; did you mean {close[0]}?" if close else ""
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             given = message.split("invalid choice: ")[1].split("'")[1]
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
             if choices and given not in choices:
-                message = f"unknown command {given!r}{nearest(given, choices)}"
+                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else nearest(given, choices)
+                message = f"unknown command {given!r}{way}"
+        elif self._subparsers and message.startswith("the following arguments are required"):
+            message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
         say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
         raise SystemExit(BadInput.exit_code)
 

@@ -19,7 +19,7 @@ from supancl.config import to_json
 from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
 from supancl.files import held, write_text
-from supancl.recipes import Recipe, recipe_from_json
+from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
@@ -105,6 +105,8 @@ class RunFolder:
             raise BadInput(f"{self.path} holds no run (no readable recipe.json)") from None
         try:
             recipe = recipe_from_json(text, str(self.recipe_file))
+        except NotRegistered as error:
+            raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except (BadInput, RecursionError) as error:
             told = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{told}; bring back the file as the run wrote it, or choose another --out") from None

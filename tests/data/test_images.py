@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded
+from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded, size_of
 
 HEIGHT, WIDTH = 6, 9
 
@@ -136,6 +136,19 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path, name, channels):
     assert expected.max() == 255
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_sixteen_bits_whose_zero_is_white_are_turned_round_as_eight_are(tmp_path, orientation):
+    """Pillow writes no such file: the tag of the photometric interpretation (262) is set in the bytes."""
+    deep = np.random.default_rng(0).integers(0, 65536, (HEIGHT, WIDTH), dtype=np.uint16)
+    for stored, light in ((deep, 255 - np.round(deep / 257)), ((deep >> 8).astype(np.uint8), 255 - (deep >> 8))):
+        path = saved(tmp_path, Image.fromarray(stored), "image.tiff", tiffinfo={274: orientation})
+        content = bytearray(path.read_bytes())
+        content[content.find(struct.pack("<HHI", 262, 3, 1)) + 8] = 0
+        path.write_bytes(content)
+        expected = light if orientation == 1 else np.rot90(light, -1)
+        assert np.abs(decode(path, 1)[0].numpy().astype(int) - expected).max() <= 1
+
+
 def test_floating_point_pixels_are_refused_with_the_way_out(tmp_path):
     path = saved(tmp_path, Image.fromarray(np.ones((4, 4), dtype=np.float32)), "image.tiff")
     with pytest.raises(ValueError, match="8 or 16 bits"):
@@ -190,6 +203,20 @@ def test_the_exif_orientation_is_applied(tmp_path, orientation):
     exif[0x0112] = orientation
     image = decode(saved(tmp_path, Image.fromarray(rgb), exif=exif.tobytes()))
     assert np.array_equal(image.permute(1, 2, 0).numpy(), ORIENTATIONS[orientation](rgb))
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("kind", ["L", "RGB", "I;16"])
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_a_tiff_is_turned_upright_whole_however_it_is_stored(tmp_path, orientation, kind, compression):
+    """Pillow maps uncompressed grey files into memory, with the sides of the turned image."""
+    stored = noise(HEIGHT, WIDTH, 3) if kind == "RGB" else noise(HEIGHT, WIDTH)
+    deep = stored.astype(np.uint16) * 257 if kind == "I;16" else stored
+    path = saved(tmp_path, Image.fromarray(deep), "image.tiff", tiffinfo={274: orientation}, compression=compression)
+    expected = ORIENTATIONS[orientation](stored.reshape(HEIGHT, WIDTH, -1))
+    image = decode(path, 3 if kind == "RGB" else 1)
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
+    assert size_of(path) == expected.shape[:2]
 
 
 @pytest.mark.parametrize(

@@ -446,12 +446,67 @@ def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
     found = source(table(tmp_path / "l.csv", "path,label", "a.png,cat", "b.png,", "c.png,-1", "d.png,  "))
     assert found.classes == ("cat",)
     assert found.splits["train"].labels.tolist() == [0, -1, -1, -1]
+    found = source(table(tmp_path / "l.csv", "path,label", "a.png,2.0", "b.png,-1.0"))  # a column of floats
+    assert (found.classes, found.splits["train"].labels.tolist()) == (("2.0",), [0, -1])
+
+
+def test_a_quote_that_is_not_closed_does_not_swallow_the_lines_below_it(tmp_path):
+    for name in "abc":
+        picture(tmp_path / f"{name}.png")
+    with pytest.raises(BadInput, match=r"l\.csv, up to line 4: a value reaches over several lines; close its doubl"):
+        source(table(tmp_path / "l.csv", "path,label", 'a.png,"cat', "b.png,dog", "c.png,dog"))
+    with pytest.raises(BadInput, match=r"l\.csv: 2 columns are called 'path'; keep one of them"):
+        source(table(tmp_path / "l.csv", "path,label,path", "a.png,cat,b.png"))
+
+
+def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
+    picture(tmp_path / "a.png")
+    listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
+    with pytest.raises(BadInput, match=r"line 3: no file 'gone\.png' .*, or pass --skip-bad-images$"):
+        source(listed)
+    (tmp_path / "sub").mkdir()
+    found = source(listed, skip_bad_images=True)
+    assert (len(found.splits["train"]), found.skipped) == (2, (str(tmp_path / "gone.png"),))
+    assert found.remarks[0].startswith(f"{listed}: 1 files are listed more than once, such as {tmp_path / 'a.png'};")
+
+
+def test_a_folder_that_is_there_twice_by_a_link_is_said(tmp_path):
+    class_folders(tmp_path / "linked" / "train")
+    (tmp_path / "linked" / "val").symlink_to("train")
+    remarks = source(tmp_path / "linked").remarks
+    assert remarks == (f"{tmp_path}/linked/val/cat is the same folder as {tmp_path}/linked/train/cat, by a link: its "
+                       "images are there twice",)
+    class_folders(tmp_path / "plain")
+    (tmp_path / "plain" / "lion").symlink_to("cat")
+    assert "plain/lion is the same folder as" in source(tmp_path / "plain").remarks[0]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train").symlink_to(tmp_path / "linked" / "train")
+    assert source(elsewhere).remarks == ()
+
+
+def test_what_is_held_out_and_can_judge_nothing_is_said(tmp_path):
+    class_folders(tmp_path / "flat" / "train")
+    picture(tmp_path / "flat" / "test" / "0.png")
+    assert data_of(tmp_path / "flat").remarks == (
+        "none of the 1 images of test has a label, so nothing can be judged by them; to hold labelled images of train "
+        "out instead: --set data.holdout=0.1",)
+    assert data_of(tmp_path / "flat", holdout=0.2).remarks == ()
+    class_folders(tmp_path / "accents" / "train", ("caf\u00e9", "x"))
+    class_folders(tmp_path / "accents" / "val", ("cafe\u0301", "x"))
+    (said,) = data_of(tmp_path / "accents").remarks
+    assert said.startswith("1 classes are held out and have no image to train on, such as 'cafe\u0301'; a name ")
+    class_folders(tmp_path / "none" / "train" / "unlabelled", ("",))
+    picture(tmp_path / "none" / "val" / "cat" / "0.png")
+    assert data_of(tmp_path / "none").remarks == ()  # nobody trains on labels here
 
 
 # --- partial labels ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["unlabelled", "unlabeled", "_unlabelled", "_unlabeled", ""])
+@pytest.mark.parametrize(
+    "folder", ["unlabelled", "unlabeled", "_unlabelled", "_unlabeled", "Unlabelled", "UNLABELED", ""]
+)
 def test_images_outside_a_class_folder_are_unlabelled_and_no_class(tmp_path, folder):
     class_folders(tmp_path, each=2)
     picture(tmp_path / folder / "loose.png")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,9 @@ from supancl.data.order import Order, WindowedOrder, seeded
 from supancl.data.sidecars import Sidecar, sidecar_path
 from supancl.data.sources import DataSpec, absolute_source, open_data
 from supancl.data.stream import StreamImages, StreamSplit, WholeStream, order_of, stream_remarks
+from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
+from supancl.judge.subject import Look, Subject
 from tests.files import TINY, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
@@ -524,6 +527,38 @@ def test_skipped_images_are_told_after_the_epoch(tmp_path):
     pretrain(recipe, None, tmp_path / "run", reporter=notes)
     assert [line.partition(":")[0] for line in notes.warnings] == [
         "1 unreadable images were skipped, each for another of its class and shard"]
+
+
+def test_skipped_images_are_told_when_features_are_taken_too(tmp_path):
+    shard(tmp_path / "s" / "a.tar", range(12), bad=(5,))
+    train = open_data(spec(tmp_path / "s", skip_bad_images=True), 3).train
+    notes = Notes()
+    encoder = EncoderSpec(name="cnn", size=8, width=8).build()
+    Subject("mine", encoder, Look(torch.device("cpu"), keep=False), notes).features(train)
+    assert [line.rpartition(":")[2] for line in notes.warnings] == ["00005.png"]
+
+
+def test_very_large_images_are_remarked_on_once_and_larger_ones_refused_as_in_a_folder(tmp_path, monkeypatch):
+    root = shards(tmp_path / "shards", (4, 4), sizes=True)  # 8, 9 or 10 rows of 8
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9 * 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # as the command does
+        split = open_data(spec(root), 3).train
+        assert stream_remarks(split.store) == []
+        for _ in range(2):
+            split.batch(torch.arange(8))
+        held = open_data(spec(root, stream=False, cache="never"), 3)
+    said = stream_remarks(split.store)
+    assert said == list(held.remarks)
+    assert said[0].startswith("2 images have more than 72 pixels, which take long to decode; store them smaller: ")
+    assert said[0].endswith("train-001.tar::00005.png (8 x 10)")
+    assert stream_remarks(split.store) == []
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10 * 8 // 2 - 1)
+    for stream in (True, False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with pytest.raises(BadInput, match=r"::0000\d.png: cannot be read as an image \(.*exceeds limit"):
+                open_data(spec(root, stream=stream), 3).train.batch(torch.arange(8))
 
 
 def test_accumulated_and_unlabelled_batches_train_from_a_stream(tmp_path):

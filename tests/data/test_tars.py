@@ -168,6 +168,7 @@ def test_a_folder_counts_as_shards_only_without_images_and_folders(tmp_path):
     ({"json": {"width": 3}}, ""), ({}, ""), ({"cls": -1}, ""), ({"json": {"label": None}}, ""),
     ({"cls": "cat", "json": {"label": "cow"}, "txt": "a photo of a cat"}, "cat"),
     ({"json": {"width": 3}, "txt": "dog"}, "dog"), ({"cls": -1, "txt": "a caption"}, ""),
+    ({"json": {"label": -1.0}}, ""),
 ])
 def test_labels_of_every_form(tmp_path, parts, label):
     written = {part: value if part == "json" else str(value) for part, value in parts.items()}

@@ -1,10 +1,12 @@
 """Reading VOC and COCO annotations, and refusing what is wrong in them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torchvision.datasets import VOCDetection
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -236,6 +238,61 @@ def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
         scenes.image(0)
     with pytest.raises(BadInput, match=r"000001\.jpg: cannot be read as an image"):
         scenes.image(1)
+
+
+def test_an_image_that_exif_turns_says_so(tmp_path):
+    """Annotations may have been made on the pixels as they are stored: the boxes then lie elsewhere."""
+    folder = write_voc(tmp_path, {"train": [0]})
+    rewrite(folder, annotation(ONE, (120, SIDE)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (120, SIDE)).save(folder / "JPEGImages" / "000000.jpg", exif=exif)
+    with pytest.raises(BadInput, match=r"0\.jpg is 96 x 120, its annotation says 120 x 96 once its EXIF orientation is "
+                                       "applied; save it upright, or turn the boxes too"):
+        read_voc(tmp_path, LIST).image(0)
+
+
+def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_work(tmp_path, monkeypatch):
+    write_voc(tmp_path, {"train": [0, 1]})
+    file = write_coco(tmp_path / "a.json", [0, 1])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
+    for scenes in (read_voc(tmp_path, LIST), read_coco(file)):
+        first, second = (f"{each.path} (96 x 96)" for each in scenes.scenes)
+        assert scenes.remarks == ("2 images have more than 9,215 pixels, which take long to decode; store them "
+                                  f"smaller: {first}, {second}",)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
+    for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
+        with pytest.raises(BadInput, match=r"0\.jpg is 96 x 96: more than 9,214 pixels, which are not read; store it"):
+            read()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert read_coco(file).image(0).shape == (3, SIDE, SIDE)
+
+
+def test_kept_images_take_no_more_than_their_limit_whatever_their_order(tmp_path):
+    folder = write_voc(tmp_path, {"train": [0, 1, 2]})
+    for seed, side in enumerate((100, 50, 30)):
+        Image.new("RGB", (side, side)).save(folder / "JPEGImages" / f"{seed:06d}.jpg")
+        rewrite(folder, annotation([("disc", 0.0, 0.0, 20.0, 20.0)], (side, side)), seed)
+    for limit, kept in ((0, set()), (29_999, set()), (30_000, {0}), (37_499, {0}), (37_500, {0, 1}), (1e9, {0, 1, 2})):
+        scenes = replace(for_testing(read_voc(tmp_path, LIST)), limit=limit, kept={})
+        for position in (2, 1, 0):
+            assert scenes.image(position).shape[1] == scenes.scenes[position].height
+        assert set(scenes.kept) == kept
+        assert sum(image.numel() for image in scenes.kept.values()) <= limit
+
+
+@pytest.mark.parametrize("kind", ["images", "categories"])
+def test_two_entries_of_one_id_are_refused_and_one_entry_twice_is_not(tmp_path, kind):
+    file = write_coco(tmp_path / "a.json", [0, 1])
+    content = json.loads(file.read_text())
+    content[kind].append(content[kind][0])
+    file.write_text(json.dumps(content))
+    assert [len(each.boxes) for each in read_coco(file).scenes] == [2, 2]
+    content[kind][1]["id"] = content[kind][0]["id"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=rf"a\.json: two {kind} have the id {content[kind][0]['id']}, so what an annot"):
+        read_coco(file)
 
 
 def test_what_is_trained_on(tmp_path):

@@ -264,8 +264,9 @@ def test_a_run_that_was_not_trained_to_its_end_is_in_no_mean(tmp_path: Path) -> 
         {"kind": "train", "step": 8, "epoch": 1, "ssl": -0.3, "sup": -0.4},
         {"kind": "monitor", "step": 8, "epoch": 1, "s_w": 0.2, "s_w/s_t": 0.25, "knn": 40.0},
     ]
-    folders = [make_run(tmp_path / f"{seed}", recipe("digits.supsiam").with_set({"train.epochs": 2, "train.seed": seed}),
-                        {}, rows[:end]) for seed, end in enumerate((3, 2, 1))]
+    short = recipe("digits.supsiam").with_set({"train.epochs": 2})
+    folders = [make_run(tmp_path / f"{seed}", short.with_set({"train.seed": seed}), {}, rows[:end])
+               for seed, end in enumerate((3, 2, 1))]
     filled = laid("1", *folders)
     line = next(line for line in filled.lines if line.ours)
     assert (line.ours["knn"].mean, line.ours["knn"].n) == (40.0, 1)

@@ -28,7 +28,7 @@ from supancl.data.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
 
-VERSION = 1
+VERSION = 2  # 1 may hold TIFFs with an orientation as Pillow read them, in disorder
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
 TARS = "tars"  # where the images of streamed shards lie: one file for each shard

@@ -254,7 +254,11 @@ class Item(Protocol):
 
 
 def opened_image(item: Item | Path) -> Any:
-    return Image.open(item) if isinstance(item, Path) else item.open()
+    opened = Image.open(item) if isinstance(item, Path) else item.open()
+    if opened.format == "TIFF":
+        # by its name Pillow would map an uncompressed file with the sides of the turned image: pixels in disorder
+        opened.filename = ""
+    return opened
 
 
 def stamp_of(item: Item | Path) -> tuple[int, int]:
@@ -271,7 +275,8 @@ def file_stamp(path: Path) -> tuple[int, int]:
 def size_of(item: Item | Path) -> tuple[int, int]:
     """(height, width) of an upright image, from its header alone."""
     with opened_image(item) as opened:
-        width, height = opened.size
+        # of a TIFF, newer Pillows say the size of the turned image
+        width, height = (opened.tag_v2[0x0100], opened.tag_v2[0x0101]) if opened.format == "TIFF" else opened.size
         turned = opened.getexif().get(0x0112) in (5, 6, 7, 8)
     return (width, height) if turned else (height, width)
 
@@ -292,7 +297,10 @@ def decode(
             opened.load()
             if opened.mode == "I" and opened.format == "TIFF":
                 raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-            image = to_mode(upright(opened), "L" if channels == 1 else "RGB")
+            image = upright(opened)
+            if _white_is_zero(opened):
+                image = Image.fromarray(65535 - np.asarray(image).astype(np.uint16))
+            image = to_mode(image, "L" if channels == 1 else "RGB")
         height, width = shrunk((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
@@ -302,6 +310,11 @@ def decode(
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _white_is_zero(opened: Any) -> bool:
+    """A TIFF may store white as 0; Pillow turns that round for 8 bits and not for 16."""
+    return bool(opened.format == "TIFF" and opened.mode.startswith("I;16") and opened.tag_v2.get(0x0106) == 0)
 
 
 def about_large(large: Sequence[str]) -> list[str]:

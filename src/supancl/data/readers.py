@@ -26,6 +26,7 @@ SPLIT_NAMES = {
     "test": "test", "testing": "test",
 }
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
+NO_LABEL = ("-1", "-1.0")  # the second is what becomes of the first in a column with gaps
 MOST_CLASSES = 1_000_000  # a larger label is not a class number: every number below it gets a name and a place
 
 
@@ -167,13 +168,19 @@ def read_folder(
     if empty and not lenient:
         raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
     if folders["train"] != root:  # unlabelled/ may stand beside train/ as well as in it
-        entries += [("train", path, "") for name in UNLABELLED_FOLDERS for path in sorted(_walk(root / name))
-                    if path.suffix.lower() in SUFFIXES]
+        entries += [("train", path, "") for child in sorted(root.iterdir()) if is_unlabelled(child)
+                    for path in sorted(_walk(child)) if path.suffix.lower() in SUFFIXES]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
     _say_one_class({label for _, _, label in entries if label}, folders["train"], remarks)
+    _say_same_folders({path.parent for _, path, _ in entries}, remarks)
     found = from_items(entries, root, channels, spec, progress, remarks)
     return replace(found, empty=tuple(map(str, empty)))
+
+
+def is_unlabelled(folder: Path) -> bool:
+    """By its name, in capitals or not, as with the names of splits."""
+    return folder.name.lower() in UNLABELLED_FOLDERS
 
 
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
@@ -195,7 +202,7 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     if folders and "train" not in folders:
         name = next(iter(folders.values())).name
         raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
-    beside = [child for child in beside if child.name not in UNLABELLED_FOLDERS]
+    beside = [child for child in beside if not is_unlabelled(child)]
     if folders and beside:
         remarks.append(f"{root}: {', '.join(child.name for child in beside)} beside {folders['train'].name}/ left out")
     return folders or {"train": root}
@@ -217,7 +224,7 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
         for path in sorted(_walk(child)):
             if path.suffix.lower() in SUFFIXES:
                 found = True
-                yield path, "" if child.name in UNLABELLED_FOLDERS else child.name
+                yield path, "" if is_unlabelled(child) else child.name
             else:
                 ignored.append(path)
         if not found:
@@ -233,10 +240,22 @@ def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
     if len(classes) != 1:
         return
     only = folder / next(iter(classes))
+    if not only.is_dir():  # only what is held out has labels
+        return
     within = [child.name for child in sorted(only.iterdir()) if child.is_dir() and child.name[0] != "."]
     if len(within) > 1:
         remarks.append(f"{folder}: the only class is {only.name}, which has {len(within)} folders in it, such as "
                        f"{within[0]}; for those as classes, give {only}")
+
+
+def _say_same_folders(folders: set[Path], remarks: list[str]) -> None:
+    """A link makes of one folder two classes, or trains on what is held out."""
+    first: dict[str, Path] = {}
+    for folder in sorted(folders):
+        other = first.setdefault(os.path.realpath(folder), folder)
+        if other != folder:
+            remarks.append(f"{folder} is the same folder as {other}, by a link: its images are there twice")
+            return
 
 
 def _walk(folder: Path) -> Iterable[Path]:
@@ -265,16 +284,20 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            missing = {"path", "label"} - set(rows.fieldnames or ())
+            names = Counter(rows.fieldnames or ())
+            missing = {"path", "label"} - set(names)
             if missing:
                 have = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise BadInput(f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, "
                                "wanted path,label[,split]")
+            twice = next((name for name in ("path", "label", "split") if names[name] > 1), None)
+            if twice is not None:
+                raise BadInput(f"{path}: {names[twice]} columns are called {twice!r}; keep one of them")
             for row in rows:
                 if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
                     raise BadInput(f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
                                    "columns of the first line; put a value that has a comma in double quotes")
-                entries.append(_csv_entry(row, path, rows.line_num))
+                entries.append(_csv_entry(row, path, rows.line_num, spec.skip_bad_images))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error})") from None
     if not entries:
@@ -282,22 +305,25 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
     remarks: list[str] = []
-    twice = [file for file, times in Counter(file for _, file, _ in entries).items() if times > 1]
-    if twice:
-        remarks.append(f"{path}: {len(twice)} files are listed more than once, such as {twice[0]}; one that is trained "
+    again = [file for file, times in Counter(os.path.abspath(file) for _, file, _ in entries).items() if times > 1]
+    if again:
+        remarks.append(f"{path}: {len(again)} files are listed more than once, such as {again[0]}; one that is trained "
                        "on and held out too judges nothing")
     return from_items(entries, path.parent, channels, spec, progress, remarks)
 
 
-def _csv_entry(row: dict[str, str | None], table: Path, line: int) -> tuple[str, Path, str]:
+def _csv_entry(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
+    if any("\n" in (value or "") for value in (row["path"], row["label"])):  # it has swallowed the lines below it
+        raise BadInput(f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "
+                       "write a quote that belongs to it twice")
     if not row["path"]:
         raise BadInput(f"{table} line {line}: no path; wanted path,label[,split]")
     file = table.parent / row["path"]
-    if not file.is_file():
-        raise BadInput(f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); "
-                       "mend the path or remove the line")
+    if not skip_bad and not file.is_file():  # else it is listed with what cannot be read
+        raise BadInput(f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); mend the path, "
+                       "remove the line, or pass --skip-bad-images")
     split = (row.get("split") or "train").strip().lower()
     if split not in SPLIT_NAMES:
         raise BadInput(f"{table} line {line}: split {split!r}; wanted train, val or test")
     label = (row["label"] or "").strip()
-    return SPLIT_NAMES[split], file, "" if label == "-1" else label
+    return SPLIT_NAMES[split], file, "" if label in NO_LABEL else label

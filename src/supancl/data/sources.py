@@ -20,6 +20,7 @@ from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.images import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.data.order import seeded
 from supancl.errors import BadInput, nearest
+from supancl.files import beside
 
 Progress = Callable[[str, int, int], None]
 SPLIT_SEED = 20240  # held-out images are the same for every run, whatever its seed
@@ -189,7 +190,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
         return tars.read_tars(name, channels, spec, progress)
     path = Path(name)
     if not path.exists():
-        hint = "" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN)
+        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN))
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     if path.is_dir():
         return readers.read_folder(path, channels, spec, progress, lenient)
@@ -231,6 +232,7 @@ def from_arrays(
 def prepared(source: Source, spec: DataSpec) -> Data:
     """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
     train, held_out, held_out_from = _held_out(source, spec)
+    remarks = (*source.remarks, *_unjudged(train, held_out, held_out_from, source.classes))
     test = source.splits.get("test")
     classes, transfer = source.classes, None
     transfer_classes: tuple[str, ...] = ()
@@ -250,7 +252,7 @@ def prepared(source: Source, spec: DataSpec) -> Data:
         "held_out_from": held_out_from, "classes": len(classes), "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
-    return Data(train, held_out, classes, test, transfer, transfer_classes, source.remarks, source.skipped, described)
+    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, described)
 
 
 def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
@@ -271,6 +273,19 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     mask = torch.zeros(len(train), dtype=torch.bool)
     mask[chosen] = True
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
+
+
+def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
+    """Remarks on what is held out and can judge nothing: images without a label, classes that nobody trains on."""
+    if not train.labelled or not len(held_out):
+        return
+    if not held_out.labelled:
+        yield (f"none of the {len(held_out)} images of {name} has a label, so nothing can be judged by them; to hold "
+               "labelled images of train out instead: --set data.holdout=0.1")
+    unknown = [classes[label] for label in sorted(set(held_out.present()) - set(train.present()))]
+    if unknown:
+        yield (f"{len(unknown)} classes are held out and have no image to train on, such as {unknown[0]!r}; a name "
+               "counts with its capitals, spaces and the way its accents are encoded")
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.decoding import sorted_names
-from supancl.data.images import Batch, Resample, decode, own_workers, padded, why
+from supancl.data.images import Batch, Resample, about_large, decode, own_workers, padded, why
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sidecars import Sidecar, indexed
 from supancl.data.sources import DataSpec, Progress, Source, Split
@@ -46,8 +46,9 @@ class StreamImages:
         self.opened: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         self.lock = threading.Lock()
         self.threads = ThreadPoolExecutor(max_workers=own_workers(), thread_name_prefix="decode")
-        self.skipped: list[str] = []
-        self.told = 0
+        self.skipped: set[str] = set()
+        self.large: set[str] = set()
+        self.told: set[str] = set()
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -61,11 +62,14 @@ class StreamImages:
 
     def decoded(self, item: TarItem) -> Tensor | BadInput:
         """Pixels, at most `LONGEST` times as long as wide; or what is wrong with the image."""
+        large: list[str] = []
         try:
-            image = decode(item, self.channels, self.short_side, self.resample)
+            image = decode(item, self.channels, self.short_side, self.resample, large)
         except (OSError, ValueError) as error:
             return BadInput(f"{item}: cannot be read as an image ({why(error)}); mend or remove it, "
                             "or pass --skip-bad-images to go on without")
+        finally:
+            self.note(large, self.large)
         if self.canvas is None:
             return image
         for axis, most in ((1, self.canvas[0]), (2, self.canvas[1])):
@@ -125,17 +129,18 @@ class StreamImages:
                 self.opened.popitem(last=False)
         return found
 
-    def note(self, name: str) -> None:
-        with self.lock:
-            if name not in self.skipped:
-                self.skipped.append(name)
+    def note(self, names: Sequence[str], where: set[str]) -> None:
+        if names:
+            with self.lock:
+                where.update(names)
 
     def remarks(self) -> list[str]:
         """What there is to say since this was last asked."""
         with self.lock:
-            new, self.told = self.skipped[self.told :], len(self.skipped)
-        said = f"{len(new)} unreadable images were skipped, each for another of its class and shard: "
-        return [said + ", ".join(sorted(new))] if new else []
+            bad, large = (sorted(each - self.told) for each in (self.skipped, self.large))
+            self.told.update(bad, large)
+        said = f"{len(bad)} unreadable images were skipped, each for another of its class and shard: "
+        return [*about_large(large), *([said + ", ".join(bad)] if bad else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class StreamSplit(Split):
         self.store.shards[self.store.place(int(row))[0]].check()  # a tar that has gone is no bad image
         if not self.store.skip_bad:
             raise refusal
-        self.store.note(self.store.names(row)[0])
+        self.store.note(self.store.names(row), self.store.skipped)
         begin, end = self.shard_of(position)
         others = torch.cat([torch.arange(position + 1, end), torch.arange(begin, position)])
         for other in others[self.labels_at(others) == label].tolist():

@@ -20,7 +20,7 @@ from PIL import Image
 
 from supancl.data.decoding import Entry, from_items
 from supancl.data.images import SUFFIXES, file_stamp
-from supancl.data.readers import SPLIT_NAMES
+from supancl.data.readers import NO_LABEL, SPLIT_NAMES
 from supancl.data.sources import DataSpec, Progress, Source
 from supancl.errors import BadInput
 
@@ -182,7 +182,7 @@ def _label(content: bytes, part: str, where: str) -> str | None:
             text = str(value).strip()
     except (UnicodeDecodeError, ValueError) as error:
         raise BadInput(f"{where}: cannot be read as a label ({error}); wanted a class number or name") from None
-    return "" if text in ("-1", "None") else text
+    return "" if text in (*NO_LABEL, "None") else text
 
 
 def _braces(name: str) -> list[str]:

@@ -114,8 +114,8 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         )  # fmt: skip
         scenes.append(scene)
         cut += over
-    images_there(scenes, where, "unpack JPEGImages whole, or take it out of the list")
-    return Scenes(tuple(scenes), classes, where, cut_remark(cut, where))
+    large = images_there(scenes, where, "unpack JPEGImages whole, or take it out of the list")
+    return Scenes(tuple(scenes), classes, where, (*cut_remark(cut, where), *large))
 
 
 def _year_folder(root: Path, year: str) -> Path:
@@ -171,8 +171,8 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     folder = Path(images) if images else file.parent
     try:
         content = json.loads(file.read_text())
-        kinds = {int(each["id"]): str(each["name"]) for each in content["categories"]}
-        entries = {int(each["id"]): each for each in content["images"]}
+        kinds = {number: str(each["name"]) for number, each in _by_id(file, content, "categories").items()}
+        entries = _by_id(file, content, "images")
         of_image: dict[int, list[dict[str, Any]]] = {number: [] for number in entries}
         for each in content["annotations"]:
             of_image[int(each["image_id"])].append(each)
@@ -183,12 +183,23 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
                        "annotations and categories") from None
-    images_there([scene for scene, _ in made], str(file), "bring it back, or name the images' folder with --images")
+    large = images_there([scene for scene, _ in made], str(file),
+                         "bring it back, or name the images' folder with --images")
     flat = sum(_flat(each) for each in content["annotations"])
-    remarks = cut_remark(sum(cut for _, cut in made), str(file))
+    remarks = (*cut_remark(sum(cut for _, cut in made), str(file)), *large)
     boxes = "1 box of no width or height was" if flat == 1 else f"{flat} boxes of no width or height were"
     remarks += (f"{file}: {boxes} left out",) if flat else ()
     return Scenes(tuple(scene for scene, _ in made), classes, str(file), remarks)
+
+
+def _by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, dict[str, Any]]:
+    """Files put together by hand often count from the start again: boxes would go to another image, or class."""
+    found: dict[int, dict[str, Any]] = {}
+    for each in content[kind]:
+        if found.setdefault(int(each["id"]), each) != each:
+            raise BadInput(f"{file}: two {kind} have the id {each['id']}, so what an annotation belongs to cannot be "
+                           "told; number them anew, and the annotations with them")
+    return found
 
 
 def _flat(annotation: dict[str, Any]) -> bool:

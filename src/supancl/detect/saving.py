@@ -16,7 +16,7 @@ from supancl.detect.model import Detector, build_detector, look_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import write_atomically, write_text
+from supancl.files import beside, write_atomically, write_text
 from supancl.run import RunFolder, commit, jsonable, versions
 
 
@@ -81,7 +81,8 @@ def load_detector(path: Path | str) -> Saved:
         if not file.exists():
             raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
     if not file.exists():
-        raise BadInput(f"no file {file}; give the folder of a detector's run, or its detector.safetensors")
+        raise BadInput(f"no file {file}" + (
+            beside(file) or "; give the folder of a detector's run, or its detector.safetensors"))
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":
         raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from supancl.data.images import decode, why
+from supancl.data.images import about_large, decode, why
 from supancl.errors import BadInput
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
@@ -60,18 +65,28 @@ class Scenes:
         except (OSError, ValueError) as error:
             raise BadInput(f"{scene.path}: cannot be read as an image ({why(error)}); mend it, or take it out of the "
                            "list of images") from None
-        if tuple(image.shape[1:]) != (scene.height, scene.width):
-            raise BadInput(f"{scene.path} is {image.shape[2]} x {image.shape[1]}, its annotation says {scene.width} x "
-                           f"{scene.height}; scale the boxes with the image")
-        if self.limit and (len(self.kept) + 1) * image.numel() <= self.limit:
+        size = tuple(image.shape[1:])
+        if size != (scene.height, scene.width):
+            turned = size == (scene.width, scene.height) and exif_turned(scene.path)
+            how = "once its EXIF orientation is applied; save it upright, or turn the boxes too" if turned else (
+                "scale the boxes with the image")
+            raise BadInput(f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
+                           f"{scene.height}{' ' if turned else '; '}{how}")
+        if position < self.keeps:
             self.kept[position] = image
         return image
+
+    @cached_property
+    def keeps(self) -> int:
+        """How many images, from the first on, may be kept: as many as `limit` has room for."""
+        used = np.cumsum([3 * scene.height * scene.width for scene in self.scenes], dtype=np.int64)
+        return int(np.searchsorted(used, self.limit, side="right"))
 
     def fingerprint(self) -> str:
         """Changes with any image name, class or box."""
         told = hashlib.sha256("\n".join(self.classes).encode())
         for scene in self.scenes:
-            told.update(scene.path.name.encode())
+            told.update(os.fsencode(scene.path.name))  # the name of a file may be in any encoding
             told.update(scene.boxes.numpy().tobytes() + scene.labels.numpy().tobytes())
         return told.hexdigest()[:16]
 
@@ -114,11 +129,26 @@ def cut_remark(count: int, where: str) -> tuple[str, ...]:
     return (f"{where}: {boxes} cut there",) if count else ()
 
 
-def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> None:
-    """Asked before the work: a test image that is missing would be noticed after the last step."""
+def exif_turned(path: Path) -> bool:
+    with Image.open(path) as image:
+        return image.getexif().get(0x0112) in (5, 6, 7, 8)
+
+
+def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str, ...]:
+    """Asked before the work: a test image that is missing, or too large, would be noticed after the last step.
+
+    Of large images the annotation tells, whose size they must have; what is read and remarked on is as in any source.
+    """
     absent = [scene.path for scene in scenes if not scene.path.is_file()]
     if absent:
         raise BadInput(f"{where}: no image {absent[0]} ({len(absent)} of {len(scenes)} are missing); {way_out}")
+    safe = Image.MAX_IMAGE_PIXELS or math.inf
+    large = [scene for scene in scenes if scene.height * scene.width > safe]
+    for scene in large:
+        if scene.height * scene.width > 2 * safe:  # what Pillow refuses to open
+            raise BadInput(f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
+                           "not read; store it smaller, and its boxes with it")
+    return tuple(about_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
 
 def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:

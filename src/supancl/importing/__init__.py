@@ -17,6 +17,7 @@ from supancl.checkpoint import Refused, load_encoder, load_tensors, load_weights
 from supancl.config import from_json
 from supancl.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
 from supancl.errors import BadInput
+from supancl.files import beside
 from supancl.importing.formats import (
     FORMATS,
     PATCHES,
@@ -103,8 +104,8 @@ def _parse(text: str) -> tuple[str | None, Path]:
             kind = text.partition(":")[0]
             if kind in ("torchvision", "timm"):
                 raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
-            raise BadInput(f"no file {text}; give a run folder, an encoder.safetensors, a checkpoint, "
-                           "torchvision:NAME@FILE or timm:NAME@FILE")
+            way = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
+            raise BadInput(f"no file {text}{beside(text) or f'; give {way}'}")
         return None, Path(text)
     name, _, file = text.partition("@")
     if not Path(file).is_file():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from supancl.data.sources import Source, Split, same_source
+from supancl.data.stream import stream_remarks
 from supancl.data.views import Crops
 from supancl.encoders import Encoder
 from supancl.errors import BadInput
@@ -104,6 +105,8 @@ class Subject:
                 return Features(found, split.labels.clone())
         taken = embed(self.encoder, split, look.device, look.batch_size, look.layer, look.normalize, view,
                       self.reporter.reading)
+        for remark in stream_remarks(split.store):  # what was replaced, as training says it
+            self.warn_once(remark)
         self._check(taken, split)
         if path is not None and self.kept is not None:
             self.kept.write(path, taken.values)

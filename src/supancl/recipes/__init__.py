@@ -8,6 +8,7 @@ from typing import Literal
 
 from supancl.errors import BadInput, nearest
 from supancl.recipes import cifar, digits, imagenet100, toy, vit
+from supancl.recipes.own import NotRegistered, register
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -48,4 +49,5 @@ def released(built: Recipe) -> Recipe:
     )
 
 
-__all__ = ["RECIPES", "OptimizerSpec", "Recipe", "TrainSpec", "recipe", "recipe_from_json", "released"]
+__all__ = ["RECIPES", "NotRegistered", "OptimizerSpec", "Recipe", "TrainSpec", "recipe", "recipe_from_json", "register",
+           "released"]

@@ -18,16 +18,18 @@ from supancl.config import (
     Within,
     flattened,
     from_json,
+    hints,
     replaced,
     validated,
 )
 from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
-from supancl.encoders import EncoderSpec
+from supancl.encoders import EncoderSpec, check_size
 from supancl.errors import BadInput
 from supancl.losses import Loss
 from supancl.methods import METHODS, Method
 from supancl.pools import PoolSpec
+from supancl.recipes.own import STANDINS, check_known, own_sections
 from supancl.schedules import ScheduleSpec
 
 OUR_CHOICE = "our choice"
@@ -194,6 +196,9 @@ def validated_recipe(recipe: Recipe) -> Recipe:
 
     The predictor's width becomes what is built, also of runs whose recipe.json was written with another.
     """
+    for name, hint in hints(Recipe).items():
+        if name in SECTIONS:
+            check_known(name, getattr(recipe, name), hint)
     heads = following(recipe.heads)
     if heads != recipe.heads:
         noted = {"heads.predictor.out": "follows heads.projector.out"}
@@ -201,6 +206,7 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
     sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
+    check_size(sections["encoder"])
     return replace(recipe, sources=sources, **sections)
 
 
@@ -217,13 +223,17 @@ def recipe_from_json(text: str, where: str) -> Recipe:
         stored = json.loads(text)["recipe"]
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{where}: not a recipe.json of supancl") from None
-    return validated_recipe(from_json(Recipe, stored, ""))
+    if not isinstance(stored, dict):
+        raise BadInput(f"{where}: not a recipe.json of supancl")
+    own = own_sections(stored)
+    read = from_json(Recipe, {**stored, **{name: STANDINS[name] for name in own}}, "")
+    return validated_recipe(replace(read, **own))
 
 
 def fixed_size(encoder: str) -> bool:
     """Whether an encoder takes images of one size only, as vision transformers do."""
     if not encoder.startswith("timm:"):
-        return encoder in ("vit-small", "linear")
+        return encoder in ("vit-small", "linear") or encoder.startswith("torchvision:vit_")
     import timm
 
     name = encoder.removeprefix("timm:")

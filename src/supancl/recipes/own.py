@@ -1,0 +1,85 @@
+"""Losses and pools of one's own, in a file of one's own: what a recipe may hold beside the package's sections.
+
+A run is read back from its recipe.json, to go on and to be judged, and a file names no class; so a class that is not
+the package's own is made known under its `kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, get_args
+
+from supancl.config import from_json, hints
+from supancl.errors import BadInput
+from supancl.losses import Align, Loss
+from supancl.pools import PoolSpec
+
+
+class NotRegistered(BadInput):
+    """A stored recipe names a kind that no class was registered for."""
+
+
+Section = TypeVar("Section", bound=type)
+
+OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class
+POOL_KINDS = get_args(hints(PoolSpec)["kind"])
+LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
+STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
+
+
+def register(section: Section) -> Section:
+    """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
+
+    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`.
+
+    >>> from dataclasses import dataclass
+    >>> @register
+    ... @dataclass(frozen=True)
+    ... class Sharper(Align):
+    ...     kind: str = "sharper"
+    """
+    room = "pool" if issubclass(section, PoolSpec) else "loss"
+    fields = {field.name: field.default for field in dataclasses.fields(section)} if _frozen(section) else {}
+    kind, name = fields.get("kind"), section.__name__
+    if not isinstance(kind, str):
+        raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json "
+                       "keeps it")
+    if kind in (POOL_KINDS if room == "pool" else LOSS_KINDS):
+        raise BadInput(f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
+                       "would be read back with the other class")
+    OWN[room, kind] = section
+    return section
+
+
+def check_known(name: str, section: Any, hint: Any) -> None:
+    """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
+    if type(section) in (*get_args(hint), hint, *OWN.values()):
+        return
+    way = ("put @supancl.register above the class (docs/extending.md)" if name in STANDINS else
+           "only losses and pools may be of one's own")
+    raise BadInput(f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
+                   f"recipe.json; {way}")
+
+
+def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
+    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody made known is named."""
+    found = {}
+    for name, known in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
+        values = stored.get(name)
+        kind = values.get("kind") if isinstance(values, dict) else None
+        if not isinstance(kind, str) or kind in known:
+            continue
+        if (name, kind) not in OWN:
+            raise NotRegistered(f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
+                                "your own, give this command to the file that defines it: python FILE pretrain ... "
+                                "(docs/extending.md)")
+        found[name] = from_json(OWN[name, kind], values, name)
+    return found
+
+
+def _kinds(name: str) -> list[str]:
+    return [kind for room, kind in OWN if room == name]
+
+
+def _frozen(section: type) -> bool:
+    return dataclasses.is_dataclass(section) and bool(section.__dataclass_params__.frozen)  # type: ignore[attr-defined]
