@@ -12,7 +12,7 @@ from rich.console import Console
 import supancl as package
 from supancl import console as telling
 from supancl import pretrain
-from supancl.cli import main
+from supancl.cli import entry, main
 from supancl.console import SILENCE, Terminal, duration
 from tests.files import TINY, class_folders, supancl
 from tests.tiny import tiny_data, tiny_recipe
@@ -122,3 +122,14 @@ def test_without_a_command_the_help_is_shown_and_nothing_was_done(capsys) -> Non
     assert said.err.startswith("usage: supancl")
     for name in ("pretrain", "recipes", "evaluate", "--version"):
         assert name in said.err
+
+
+def test_a_terminal_that_lacks_a_character_gets_a_question_mark(tmp_path: Path, monkeypatch) -> None:
+    photos, sheets = class_folders(tmp_path / "photos", ("日本", "other")), tmp_path / "sheets"
+    said = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(said, "ascii"))
+    monkeypatch.setattr("sys.argv", ["supancl", "data", "show", str(photos), "--out", str(sheets)])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    assert ended.value.code == 0
+    assert b"??" in said.getvalue()

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,9 @@ def write_json(where: str | None, result: dict[str, Any]) -> None:
 
 
 def entry() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a question mark, not an error
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(main())
 
 

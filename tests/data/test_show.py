@@ -15,7 +15,7 @@ from supancl.data.images import ArrayImages, PackedImages
 from supancl.data.show import copies, described, histogram, image_sizes, size_facts
 from supancl.data.sources import DataSpec, open_source, whole
 from supancl.errors import BadInput
-from supancl.report.contact_sheet import CAPTION, GAP, TILE, image_sheet, spread, view_sheet
+from supancl.report.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
 from supancl.start import with_short_side
 from tests import files as made
 from tests.files import archive, noise, picture
@@ -133,6 +133,13 @@ def test_a_file_that_vanishes_before_it_is_compared_is_named(tmp_path):
     (tmp_path / "a" / "1.bmp").unlink()
     with pytest.raises(BadInput, match=r"a/1.bmp: could be read before and cannot any more \(No such file"):
         copies(found)
+
+
+def test_a_class_whose_name_has_two_lines_is_drawn(tmp_path):
+    sheet = tmp_path / "sheet.png"
+    _sheet([Image.new("RGB", (TILE, TILE))], ["new\nline"], 1, sheet)
+    with Image.open(sheet) as drawn:
+        assert np.array(drawn)[-CAPTION - GAP :].std() > 1  # the caption
 
 
 # --- contact sheets ---------------------------------------------------------------------------------------------------

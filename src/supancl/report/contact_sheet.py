@@ -87,6 +87,7 @@ def _sheet(tiles: Sequence[Image.Image], captions: Sequence[str], columns: int, 
         left = GAP + place % columns * (TILE + GAP)
         top = GAP + place // columns * (TILE + CAPTION + GAP)
         sheet.paste(tile, (left + (TILE - tile.width) // 2, top + (TILE - tile.height) // 2))
+        caption = " ".join(caption.split())  # a folder's name may have several lines
         while pen.textlength(caption, font=font) > TILE and len(caption) > 2:
             caption = caption[:-2] + "…"
         pen.text((left + TILE / 2, top + TILE + 1), caption, fill="#333333", font=font, anchor="ma")
