@@ -97,6 +97,12 @@ def test_the_released_code_is_a_named_option() -> None:
     )
 
 
+def test_the_released_code_is_not_taken_by_half() -> None:
+    """As a field alone it would leave the rate that changes once an epoch behind."""
+    with pytest.raises(BadInput, match=r"compat = 'released-code' changes more than this field; give --compat"):
+        recipe("imagenet100.supbyol").with_set({"compat": "released-code"})
+
+
 def test_an_override_is_checked_and_noted() -> None:
     built = recipe("cifar100.supsiam").with_set({"loss.alpha": 0.3}, because="--set loss.alpha=0.3")
     assert built.fields()["loss.alpha"] == (0.3, "--set loss.alpha=0.3")

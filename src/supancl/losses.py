@@ -9,7 +9,7 @@ Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -209,6 +209,11 @@ class CrossEntropy:
 
 
 Loss = Align | Contrast | CrossEntropy
+
+
+def takes_alpha(loss: Loss) -> TypeGuard[Align]:
+    """Whether its alpha may come with each call: a class made from Align may have another call, or read its own."""
+    return type(loss) is Align
 
 
 def share(loss: Loss, labels: Tensor, of: Tensor) -> Tensor | float:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from supancl.config import Count, Fraction
 from supancl.distributed import ALONE, Part, Ranks
 
-UNLABELLED = -1
-EMPTY = -2  # a slot that holds nothing
+EMPTY = -2  # the label of a slot that holds nothing; -1 is that of a target without one
 
 
 class Stored(NamedTuple):
@@ -51,7 +50,7 @@ class PoolSpec:
 
 
 class Pool(nn.Module, ABC):
-    """What the losses and the monitor know of a pool."""
+    """What the losses and the monitor know of a pool; the two times are for its staleness, and may be left out."""
 
     clock: Tensor  # how often `push` was called
     born: Tensor  # (slots,): the clock when a slot was last written
@@ -84,7 +83,9 @@ class Pool(nn.Module, ABC):
         return (self.counts > 0).double().mean()
 
     def staleness(self) -> Tensor:
-        """Mean age of the held targets, in pushes."""
+        """Mean age of the held targets, in pushes; not a number of a pool that keeps no times."""
+        if not hasattr(self, "clock") or not hasattr(self, "born"):
+            return torch.tensor(torch.nan, dtype=torch.float64)
         valid = self.stored().valid
         ages = (self.clock - self.born[: len(valid)]).double() * valid
         return ages.sum() / valid.sum().clamp(min=1)

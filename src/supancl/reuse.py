@@ -20,7 +20,7 @@ from supancl.data.images import ArrayImages
 from supancl.data.order import seeded
 from supancl.data.sources import Data, Progress, Split
 from supancl.distributed import ALONE, Ranks
-from supancl.losses import Align
+from supancl.losses import takes_alpha
 from supancl.methods import assemble
 from supancl.recipes import Recipe
 from supancl.trainer import Trainer
@@ -90,7 +90,7 @@ def restart(trainer: Trainer, recipe: Recipe, data: Data) -> None:
                 value.zero_()
     trainer.generator.manual_seed(seeded(recipe.train.seed, 2))
     trainer.plan(data)
-    if trainer.alpha is not None and isinstance(recipe.loss, Align):
+    if trainer.alpha is not None and takes_alpha(recipe.loss):
         trainer.alpha.fill_(recipe.loss.alpha)
     trainer.interval.zero_()
     trainer.first_bad.fill_(-1)

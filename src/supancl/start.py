@@ -15,6 +15,7 @@ from supancl.config import flattened
 from supancl.data.sources import Data, same_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput
+from supancl.losses import CrossEntropy
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import validated_recipe
 from supancl.run import RunFolder, next_folder
@@ -77,7 +78,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
                        f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
                        f"{max(1, MOST_STEPS // per_epoch)} or less")
     out = recipe.heads.projector.out
-    if recipe.loss.kind == "crossentropy" and out is not None and out < len(data.classes):
+    if isinstance(recipe.loss, CrossEntropy) and out is not None and out < len(data.classes):
         raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
                        "--set heads.projector.out=null takes their number")
     if recipe.loss.supervised:

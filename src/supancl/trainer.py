@@ -25,7 +25,7 @@ from supancl.distributed import ALONE, Part, Ranks, synchronize
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.layers import arrange
-from supancl.losses import Align, Terms, Whole, share
+from supancl.losses import Terms, Whole, share, takes_alpha
 from supancl.methods import assemble
 from supancl.monitor import Monitor, relative_std
 from supancl.recipes import Recipe
@@ -129,7 +129,7 @@ class Trainer:
         self.interval = torch.zeros(4, dtype=torch.float64, device=self.device)  # loss, ssl, sup, steps since a row
         loss, of_device = self.recipe.loss, self.pool is not None and self.device.type == "cuda"
         # where a captured step reads it; on a CPU it is the loss's own number
-        self.alpha = torch.tensor(loss.alpha, device=self.device) if of_device and isinstance(loss, Align) else None
+        self.alpha = torch.tensor(loss.alpha, device=self.device) if of_device and takes_alpha(loss) else None
         self.momentum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.at = torch.zeros(1, dtype=torch.long, device=self.device)
         self.at_on_host, self.epoch = 0, -1
@@ -193,7 +193,7 @@ class Trainer:
             anchors, targets = self.forward(views, local)
         loss, total = self.recipe.loss, part.total
         if part.whole:
-            if self.alpha is not None and isinstance(loss, Align):
+            if self.alpha is not None and takes_alpha(loss):
                 return loss(anchors, targets, labels, self.pool, self.alpha), targets.detach()
             return loss(anchors, targets, labels, self.pool), targets.detach()
         sees, own = loss.sees_batch(self.pool), part.of(labels)

@@ -5,15 +5,36 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from supancl import Align, BadInput, Interrupted, PoolSpec, Reporter, Terms, pretrain, recipe, register
+from supancl import (
+    Align,
+    BadInput,
+    Contrast,
+    CrossEntropy,
+    Interrupted,
+    Pool,
+    PoolSpec,
+    Queue,
+    Reporter,
+    Terms,
+    pretrain,
+    recipe,
+    register,
+)
+from supancl.losses import takes_alpha
+from supancl.pools import Stored
 from supancl.recipes import own
 from supancl.run import RunFolder
+from supancl.studies.many import _could_not_begin
+from supancl.studies.table_layouts import BEYOND, LAYOUTS
+from supancl.trainer import Trainer
 from tests.files import supancl
+from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -128,3 +149,239 @@ def test_a_kind_that_is_taken_or_missing_is_refused():
     with pytest.raises(BadInput, match="Kindless: must be a frozen dataclass"):
         register(Kindless)
     assert not own.OWN
+
+
+@dataclass(frozen=True)
+class Halved(PoolSpec):
+    kind: str = "halved"
+
+    def build(self, width, classes, unlabelled=False, ranks=None):
+        return HalvedQueue(self.size, width, classes, unlabelled=unlabelled)
+
+
+class HalvedQueue(Queue):
+    def push(self, targets, labels):
+        super().push(targets[::2], labels[::2])
+
+
+def halved():
+    return replace(recipe("digits.supsiam"), name="mine.halved", pool=Halved(size=512))
+
+
+def test_a_run_goes_on_with_its_own_pool(tmp_path):
+    register(Halved)
+    quick = halved().with_set({"train.epochs": 2, "train.monitor_every": 0, "data.limit": 256, "train.log_every": 1})
+    through = pretrain(quick, out=tmp_path / "through")
+    with pytest.raises(Interrupted):
+        pretrain(quick, out=tmp_path / "stopped", reporter=StopAt(3))
+    again = pretrain(None, out=tmp_path / "stopped", resume=True)
+    assert [row["sup"] for row in again.metrics] == [row["sup"] for row in through.metrics]
+    assert again.metrics[-1]["sup"] != again.metrics[-1]["ssl"]  # the pool was looked into
+
+
+@pytest.mark.parametrize("kind", ["queue", "none", "prototypes"])
+def test_a_pool_of_ones_own_cannot_take_the_name_of_another(kind):
+    """The class would go on to build what it builds: a study of pools would train the same one in every row."""
+    register(Halved)
+    assert halved().with_set({"pool.size": 64}).pool == Halved(size=64)
+    with pytest.raises(BadInput, match=rf"pool.kind = '{kind}': Halved is registered as 'halved'; for another pool"):
+        halved().with_set({"pool.kind": kind})
+
+
+def test_a_loss_of_ones_own_cannot_take_the_name_of_another(tmp_path):
+    register(Distant)
+    with pytest.raises(BadInput, match=r"loss.kind = 'align': Distant is registered as 'distant'"):
+        pretrain(replace(mine(), loss=Distant(kind="align", alpha=0.5)), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_would_miss_later_is_refused_at_once():
+    @dataclass(frozen=True)
+    class Bare:
+        kind: str = "bare"
+
+    class Labels(Bare):
+        supervised = True
+
+    class Batch(Labels):
+        def sees_batch(self, pool):
+            return False
+
+    class Alone(Batch):
+        def __call__(self, anchors, targets, labels, pool=None):
+            raise AssertionError("never called")
+
+    class Enough(Batch):
+        def __call__(self, anchors, targets, labels, pool=None, **more):
+            raise AssertionError("never called")
+
+    @dataclass(frozen=True)
+    class Buildless(PoolSpec):
+        kind: str = "buildless"
+
+    class Short(Buildless):
+        def build(self, width, classes):
+            raise AssertionError("never called")
+
+    for section, needs in ((Bare, "supervised = True or False"), (Labels, "def sees_batch(self, pool)"),
+                           (Batch, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+                           (Alone, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+                           (Buildless, "a build of its own"),
+                           (Short, "def build(self, width, classes, unlabelled=False, ranks=None)")):
+        with pytest.raises(BadInput, match=re.escape(f"{section.__name__}: needs {needs}")):
+            register(section)
+    assert not own.OWN
+    assert register(Enough) is own.OWN["loss", "bare"]
+
+
+def test_a_field_that_recipe_json_cannot_hold_is_refused_at_once():
+    @dataclass(frozen=True)
+    class Listed(Align):
+        kind: str = "listed"
+        widths: list[int] = field(default_factory=list)
+
+    @dataclass(frozen=True)
+    class Wrong(Align):
+        kind: str = "wrong"
+        count: int = 0.5
+
+    @dataclass(frozen=True)
+    class Kept(Align):
+        kind: str = "kept"
+        widths: tuple[int, ...] = (1, 2)
+        word: str | None = None
+
+    with pytest.raises(BadInput, match="Listed: needs another type for widths"):
+        register(Listed)
+    with pytest.raises(BadInput, match=r"Wrong.count = 0.5: must be a whole number"):
+        register(Wrong)
+    assert register(Kept) is Kept
+
+
+@dataclass(frozen=True)
+class Sharper(Contrast):
+    kind: str = "sharper"
+
+
+@dataclass(frozen=True)
+class Softer(CrossEntropy):
+    kind: str = "softer"
+
+
+def test_a_class_made_from_a_loss_is_held_to_what_that_loss_needs(tmp_path):
+    register(Sharper)
+    register(Softer)
+    base = recipe("digits.supsiam")
+    with pytest.raises(BadInput, match=r"loss.against = 'pool' needs a pool"):
+        replace(base, loss=Sharper(against="pool"), pool=PoolSpec())
+    with pytest.raises(BadInput, match=r"pool.sharded: .* needs its whole pool on every rank"):
+        replace(base, loss=Sharper(against="other-view+pool"), pool=PoolSpec("prototypes", sharded=True))
+    narrow = replace(base, loss=Softer(), heads=replace(base.heads, projector=replace(base.heads.projector, out=4)))
+    with pytest.raises(BadInput, match=r"heads.projector.out = 4 is fewer than the 10 classes"):
+        pretrain(narrow, out=tmp_path / "run")
+
+
+def test_alpha_is_handed_to_the_packages_own_loss_alone():
+    """A captured step gives it as the fifth argument, which to a class of one's own may be another."""
+    assert takes_alpha(Align(alpha=0.3))
+    assert not takes_alpha(Distant(alpha=0.3))
+    assert not takes_alpha(Contrast())
+    seen = []
+
+    @register
+    @dataclass(frozen=True)
+    class Fifth(Align):
+        kind: str = "fifth"
+
+        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+            seen.append(whole)
+            return super().__call__(anchors, targets, labels, pool)
+
+    trainer = Trainer(replace(tiny_recipe("supsiam"), loss=Fifth(alpha=0.5)), tiny_data(), torch.device("cpu"))
+    trainer.alpha = torch.tensor(0.9)  # as on a GPU
+    trainer.advance()
+    assert seen == [None]
+
+
+def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):
+    class Latest(Pool):
+        def __init__(self, width, classes):
+            super().__init__()
+            self.register_buffer("latest", torch.zeros(classes, width))
+            self.register_buffer("known", torch.zeros(classes, dtype=torch.long))
+
+        @property
+        def counts(self):
+            return self.known
+
+        def push(self, targets, labels):
+            self.latest[labels], self.known[labels] = targets, 1
+
+        def class_mean(self, labels, fallback, samples=None, part=None):
+            return torch.where((self.known[labels] > 0)[:, None], self.latest[labels], fallback)
+
+        def stored(self):
+            return Stored(self.latest, torch.arange(len(self.known)), self.known > 0)
+
+    @register
+    @dataclass(frozen=True)
+    class LatestSpec(PoolSpec):
+        kind: str = "latest"
+
+        def build(self, width, classes, unlabelled=False, ranks=None):
+            return Latest(width, classes)
+
+    quick = {"train.epochs": 1, "data.limit": 256}
+    run = pretrain(replace(recipe("digits.supsiam"), pool=LatestSpec()).with_set(quick), out=tmp_path / "run")
+    last = run.metrics[-1]
+    assert (last["kind"], last["pool_coverage"], last["pool_staleness"]) == ("monitor", 1.0, None)
+
+
+@pytest.mark.parametrize("name", ["7", "8", "F.1", "F.2", "F.3", "5"])
+def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
+    register(Distant)
+    register(Halved)
+    layout, ours = LAYOUTS[name], recipe("cifar100.supsiam")
+    printed = layout.paper.rows[next(iter(layout.paper.rows))]
+    assert layout.row_of(ours) in printed
+    for chosen in (replace(ours, loss=Distant(alpha=0.5)), replace(ours, pool=Halved(size=4096)),
+                   replace(ours, name="mine.foo", method="foo", loss=Distant(alpha=0.5))):
+        assert layout.row_of(chosen) not in printed
+        assert len(layout.head_of(chosen)) == len(layout.heads)
+    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == BEYOND
+    assert LAYOUTS["8"].head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].head_of(ours)
+
+
+STUDY = """
+batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batch-128,batch-256 --out study
+"""
+
+
+def test_a_study_side_by_side_knows_the_loss_in_every_process(tmp_path):
+    (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
+    done = subprocess.run([sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for row in ("batch-128", "batch-256"):
+        assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()
+
+
+def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path):
+    """It was said that a process was killed for lack of memory."""
+    text = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
+    assert text != EXAMPLE.read_text()
+    (tmp_path / "own_method.py").write_text(text)
+    done = subprocess.run([sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "the 2 processes of this study could not begin" in last
+    assert 'if __name__ == "__main__":' in last
+    assert "memory" not in last
+
+
+@pytest.mark.parametrize(("ends", "told"), [
+    ([1, None], True), ([1, -15], True), ([-9, None], False), ([-9, 1], False), ([-15, 0], False), ([], False),
+])
+def test_a_process_that_was_killed_is_not_one_that_could_not_begin(ends, told):
+    assert _could_not_begin(ends) is told

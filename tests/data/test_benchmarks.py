@@ -622,6 +622,22 @@ def test_real_transfer_data_open_with_disjoint_stratified_splits(real, name):
     assert source.remarks == ()
 
 
+def test_signs_in_class_folders_are_those_of_test_whatever_lies_beside(tmp_path):
+    for split, count in (("train", 5), ("test", 2)):
+        for name in ("00000", "00001"):
+            (tmp_path / "gtsrb" / split / name).mkdir(parents=True)
+            for i in range(count):
+                (tmp_path / "gtsrb" / split / name / f"{i}.jpg").touch()
+    found = check_benchmark("traffic-signs", tmp_path)
+    assert found.rows[0].found == 4
+
+
+def test_the_dogs_that_are_in_imagenet100_are_counted():
+    """Of the class numbers between the first and the last breed, only the coyote is none of the 120."""
+    names = [name for name in layouts.imagenet100_classes() if "n02085620" <= name <= "n02116738"]
+    assert f"{len(set(names) - {'n02114855'})} of the 120 breeds" in BENCHMARKS["dogs"].remarks[0]
+
+
 def test_real_fc100_has_the_seals_of_cifar100(real):
     cifar100, fc100 = open_benchmark("cifar100", real).splits["test"], open_benchmark("fc100", real)
     part = fc100.splits["train"]
@@ -636,6 +652,6 @@ def test_real_drawings_and_signs_decode(real):
     drawings = layouts.omniglot(find_benchmark("omniglot", real).folder).entries
     assert set(Counter(label for _, _, label in drawings).values()) == {20}
     assert decode(drawings[0][1], 1).unique().tolist() == [0, 255]
-    signs = layouts.split_folders(find_benchmark("gtsrb", real).folder).entries
+    signs = layouts.test_folders(find_benchmark("gtsrb", real).folder).entries
     assert sorted({label for _, _, label in signs}) == [f"{i:05d}" for i in range(43)]
     assert decode(signs[0][1]).shape == (3, 32, 32)

@@ -19,7 +19,7 @@ import torch
 from supancl.data import cache as cache_module
 from supancl.data import images as images_module
 from supancl.data import shards
-from supancl.data.cache import Cache, CachedImages, evict, list_caches, remove_cache
+from supancl.data.cache import VERSION, Cache, CachedImages, evict, list_caches, remove_cache
 from supancl.data.images import decode, in_order
 from supancl.data.sources import DataSpec, open_data, open_source
 from supancl.errors import BadInput
@@ -284,10 +284,10 @@ def test_a_cache_of_another_version_is_built_anew_and_that_is_said(tmp_path, dec
     files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
     cache.build(files)
     about = cache.folder / "about.json"
-    about.write_text(about.read_text().replace('"version": 1', '"version": 7'))
+    about.write_text(about.read_text().replace(f'"version": {VERSION}', '"version": 7'))
     decodes.clear()
     images, _, remarks = cache.build(files)
-    assert remarks == [f"the cache {cache.folder} is of version 7, this is 1; built anew"]
+    assert remarks == [f"the cache {cache.folder} is of version 7, this is {VERSION}; built anew"]
     assert len(decodes) == 12
     assert_pixels(images, files)
     assert cache.build(files)[2] == []

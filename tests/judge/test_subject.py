@@ -13,9 +13,18 @@ from supancl.data.cifar import FC100_TEST
 from supancl.data.sources import DataSpec, from_arrays
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.judge import Look, Shelf, few_shot_of, knn_of, variance_of
+from supancl.judge import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
 from supancl.judge.naming import data_name, data_names
-from supancl.judge.sources import data_for, few_shot_split, judged, opened, spec_for, three_splits
+from supancl.judge.sources import (
+    data_for,
+    few_shot_split,
+    judged,
+    opened,
+    reads,
+    spec_for,
+    three_splits,
+    was_trained_on,
+)
 from supancl.judge.subject import plain_crops
 from supancl.studies.table_runs import grouped, read_entries
 from tests.data.benchmark_trees import BUILDERS
@@ -227,6 +236,22 @@ def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(t
     assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
 
 
+def test_other_pixels_under_the_same_labels_are_another_group(tmp_path):
+    """Their fingerprints are equal, for there are no pixels in them; copies of one name stay together."""
+    here, there = source(tmp_path / "clean.npz"), tmp_path / "there"
+    there.mkdir()
+    copy = shutil.copy(here, there / "clean.npz")
+    grey = source(tmp_path / "grey.npz")
+    with np.load(grey) as arrays:
+        archive(grey, **dict(arrays) | {"train_images": arrays["train_images"] // 2})
+    runs = [subject(run_folder(tmp_path / f"run{seed}", seed, str(path), described=True))
+            for seed, path in enumerate((here, copy, grey))]
+    assert len({run.run.read_data()[0]["fingerprint"] for run in runs}) == 1
+    assert runs[0].group == runs[1].group != runs[2].group
+    small = subject(run_folder(tmp_path / "small", 4, str(here), described=True, data__short_side=6))
+    assert small.group != runs[0].group
+
+
 def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
     """The held-out part would be drawn anew, and trained images be tested."""
     folder = class_folders(tmp_path / "photos", ("cat", "dog", "eel"), each=12)
@@ -273,6 +298,41 @@ def test_another_name_of_the_data_is_judged_on_test(cifar, tmp_path):
     assert variance_of(own, f"cifar100@{cifar}")["judged"] == "test"
     assert knn_of(other, f"cifar100@{cifar}")["judged"] == "val"
     assert knn_of(subject(run_folder(tmp_path / "by-name", source=f"cifar100@{cifar}"), look))["judged"] == "val"
+
+
+@pytest.mark.parametrize("own", ["torchvision:OxfordIIITPet@elsewhere", "hf:timm/oxford-iiit-pet"])
+def test_a_library_that_spells_the_name_otherwise_has_the_same_data(own, tmp_path):
+    """The validation images of Pets are drawn from what these runs were trained on."""
+    BUILDERS["pets"](tmp_path)
+    look = Look(CPU, partial=True)
+    run = subject(run_folder(tmp_path / "run", source=own), look)
+    assert knn_of(run, f"pets@{tmp_path}", ks=(1,))["judged"] == "test"
+    other = subject(run_folder(tmp_path / "other", source="torchvision:Country211@elsewhere"), look)
+    assert knn_of(other, f"pets@{tmp_path}", ks=(1,))["judged"] == "val"
+
+
+@pytest.mark.parametrize(("own", "known"), [
+    ("torchvision:FGVCAircraft@x", "aircraft"), ("torchvision:GTSRB@x", "traffic-signs"), ("hf:food101", "food101"),
+    ("hf:someone/Stanford_Dogs", "dogs"), ("torchvision:CIFAR100@x", "cifar100"), ("hf:x/imagenet-100", "imagenet100"),
+    ("torchvision:ImageNet@x", None), ("torchvision:CIFAR10@x", "cifar10"), ("torchvision:MNIST@x", None),
+])
+def test_data_sets_are_known_by_what_libraries_call_them(own, known):
+    assert reads(own).data_set == known
+
+
+def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
+    """Nobody was asked to leave them out: what the run calls train may be the whole data set."""
+    images, labels = bright(260, 20)
+    (tmp_path / "mine").mkdir()
+    own = archive(tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST)
+    look = Look(CPU, partial=True)
+    run = subject(run_folder(tmp_path / "run", source=str(own), described=True), look)
+    assert knn_of(run, f"cifar100@{cifar}", split="test")["overlaps_training"]
+    assert transfer_of(run, f"cifar100@{cifar}")["overlaps_training"]
+    divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), look)
+    assert not knn_of(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
+    scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
+    assert was_trained_on(scenes, f"sun397@{tmp_path}", "test")
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):

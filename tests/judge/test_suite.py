@@ -12,7 +12,7 @@ import torch
 from supancl.checkpoint import save_encoder
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.evaluate import FewShot, paired_difference
-from supancl.judge import Look, Plan, Shelf, differences, rankings, suite_of
+from supancl.judge import Look, Plan, Shelf, differences, rankings, suite_of, trained_on
 from supancl.judge.compared import labels
 from supancl.judge.suite import data_key
 from supancl.report.suite_page import write_suite
@@ -341,6 +341,25 @@ def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
     assert differences(results) == []
 
 
+def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
+    task = "fewshot 5w1s"
+    few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same", "accuracies": [50.0, 70.0]}
+    results = [result("a", 99.0, "fc100", task, overlaps_training=True, **few), result("b", 60.0, "fc100", task, **few),
+               result("a", 40.0, "dtd", task, **few), result("b", 50.0, "dtd", task, **few),
+               result("a", 30.0, "fc100"), result("b", 20.0, "fc100")]
+    tables = rankings(results)
+    assert tables[task].cells[0][0].mean == 99.0
+    assert tables[task].marks == (("", "second"), ("", "best"))
+    assert (tables[task].ranked, tables[task].average_ranks) == (("dtd",), (2.0, 1.0))
+    assert tables[task].averages == (40.0, 50.0)
+    assert tables["transfer"].average_ranks == (1.0, 2.0)  # another protocol has other images
+    assert [gap["data"] for gap in differences(results)] == ["dtd"]
+    assert trained_on(results) == [
+        "fc100: some of the images of fewshot 5w1s were trained on (recipe (a)), so this column compares no encoders "
+        "and counts in no average rank"]
+    assert trained_on(results[1:]) == []
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +385,25 @@ def test_the_page_and_the_tables_as_files(root, tmp_path):
     assert "accuracies" not in content["results"][0]
     assert content["files"].keys() == tables
     assert "12 episodes of 1 query a class" in page  # of 3 images, after two shots
+
+
+def test_the_page_says_which_columns_do_not_compare_and_every_version(root, tmp_path):
+    runs = [run_folder(tmp_path / name, seed, loss__alpha=0.2 + seed / 10) for seed, name in enumerate(("<i>a", "b"))]
+    found, _ = measured(runs, small(root, protocols=("fewshot",), shots=(1,)), tmp_path / "out")
+
+    def page() -> str:
+        told = {"differences": differences(found.results)}
+        return write_suite(found.results, told, tmp_path / "out").read_text(encoding="utf-8")
+
+    assert "do not compare" not in page()
+    first, second = found.results
+    first["overlaps_training"] = True
+    second["versions"] = second["versions"] | {"torch": "0.0.7"}
+    told = page()
+    assert "<li>omniglot: some of the images of fewshot 3w1s were trained on (digits.supsiam (&lt;i&gt;a))" in told
+    assert f"torch {first['versions']['torch']}" in told
+    assert "torch 0.0.7" in told
+    assert "<b>" not in told.partition("<h2>Data</h2>")[0]
 
 
 def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):

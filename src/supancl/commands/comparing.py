@@ -13,7 +13,7 @@ from supancl.commands.encoders import names
 from supancl.console import Terminal
 from supancl.data.benchmarks import official_name, present_benchmarks
 from supancl.errors import BadInput
-from supancl.judge import Subject, differences, drawn_from, rankings, unlike
+from supancl.judge import Subject, differences, drawn_from, rankings, trained_on, unlike
 from supancl.judge.compared import check_seeds
 from supancl.report.score_table import TableFormat, score_table
 
@@ -59,7 +59,7 @@ def measured(subjects: Sequence[Subject], tasks: Sequence[Task]) -> list[dict[st
 def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
     """The tables, and in text the paired differences; the result for --json."""
     tables = rankings(results)
-    for line in unlike(results):
+    for line in (*unlike(results), *trained_on(results)):
         Terminal(console).warn(line)
     gaps, legends = differences(results), drawn_from(results)
     if form == "json":

@@ -139,6 +139,8 @@ https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
 http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
   StanfordDogs/Images/CLASS/*.jpg
   StanfordDogs/{train_list,test_list}.mat (or StanfordDogs/lists/...)""",
+        remarks=("the images are taken from ImageNet: 20 of the 120 breeds are classes of ImageNet-100, so an encoder "
+                 "pretrained on it (the paper's too) may have met images that are tested here",),
     ),
     "flowers102": Benchmark(
         title="Flowers", classes=102, split=(1020, 1020, 6149), images=8189, metric="per_class",
@@ -199,7 +201,7 @@ https://github.com/brendenlake/omniglot, folder python: images_background.zip, i
     ),
     "traffic-signs": Benchmark(
         title="Traffic Signs (GTSRB)", classes=43, images=12630, folders=("gtsrb", "GTSRB"),
-        files={"GT-final_test.csv": layouts.gtsrb, "test/00000/": layouts.split_folders},
+        files={"GT-final_test.csv": layouts.gtsrb, "test/00000/": layouts.test_folders},
         cite="Houben et al. (2013), Detection of traffic signs in real-world images",
         where="""\
 https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip

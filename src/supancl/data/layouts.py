@@ -198,6 +198,11 @@ def split_folders(folder: Path) -> Listing:
     ])
 
 
+def test_folders(folder: Path) -> Listing:
+    """test/CLASS/IMAGE alone, whatever lies beside it."""
+    return Listing([("test", path, name) for path, name in _class_folders(folder / "test")])
+
+
 def imagenet100(folder: Path) -> Listing:
     """train/WNID and val/WNID of the hundred classes, in a tree that may hold all thousand."""
     entries, absent = [], []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,8 @@ class Score(NamedTuple):
 class Ranking:
     """Rows are encoders, columns data sets, in the order given; a cell is None where there is no result.
 
-    Average and average rank run over `ranked`, the data sets on which every encoder has a result: NaN if none has.
+    Average and average rank run over `ranked`, the data sets that count and on which every encoder has a result: NaN if
+    there is none.
     One encoder is the best of nothing: it has no marks, and tables leave its rank out.
     """
 
@@ -88,11 +89,12 @@ def score(values: float | Score | Sequence[float]) -> Score:
 
 def rank_encoders(
     results: Mapping[str, Mapping[str, float | Score | Sequence[float]]], datasets: Sequence[str] | None = None,
-    digits: int = 2,
+    digits: int = 2, unranked: Collection[str] = (),
 ) -> Ranking:
     """`results[encoder][data set]` laid out and ranked, 1 the highest score, ties sharing the mean of their ranks.
 
-    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself.
+    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself. Data sets
+    that are `unranked` are laid out with the others and compare nobody: they have no marks and count in no average.
 
     >>> scores = {"a": {"pets": 80, "dtd": 60}, "b": {"pets": 80, "dtd": 50}, "c": {"pets": 70, "dtd": 55}}
     >>> rank_encoders(scores).average_ranks
@@ -104,6 +106,7 @@ def rank_encoders(
     cells = tuple(tuple(score(row[data]) if data in row else None for data in columns) for row in results.values())
     table = np.array([[math.nan if cell is None else round(cell.mean, digits) for cell in row] for row in cells])
     table = table.reshape(len(cells), len(columns))
+    table[:, [data in unranked for data in columns]] = math.nan
     whole = ~np.isnan(table).any(0)
     ranks = shared_ranks(table[:, whole])
     exact = np.array([[math.nan if cell is None else cell.mean for cell in row] for row in cells]).reshape(table.shape)

@@ -1,6 +1,6 @@
 """An encoder and a source become features and figures: what `evaluate` and `embed` do."""
 
-from supancl.judge.compared import differences, drawn_from, queries_of, rankings, unlike
+from supancl.judge.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
 from supancl.judge.embedding import embed_to_file
 from supancl.judge.finetune import FineTuning, finetune_of
 from supancl.judge.protocols import few_shot_of, knn_of, linear_of, transfer_of, variance_of
@@ -10,5 +10,5 @@ from supancl.judge.suite import Plan, Suite, suite_of
 __all__ = [
     "FineTuning", "Look", "Plan", "Shelf", "Subject", "Suite", "differences", "drawn_from", "embed_to_file",
     "few_shot_of", "finetune_of", "knn_of", "linear_of", "make_look", "open_subject", "queries_of", "rankings",
-    "suite_of", "transfer_of", "unlike", "variance_of",
+    "suite_of", "trained_on", "transfer_of", "unlike", "variance_of",
 ]

@@ -31,7 +31,10 @@ def check_seeds(subjects: Sequence[Subject]) -> None:
 
 
 def rankings(results: Results) -> dict[str, Ranking]:
-    """One table a protocol: a row an encoder, seeds of the same settings averaged."""
+    """One table a protocol: a row an encoder, seeds of the same settings averaged.
+
+    A column in which an encoder met images that it was trained on is shown, and ranks nobody.
+    """
     tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     names = labels(results)
     for result in results:
@@ -40,7 +43,7 @@ def rankings(results: Results) -> dict[str, Ranking]:
     return {
         protocol: rank_encoders({
             encoder: {data: scored(found) for data, found in row.items()} for encoder, row in rows.items()
-        })
+        }, unranked={data for task, data in _seen(results) if task == protocol})
         for protocol, rows in tables.items()
     }
 
@@ -74,6 +77,23 @@ def unlike(results: Results) -> list[str]:
             "this column does not compare them" for (task, data), images in columns.items() if len(images) > 1]
 
 
+def trained_on(results: Results) -> list[str]:
+    """What should be said of columns in which an encoder met images that it was trained on."""
+    names = labels(results)
+    return [f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
+            "this column compares no encoders and counts in no average rank"
+            for (task, data), groups in _seen(results).items()]
+
+
+def _seen(results: Results) -> dict[tuple[str, str], dict[str, None]]:
+    """(protocol, data) -> the groups that were trained on some of its images."""
+    seen: dict[tuple[str, str], dict[str, None]] = {}
+    for result in results:
+        if result.get("overlaps_training"):
+            seen.setdefault((result["task"], result["data"]), {})[result["group"]] = None
+    return seen
+
+
 def drawn_from(results: Results) -> dict[str, str]:
     """Few-shot protocol -> what its episodes were drawn from, for the legend: `digits 450 images, 16 queries a class`.
 
@@ -102,11 +122,13 @@ def queries_of(found: Results) -> str:
 def differences(results: Results) -> list[dict[str, Any]]:
     """Few-shot results of two rows on the same episodes: the difference with an interval of its own.
 
-    Seeds of one recipe are averaged episode by episode first; the interval is that over episodes.
+    Seeds of one recipe are averaged episode by episode first; the interval is that over episodes. Encoders are not
+    compared on images that one of them was trained on.
     """
     cells: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
+    seen = _seen(results)
     for result in results:
-        if result.get("protocol") == "fewshot":
+        if result.get("protocol") == "fewshot" and (result["task"], result["data"]) not in seen:
             cell = cells.setdefault((result["task"], result["data"], result["drawn"]), {})
             cell.setdefault(result["group"], []).append(result)
     names, gaps = labels(results), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from supancl.start import check_same_data
 
 HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
+LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
 
 
 def evaluation_short_side(encoder: Encoder, view: View = "margin") -> int:
@@ -192,10 +194,28 @@ def reads(source: str) -> Reads:
             return Reads(None, CUT_FROM.get(name, name))
     path = Path(source)
     if source.partition(":")[0] in KINDS and not path.exists():
-        name = data_name(source)
-        return Reads(None, name if name in benchmarks.BENCHMARKS else None)
+        return Reads(None, known_as(data_name(source)))
     known = [name for name, row in benchmarks.BENCHMARKS.items() if path.suffix and path.name in row.arrays]
     return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
+
+
+def known_as(name: str) -> str | None:
+    """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
+
+    >>> known_as("OxfordIIITPet"), known_as("cub_200_2011"), known_as("mnist")
+    ('pets', 'cub200', None)
+    """
+    spelled = _bare(name)
+    for known, row in benchmarks.BENCHMARKS.items():
+        # of ImageNet-100 by its name alone: what lies in a folder `imagenet` has other classes too
+        folders = () if row.pretraining else tuple(Path(folder).name for folder in row.folders)
+        if spelled in {_bare(each) for each in (known, *folders)}:
+            return known
+    return LIBRARY_NAMES.get(spelled)
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def benchmark_place(name: str, root: Path | str) -> Path:
@@ -221,8 +241,19 @@ def test_is_apart(subject: Subject, source: str) -> bool:
     mine, theirs = reads(own).data_set, reads(source).data_set
     if mine is None or mine != theirs:
         return False
+    if registered(own) is None and _undivided(subject, mine):
+        return False
     drawn = benchmarks.BENCHMARKS[mine].per_class is not None  # by the registry, so only it has that test split
     return not drawn or (registered(own) is not None and registered(source) is not None)
+
+
+def _undivided(subject: Subject, data_set: str) -> bool:
+    """Whether the run's source has one split, in which the test images may be; torchvision's SUN397 is such a one."""
+    assert subject.recipe is not None
+    assert subject.run is not None
+    own = subject.recipe.data
+    one_split = own.holdout is None and subject.run.read_data()[0].get("held_out_from") == "train"
+    return one_split or (data_set == "sun397" and own.source.startswith("torchvision:"))
 
 
 def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool = False) -> bool:

@@ -7,9 +7,10 @@ the package's own is made known under its `kind`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any, TypeVar, get_args
 
-from supancl.config import from_json, hints
+from supancl.config import checked, from_json, hints
 from supancl.errors import BadInput
 from supancl.losses import Align, Loss
 from supancl.pools import PoolSpec
@@ -25,6 +26,10 @@ OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class
 POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
 STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
+CALLED = {  # of a section, with what
+    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, whole=None"},
+    "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
+}
 
 
 def register(section: Section) -> Section:
@@ -39,7 +44,7 @@ def register(section: Section) -> Section:
     ...     kind: str = "sharper"
     """
     room = "pool" if issubclass(section, PoolSpec) else "loss"
-    fields = {field.name: field.default for field in dataclasses.fields(section)} if _frozen(section) else {}
+    fields = {field.name: _default(field) for field in dataclasses.fields(section)} if _frozen(section) else {}
     kind, name = fields.get("kind"), section.__name__
     if not isinstance(kind, str):
         raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json "
@@ -47,18 +52,32 @@ def register(section: Section) -> Section:
     if kind in (POOL_KINDS if room == "pool" else LOSS_KINDS):
         raise BadInput(f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
                        "would be read back with the other class")
+    lacks = _lacks(section, room, fields)
+    if lacks:
+        raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
     OWN[room, kind] = section
     return section
 
 
 def check_known(name: str, section: Any, hint: Any) -> None:
     """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
-    if type(section) in (*get_args(hint), hint, *OWN.values()):
+    if type(section) in (*get_args(hint), hint):
+        return
+    if type(section) in OWN.values():
+        kind = next(kind for (_, kind), known in OWN.items() if known is type(section))
+        if section.kind != kind:  # the class would train, and the kind be read back
+            raise BadInput(f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
+                           f"another {name} take a recipe that has it")
         return
     way = ("put @supancl.register above the class (docs/extending.md)" if name in STANDINS else
            "only losses and pools may be of one's own")
     raise BadInput(f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
                    f"recipe.json; {way}")
+
+
+def has_own(recipe: Any) -> bool:
+    """Whether its loss or its pool is not the package's: then it is no method of the paper's, whatever its name."""
+    return type(recipe.loss) in OWN.values() or type(recipe.pool) in OWN.values()
 
 
 def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +96,42 @@ def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:
+    """What a run would call or ask for and not find, most of it only on several GPUs or at the end of an epoch."""
+    if room == "pool" and section.build is PoolSpec.build:
+        return "a build of its own: PoolSpec's knows the kinds of supancl alone"
+    if room == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
+        return "supervised = True or False: whether it takes labels"
+    for name, wanted in CALLED[room].items():
+        found = next((vars(each)[name] for each in section.__mro__ if name in vars(each)), None)
+        if found is None or (inspect.isfunction(found) and not _takes(found, wanted)):
+            return f"def {name}(self, {wanted})"
+    for name, hint in hints(section).items():
+        if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:
+            try:
+                checked(fields[name], hint, f"{section.__name__}.{name}")
+            except TypeError:
+                return f"another type for {name}: numbers, words, true and false, None and tuples of them can be kept"
+    return ""
+
+
+def _takes(function: Any, wanted: str) -> bool:
+    named = [each for each in wanted.split(", ") if "=" in each]
+    given = dict.fromkeys(each.partition("=")[0] for each in named)
+    places = [None] * (1 + wanted.count(", ") + 1 - len(named))  # the section itself is the first
+    try:
+        inspect.signature(function).bind(*places, **given)
+    except TypeError:
+        return False
+    return True
+
+
 def _kinds(name: str) -> list[str]:
     return [kind for room, kind in OWN if room == name]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _frozen(section: type) -> bool:

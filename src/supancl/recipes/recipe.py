@@ -26,7 +26,7 @@ from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
 from supancl.encoders import EncoderSpec, check_size
 from supancl.errors import BadInput
-from supancl.losses import Loss
+from supancl.losses import Contrast, Loss
 from supancl.methods import METHODS, Method
 from supancl.pools import PoolSpec
 from supancl.recipes.own import STANDINS, check_known, own_sections
@@ -89,15 +89,16 @@ class Recipe:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.loss.kind == "contrast" and self.loss.against.endswith("pool") and self.pool.kind == "none":
+        contrasts = isinstance(self.loss, Contrast)  # or a class of one's own made from it
+        if isinstance(self.loss, Contrast) and self.loss.against.endswith("pool") and self.pool.kind == "none":
             raise BadInput(f"loss.against = {self.loss.against!r} needs a pool; set pool.kind=queue")
-        if self.pool.sharded and (self.pool.kind != "prototypes" or self.loss.kind == "contrast"):
+        if self.pool.sharded and (self.pool.kind != "prototypes" or contrasts):
             raise BadInput(f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
                            "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
-            if self.loss.kind == "contrast":
+            if contrasts:
                 raise BadInput(f"views.local: {self.method} contrasts two views and has no use for local crops; "
                                "set views.local=null, or choose simsiam, supsiam, byol or supbyol")
             if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):
@@ -134,8 +135,8 @@ class Recipe:
                 raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
             if not inner or section not in SECTIONS:
                 if section == "compat":
-                    sections[section] = replaced(changed, section, value).compat
-                    continue
+                    raise BadInput(f"compat = {value!r} changes more than this field; give --compat, or in Python "
+                                   "recipe(NAME, compat=...)")
                 if section in SECTIONS:
                     replaced(changed, dotted, value)  # says what is wrong with it
                 raise BadInput(f"unknown field {dotted!r}{self._meant(dotted)}")

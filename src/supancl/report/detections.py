@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 from torch import Tensor
 
 from supancl.detect.metrics import Found
 from supancl.detect.scenes import Scenes
-from supancl.report.pictures import COLOURS
+from supancl.report.pictures import COLOURS, plain
 
 SIDE, GAP, CAPTION = 220, 8, 18
 SURE = 0.5  # what a detector is less sure of is not drawn
@@ -61,8 +61,15 @@ def _drawn(image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], t
         pen.rectangle(box, outline=colour, width=1 if slim else 2)
         corner = (box[0] + 2, max(0.0, box[1] + 1))
         pen.rectangle(pen.textbbox(corner, word, font=font), fill=colour)
-        pen.text(corner, word, fill="white", font=font)
+        pen.text(corner, word, fill=ink(colour), font=font)
     return picture
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever can be read better on this colour (by the relative luminance of WCAG 2)."""
+    parts = [part / 255 for part in ImageColor.getrgb(colour)[:3]]
+    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return "black" if 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 else "white"
 
 
 def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
@@ -80,7 +87,8 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
             points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
-                axis.plot(list(points), list(points.values()), label=name, color=COLOURS[i % len(COLOURS)], **style)
+                axis.plot(list(points), list(points.values()), label=plain(name), color=COLOURS[i % len(COLOURS)],
+                          **style)
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -109,8 +117,8 @@ def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path
             means = {step: sum(values) / len(values) for step, values in sorted(by_step.items())
                      if len(values) == len(runs)}
             style = {"marker": "o"} if kind == "test" else {}
-            axis.plot(list(means), list(means.values()), color=colour, linewidth=2, label=f"{name} ({len(runs)})",
-                      **style)
+            axis.plot(list(means), list(means.values()), color=colour, linewidth=2,
+                      label=f"{plain(name)} ({len(runs)})", **style)
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -129,9 +137,9 @@ def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> 
     axis, width = figure.subplots(), 0.8 / len(groups)
     for i, (name, values) in enumerate(groups.items()):
         places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
-        axis.bar(places, [values.get(kind) or 0.0 for kind in order], width, label=name,
+        axis.bar(places, [values.get(kind) or 0.0 for kind in order], width, label=plain(name),
                  color=COLOURS[i % len(COLOURS)])
-    axis.set_xticks(range(len(order)), order, rotation=40, ha="right")
+    axis.set_xticks(range(len(order)), [plain(kind) for kind in order], rotation=40, ha="right")
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)
     axis.legend()

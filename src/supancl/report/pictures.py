@@ -16,6 +16,12 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 
 
+def plain(text: str) -> str:
+    """A name as it is spelled: matplotlib reads dollars as formulas, and leaves what begins with _ out of legends."""
+    text = " ".join(text.split())
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
 def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     """One panel each for the loss, its self-supervised term and the live k-NN accuracy, one line per run."""
     panels = (("loss", "train", "loss"), ("ssl", "train", "l_ssl"), ("knn", "monitor", "k-NN, held out (%)"))
@@ -25,7 +31,7 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
         for i, (name, rows) in enumerate(metrics.items()):
             points = [(row["step"], row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), label=name, color=COLOURS[i % len(COLOURS)], linewidth=1.5)
+                axis.plot(*zip(*points, strict=True), label=plain(name), color=COLOURS[i % len(COLOURS)], linewidth=1.5)
         axis.set_title(title)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
@@ -34,13 +40,18 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
 
 
 def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Two coordinates per image; t-SNE needs a perplexity below the number of images."""
+    """Two coordinates per image; t-SNE needs a perplexity below the number of images.
+
+    Of two images, or of features that are all the same (a collapsed encoder), it makes nothing: one point then.
+    """
     from sklearn.manifold import TSNE
 
     count = len(features.values)
     perplexity = min(30.0, max(2.0, (count - 1) / 3))
     values = features.values.double().numpy()
     values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
+    if count < 3 or not (values != values[0]).any():
+        return np.zeros((count, 2))
     mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
     return mapped
 
@@ -56,12 +67,14 @@ def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path
             chosen = points[labels == label]
             style = {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[(label // len(COLOURS)) % len(MARKERS)]}
             name_of = classes[label] if 0 <= label < len(classes) else "unlabelled"
-            axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, label=name_of, **style)
-        axis.set_title(name)
+            axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, label=plain(name_of), **style)
+        axis.set_title(plain(name))
         axis.set_xticks([])
         axis.set_yticks([])
-    handles, names = axes[0].get_legend_handles_labels()
-    if len(names) <= 20:
-        columns = min(len(names), 10)
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, markerscale=2.5)
+    found = [axis.get_legend_handles_labels() for axis in axes]  # a class may be in one map alone
+    named = {name: handle for handles, names in found for handle, name in zip(handles, names, strict=True)}
+    if 0 < len(named) <= 20:
+        columns = min(len(named), 10)
+        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False,
+                      markerscale=2.5)
     figure.savefig(path, dpi=130)

@@ -12,7 +12,7 @@ from typing import Any
 
 from supancl.evaluate.ranks import Mark, Ranking, Score
 from supancl.files import digest, write_text
-from supancl.judge import queries_of, rankings
+from supancl.judge import queries_of, rankings, trained_on, unlike
 from supancl.report.alpha_page import STYLE
 from supancl.report.score_table import TableFormat, score_table
 from supancl.run import jsonable
@@ -47,12 +47,15 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     several = any(ranking.compares for ranking in tables.values())
     marked = "; best in bold, second best underlined" if several else ""
     ranks = " Average ranks run over the data sets that every encoder has." if several else ""
+    unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
+    unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Evaluation suite</title><style>{STYLE}{MORE_STYLE}</style></head><body>
 <h1>Evaluation suite</h1>
 <p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
 recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
+{unfair}
 {sections}
 {_differences(told["differences"])}
 {_data_sets(results)}
@@ -177,7 +180,8 @@ def _failures(failures: Sequence[dict[str, str]]) -> str:
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
-    made = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+    made = "; ".join(dict.fromkeys(", ".join(f"{name} {version}" for name, version in result["versions"].items())
+                                   for result in results))  # results of earlier calls may be of others
     encoders = "".join(f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
                        for where, label in {result["encoder"]: result["label"] for result in results}.items())
     seconds = sum(result["seconds"] for result in results)

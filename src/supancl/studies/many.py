@@ -160,15 +160,26 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tu
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
             yield futures[future], future.result()
-    except BaseException:
+    except BaseException as error:
         stopping.set()  # the pool has handed out a run more than it has workers, and cannot take it back
-        for worker in list(getattr(pool, "_processes", {}).values()):
+        workers = list((getattr(pool, "_processes", None) or {}).values())
+        for worker in workers:
             worker.terminate()  # SIGTERM: each saves its run and goes
+        pool.shutdown(cancel_futures=True)  # how they ended is known when all have
+        if isinstance(error, BrokenProcessPool) and _could_not_begin([worker.exitcode for worker in workers]):
+            raise BadInput(f"the {jobs} processes of this study could not begin (their error stands above): each reads "
+                           "your file anew, where supancl must be called under if __name__ == \"__main__\":; mend "
+                           "that, or give --jobs 1") from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _could_not_begin(ends: Sequence[int | None]) -> bool:
+    """Whether a worker ended by an error of its own, and none was killed."""
+    return -signal.SIGKILL not in ends and any(end is not None and end > 0 for end in ends)
 
 
 def _begin(stopping: Event) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from supancl.losses import Align
 from supancl.methods import METHODS
 from supancl.recipes import Recipe
+from supancl.recipes.own import has_own
 from supancl.studies.paper_numbers import PAPER, PaperTable
 from supancl.studies.table_runs import published
 
@@ -84,11 +85,14 @@ class Layout:
 
 def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
+    if has_own(recipe):
+        return False
     own = published(recipe)
     if own is not None:
         return (recipe.loss, recipe.pool, recipe.branches) == (own.loss, own.pool, own.branches)
-    row = METHODS[recipe.method]
-    return (recipe.loss, recipe.pool.kind, recipe.branches.target) == (row.loss, row.pool.kind, row.branches.target)
+    row = METHODS.get(recipe.method)
+    ours = (recipe.loss, recipe.pool.kind, recipe.branches.target)
+    return row is not None and ours == (row.loss, row.pool.kind, row.branches.target)
 
 
 def is_vit(recipe: Recipe) -> bool:
@@ -109,7 +113,7 @@ def by_method(recipe: Recipe, vit: bool = False) -> str:
 
 def is_siam(recipe: Recipe) -> bool:
     """SupSiam and SimSiam, whatever their alpha and their pool."""
-    return isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient"
+    return isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_own(recipe)
 
 
 def usual_alpha(recipe: Recipe) -> bool:
@@ -153,12 +157,16 @@ def by_batch(recipe: Recipe) -> str:
 def by_cell(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
+    return BEYOND if has_own(recipe) else cell(recipe)
+
+
+def cell(recipe: Recipe) -> str:
     pool, ema = recipe.pool.kind != "none", recipe.branches.target == "momentum"
     return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}"
 
 
 def by_column(recipe: Recipe) -> str | None:
-    return recipe.method if recipe.method in PAPER["H.1"].columns else None
+    return recipe.method if recipe.method in PAPER["H.1"].columns and not has_own(recipe) else None
 
 
 # --- what stands left of the numbers ----------------------------------------------------------------------------------
@@ -201,7 +209,7 @@ def pool_head(row: str) -> tuple[str, ...]:
 def pool_head_of(recipe: Recipe) -> tuple[str, ...]:
     kind, size = recipe.pool.kind, recipe.pool.size
     sizes = {"queue": str(size), "class-queues": f"{size} x classes", "prototypes": "classes"}
-    return POOL_TITLES[kind], sizes.get(kind, "-")
+    return POOL_TITLES.get(kind, kind), sizes.get(kind, "-")
 
 
 def positives_head_of(recipe: Recipe) -> tuple[str, ...]:
@@ -225,7 +233,7 @@ def cell_head(row: str) -> tuple[str, ...]:
 
 
 def cell_head_of(recipe: Recipe) -> tuple[str, ...]:
-    return cell_head(by_cell(recipe) or "none none")
+    return cell_head(cell(recipe))
 
 
 def pair_head(row: str) -> tuple[str, ...]:

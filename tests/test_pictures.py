@@ -1,0 +1,65 @@
+"""Pictures of names that matplotlib would read otherwise, and of features that t-SNE makes nothing of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from supancl.evaluate import Features
+from supancl.report.detections import class_bars, comparison_curves, detection_curves
+from supancl.report.pictures import loss_curves, plain, tsne_map, tsne_panels
+
+FORMULA = "US$_to_$5"  # between its dollars there is half a formula
+
+
+def features(labels: list[int], seed: int = 0) -> Features:
+    return Features(torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(seed)), torch.tensor(labels))
+
+
+@pytest.fixture
+def legend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of the figure's legend."""
+    words: list[str] = []
+    original = Figure.legend
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, names, **more: words.extend(names)
+                        or original(self, handles, names, **more))
+    return words
+
+
+def test_names_are_shown_as_they_are_spelled(tmp_path: Path, legend: list[str]) -> None:
+    classes = (FORMULA, "_hidden", "two\nlines")
+    tsne_panels({FORMULA: features([0, 1, 2] * 3)}, classes, tmp_path / "tsne.png")
+    assert legend == [r"US\$_to_\$5", " _hidden", "two lines"]
+    text = Figure().text(0, 0, plain(FORMULA))
+    assert text._preprocess_math(text.get_text()) == (FORMULA, False)
+
+
+def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
+    rows = [{"kind": kind, "step": 1, "loss": 1.0, "ssl": 1.0, "knn": 2.0, "AP": 3.0}
+            for kind in ("train", "monitor", "test")]
+    loss_curves({FORMULA: rows}, tmp_path / "loss.png")
+    detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
+    comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")
+    class_bars({FORMULA: {FORMULA: 1.0, "cat": 2.0}}, tmp_path / "bars.png")
+    assert len(list(tmp_path.glob("*.png"))) == 4
+
+
+def test_a_class_of_one_map_alone_is_in_the_legend(tmp_path: Path, legend: list[str]) -> None:
+    tsne_panels({"one": features([0, 0, 1, 1]), "two": features([1, 1, 2, 2])}, ("a", "b", "c"), tmp_path / "x.png")
+    assert legend == ["a", "b", "c"]
+
+
+def test_more_classes_than_a_legend_holds_have_none(tmp_path: Path, legend: list[str]) -> None:
+    tsne_panels({"one": features(list(range(21)))}, tuple(map(str, range(21))), tmp_path / "x.png")
+    assert legend == []
+
+
+@pytest.mark.parametrize("values", [torch.zeros(0, 4), torch.ones(1, 4), torch.randn(2, 4), torch.zeros(40, 4)])
+def test_what_cannot_be_laid_out_is_one_point(values: torch.Tensor, tmp_path: Path) -> None:
+    """Too few images, or a collapsed encoder: no reason to lose a page at the end of a study."""
+    alike = Features(values, torch.zeros(len(values), dtype=torch.long))
+    assert np.array_equal(tsne_map(alike), np.zeros((len(values), 2)))
+    tsne_panels({"alpha = 0": alike}, ("a",), tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 0
