@@ -89,16 +89,16 @@ class Recipe:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        contrasts = isinstance(self.loss, Contrast)  # or a class of one's own made from it
-        if isinstance(self.loss, Contrast) and self.loss.against.endswith("pool") and self.pool.kind == "none":
-            raise BadInput(f"loss.against = {self.loss.against!r} needs a pool; set pool.kind=queue")
-        if self.pool.sharded and (self.pool.kind != "prototypes" or contrasts):
+        contrast = self.loss if isinstance(self.loss, Contrast) else None  # or a class of one's own made from it
+        if contrast and contrast.against.endswith("pool") and self.pool.kind == "none":
+            raise BadInput(f"loss.against = {contrast.against!r} needs a pool; set pool.kind=queue")
+        if self.pool.sharded and (self.pool.kind != "prototypes" or contrast):
             raise BadInput(f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
                            "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
-            if contrasts:
+            if contrast:
                 raise BadInput(f"views.local: {self.method} contrasts two views and has no use for local crops; "
                                "set views.local=null, or choose simsiam, supsiam, byol or supbyol")
             if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):

@@ -34,7 +34,9 @@ from supancl.studies.many import (
     check_overrides,
     data_of,
     left_out_classes,
+    mean_cell,
     reach_of_all,
+    share_cell,
     spread,
     train_all,
 )
@@ -208,16 +210,11 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     shown = [key for key in MEASURES if any(entry[key] == entry[key] for entry in result["summary"])]
     failed = any(entry["failed"] for entry in result["summary"])
 
-    def cell(entry: dict[str, Any], key: str) -> str:
-        value, sd, decimals = entry[key], entry[f"{key}_sd"], MEASURES[key][1]
-        if value != value:
-            return "-"
-        return f"{value:.{decimals}f}" + (f" +- {sd:.{decimals}f}" if sd == sd else "")
-
-    def ends(entry: dict[str, Any]) -> list[str]:
-        return [f"{entry['failed']} of {entry['n']}" if entry["failed"] else "no"] if failed else []
-
-    cells = [[f"{entry['alpha']:g}", *(cell(entry, key) for key in shown), *ends(entry)] for entry in result["summary"]]
+    cells = [
+        [f"{entry['alpha']:g}", *(mean_cell(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
+         *[share_cell(entry["failed"], entry["n"])] * failed]
+        for entry in result["summary"]
+    ]
     return ["alpha", *(MEASURES[key][0] for key in shown), *(["failed"] if failed else [])], cells
 
 

@@ -29,6 +29,8 @@ from supancl.studies.many import (
     check_jobs,
     check_overrides,
     data_of,
+    mean_cell,
+    share_cell,
     spread,
     train_all,
 )
@@ -119,17 +121,12 @@ def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
         verdict = f"{collapsed} of {len(chosen)} seeds"
 
     def mean(name: str) -> str:
-        values, decimals = [row[name] for row in chosen], MEASURES[name]
-        if not values:
-            return "-"
-        deviation = spread(values)
-        told = f" +- {deviation:.{decimals}f}" if deviation == deviation else ""
-        return f"{statistics.fmean(values):.{decimals}f}{told}"
+        values = [row[name] for row in chosen]
+        return mean_cell(statistics.fmean(values) if values else math.nan, spread(values), MEASURES[name])
 
     ticks = ["yes" if on else "no" for on in key]
     paper = PAPER[key]
-    failed = len(mine) - len(chosen)
-    ends = [f"{failed} of {len(mine)}" if failed else "no"] if any(row["failed"] for row in rows) else []
+    ends = [share_cell(len(mine) - len(chosen), len(mine))] * any(row["failed"] for row in rows)
     return [*ticks, verdict, *map(mean, MEASURES), "yes" if paper[0] else "no", f"{paper[1]:.2f}", *ends]
 
 

@@ -293,6 +293,18 @@ def data_of(recipe: Recipe) -> Data:
     return open_data(with_short_side(recipe).data, recipe.encoder.channels)
 
 
+def mean_cell(mean: float, deviation: float, decimals: int) -> str:
+    """mean +- sd, as the studies' tables have it; nan is what there is not."""
+    if mean != mean:
+        return "-"
+    return f"{mean:.{decimals}f}" + (f" +- {deviation:.{decimals}f}" if deviation == deviation else "")
+
+
+def share_cell(count: int, of: int) -> str:
+    """How many of a row's runs ended so."""
+    return f"{count} of {of}" if count else "no"
+
+
 def reach_of_all(values: Sequence[Sequence[float]]) -> float:
     """How far a difference of two rows' means reaches: 95% intervals that hold for all pairs of rows together.
 

@@ -34,6 +34,8 @@ from supancl.studies.many import (
     check_overrides,
     data_of,
     interval,
+    mean_cell,
+    share_cell,
     spread,
     train_all,
 )
@@ -212,21 +214,14 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns and cells: mean +- sd, the verdict, and the average over 11 data sets that the paper has for the row."""
     study = STUDIES[result["study"]]
 
-    def cell(entry: dict[str, Any], key: str) -> str:
-        value, sd, decimals = entry[key], entry[f"{key}_sd"], MEASURES[key][1]
-        if value != value:
-            return "-"
-        return f"{value:.{decimals}f}" + (f" +- {sd:.{decimals}f}" if sd == sd else "")
-
-    def share(entry: dict[str, Any], key: str) -> str:
-        return "no" if not entry[key] else f"{entry[key]} of {entry['n']}"
-
     # how runs ended: that they failed is a column only where one did
     ends = {"collapsed": "collapse"}
     ends |= {"failed": "failed"} if any(entry["failed"] for entry in result["summary"]) else {}
     columns = [study.title, *(title for title, _ in MEASURES.values()), *ends.values(), f"paper: Avg, {study.paper}"]
     cells = [
-        [entry["row"], *(cell(entry, key) for key in MEASURES), *(share(entry, key) for key in ends),
+        [entry["row"],
+         *(mean_cell(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
+         *(share_cell(entry[key], entry["n"]) for key in ends),
          f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else ""]
         for entry in result["summary"]
     ]
