@@ -105,4 +105,6 @@ def lenders(rows: Sequence[Row]) -> str:
     if not rows:
         return "nobody yet"
     freedom = sum(len(row.results) - 1 for row in rows)
-    return f"{' and '.join(row.name for row in rows)} ({freedom} degrees of freedom)"
+    *others, last = (row.name for row in rows)
+    named = f"{', '.join(others)} and {last}" if others else last
+    return f"{named} ({freedom} degrees of freedom)"

@@ -260,6 +260,8 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
     assert ("Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
             "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
             "SupSiam (2 degrees of freedom).") in page
+    assert ("borrow the spread of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
+            "(14 degrees of freedom).") in write_page(PLAN, whole(LEVELS), [])
 
 
 def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() -> None:

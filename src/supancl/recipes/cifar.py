@@ -40,6 +40,8 @@ LEARNING_RATE = {
 # in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m evidence defaults`
 PILOTED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
+    "moco2": {"lr": 0.3, "weight_decay": 1e-4},
+    "supmoco": {"lr": 0.2, "weight_decay": 5e-4},
     "crossentropy": {"lr": 0.2, "weight_decay": 5e-4},
 }
 STATISTICS = {
