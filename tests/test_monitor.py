@@ -1,5 +1,6 @@
 """The monitor: values as the contract defines them, loud on a collapse, silent on a healthy run."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from supancl import Collapsed, effective_rank, pretrain, recipe
+from supancl.data.sources import Split
+from supancl.encoders import Encoder
+from supancl.evaluate import Features, embed
 from supancl.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
 from supancl.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -102,6 +106,34 @@ def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
 )
 def test_the_cause_fits_the_recipe(method: str, overrides: dict, words: str) -> None:
     assert words in alarm(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
+
+
+def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth has a label: 20 images at random would hold two of them."""
+    monkeypatch.setattr("supancl.monitor.MOST_IMAGES", 20)
+    partly = tiny_data(400, unlabelled=0.9)
+    monitor = Monitor(partly, True)
+    assert partly.train.labelled > 20
+    assert (len(monitor.reference), monitor.reference.labelled) == (20, 20)
+    assert 0 < len(monitor.held_out) == monitor.held_out.labelled == min(20, partly.held_out.labelled)
+    whole = tiny_data(400)
+    assert torch.equal(Monitor(whole, True).reference.index, whole.train.some(20).index)
+
+
+def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tiny_data(unlabelled=1.0)
+    encoder = Trainer(tiny_recipe("simsiam"), data, torch.device("cpu")).branches.encoder
+    seen = []
+
+    def counted(encoder: Encoder, split: Split) -> Features:
+        seen.append(len(split))
+        return embed(encoder, split)
+
+    monkeypatch.setattr("supancl.monitor.embed", counted)
+    row = Monitor(data, False).measure(encoder, of_rank(9), None, torch.device("cpu"))
+    assert seen == [len(data.held_out)]
+    assert math.isnan(row["knn"])
+    assert math.isnan(row["s_w"])
 
 
 def of_rank(rank: int, size: int = 256, width: int = 64) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.data.sources import Data, Split
+from supancl.data.stream import WholeStream
 from supancl.encoders import Encoder
 from supancl.errors import NonFinite
 from supancl.evaluate import Features, effective_rank, embed, knn_accuracy, variance
@@ -42,12 +43,21 @@ def unit(targets: Tensor) -> Tensor:
     return F.normalize(targets.float(), dim=-1)  # class logits (cross-entropy) come with any norm
 
 
+def judged(split: Split) -> Split:
+    """What the monitor looks at: as many labelled images as it may, for no other tells S_W, S_T or k-NN.
+
+    Of a split without any label, and of a stream that is not listed, images as they come.
+    """
+    if 0 < split.labelled < len(split) and not isinstance(split, WholeStream):
+        split = split.take((split.labels >= 0).nonzero()[:, 0])
+    return split.some(MOST_IMAGES)
+
+
 class Monitor:
     """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.reference = data.train.some(MOST_IMAGES)
-        self.held_out = data.held_out.some(MOST_IMAGES)
+        self.reference, self.held_out = judged(data.train), judged(data.held_out)
         # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
         self.low_readings = self.low_ranks = 0
@@ -86,7 +96,9 @@ class Monitor:
                                 "checkpoint; try a lower --set optimizer.lr")
             within, total = variance(queries)
             row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-            row["knn"] = knn_accuracy(self._features(encoder, self.reference, device, half), queries)
+            labelled = self.reference.labelled and self.held_out.labelled  # or there is nothing to compare
+            row["knn"] = (knn_accuracy(self._features(encoder, self.reference, device, half), queries) if labelled
+                          else float("nan"))
         if pool is not None:
             row |= {"pool_coverage": float(pool.coverage()), "pool_staleness": float(pool.staleness())}
         return row

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,20 @@ def test_a_target_without_stop_gradient_fails(monkeypatch: pytest.MonkeyPatch) -
     assert failed == ["the same, cosine loss on unit-norm features"]
 
 
+def test_a_difference_that_turns_while_it_shrinks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norms are the right ones; App. A.4 says that the matrix itself is e^(-2 eta t) c."""
+
+    def turning(flow: theory_dynamics.Flow, world: Any, seed: int) -> theory_dynamics.Path:
+        path = flow_of(flow, seed)
+        turned = path.last_difference.roll((1, 1), (0, 1))
+        assert torch.linalg.matrix_norm(turned).isclose(torch.linalg.matrix_norm(path.last_difference))
+        return dataclasses.replace(path, last_difference=turned)
+
+    monkeypatch.setattr(theory_dynamics, "follow", turning)
+    failed = [check.quantity for check in theory_dynamics.decay(SETTINGS, Formulas()) if check.passed is False]
+    assert failed == ["Wp'Wp - WW' at the end, e^(-2 eta t) c"]
+
+
 def test_monte_carlo_errors_fall_at_the_monte_carlo_rate() -> None:
     """Own seeds, own sizes: the root-mean-square error over several worlds falls as N^-1/2."""
     points = []
@@ -251,10 +266,17 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
     assert "E[z1 z1']" in out.getvalue()
 
 
-@pytest.mark.parametrize("words", [("--samples", "10"), ("--seed", "-1")])
+@pytest.mark.parametrize("words", [("--samples", "10"), ("--seed", "-1"), ("--seed", str(2**40))])
 def test_bad_options_are_refused(words: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match=words[0]):
         theory.command(arguments(*words), Console(file=io.StringIO()))
+
+
+def test_samples_can_be_drawn_from_the_largest_seed() -> None:
+    seed = theory_checks.sample_seed(theory.LARGEST_SEED, 10**6, 3 * theory_checks.REPEATS)
+    assert len(drawn(make_world(2, 2, 0.5, theory.LARGEST_SEED), 4, seed).labels) == 4
+    with theory_checks.seeded(seed):
+        assert torch.rand(1).isfinite()
 
 
 def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkeypatch, tmp_path, capsys) -> None:
@@ -265,3 +287,32 @@ def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkey
     said = capsys.readouterr()
     assert said.err == "supancl: 1 of 1 checks failed, first Eq. 4: E[z1 z1']\n"
     assert "\\[" not in said.out
+
+
+def documented() -> dict[tuple[str, str], str]:
+    """(statement, quantity) -> predicted, of the table that docs/theory.md shows; a folded cell is put together."""
+    lines = (Path(__file__).parents[2] / "docs" / "theory.md").read_text().splitlines()
+    rows: list[list[str]] = []
+    for line in lines:
+        if line.startswith("│"):
+            cells = [cell.strip() for cell in line.strip("│").split("│")]
+            if cells[0]:
+                rows.append(cells)
+            else:
+                rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells, strict=True)]
+    return {(row[0], row[1]): row[2] for row in rows}
+
+
+def test_the_page_shows_the_checks_that_are_made() -> None:
+    """Every line, and its prediction where neither the sample size nor the worst of several cells decides it."""
+    checks = [check for group in theory.GROUPS for check in checks_of(group)]
+    page = documented()
+    assert {(check.statement, check.quantity) for check in checks} == set(page)
+    sure = [check for check in checks if check.tolerance == theory_checks.EXACT and "worst of" not in check.note
+            and isinstance(check.predicted, float) and check.predicted > 1e-9]
+    assert len(sure) >= 5
+    for check in sure:
+        assert float(page[check.statement, check.quantity]) == pytest.approx(check.predicted, rel=1e-5), check.quantity
+    asserted = sum(check.asserted for check in checks)
+    counted = f"{asserted} of {asserted} asserted checks hold; {len(checks) - asserted} figures are reported only"
+    assert counted in (Path(__file__).parents[2] / "docs" / "theory.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import json
 import math
@@ -66,9 +67,7 @@ def shipped(
         optimizer.param_groups[0]["lr"] = rate
         anchors, targets = branches(views)
         terms = loss(anchors, targets, labels, pool)
-        # at alpha = 1 the shipped loss spares itself the supervised term; its value is wanted here
-        sup = Align(alpha=0.0)(anchors, targets, labels, pool).sup
-        logged.append(torch.stack([terms.ssl, sup]))
+        logged.append(torch.stack([terms.ssl, terms.sup]))
         optimizer.zero_grad()
         terms.total.backward()
         optimizer.step()
@@ -246,6 +245,27 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--out"):
         toy.command(parsed("--out", str(tmp_path / "file" / "below")), QUIET)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(toy, "run", lambda *_: pytest.fail("trained"))
+    with pytest.raises(BadInput, match="cannot be written to; give another"):
+        toy.command(parsed("--out", str(tmp_path)), QUIET)
+
+
+def test_a_full_disk_leaves_no_half_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`toy.json` says that a study is there: a half one would be read, and refuse the next."""
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match=r"No space left.*Make room, or choose another --out"):
+        toy.write({"rows": made_up_rows()}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from supancl.studies import theory_checks, theory_dynamics, theory_predictor
 from supancl.studies.theory_checks import Check, Settings
 from supancl.studies.theory_formulas import Formulas
 
+LARGEST_SEED = 2**40 - 1  # a million seeds of samples are made of it, which torch takes up to 64 bits
 FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
 
 GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
@@ -48,8 +49,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     """Print the table and return it; a failed check raises `CheckFailed`, which holds the same result."""
     if args.samples < FEWEST:
         raise BadInput(f"--samples {args.samples}: must be at least {FEWEST}")
-    if args.seed < 0:
-        raise BadInput(f"--seed {args.seed}: must be at least 0")
+    if not 0 <= args.seed <= LARGEST_SEED:
+        raise BadInput(f"--seed {args.seed}: must be from 0 to {LARGEST_SEED}")
     begin = time.perf_counter()
     checks = run(Settings(args.seed, args.samples))
     result: dict[str, object] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.table import Table
 from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.evaluate import Features
+from supancl.files import write_text
 from supancl.report.pictures import tsne_panels
 from supancl.run import commit, jsonable, next_folder, versions
 from supancl.studies import toy_tables as tables
@@ -45,6 +47,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):  # said now, not after minutes of training
+        raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
     result, panels = run(reading, size, list(range(args.seeds)), console)
     print_tables(result, console)
@@ -117,6 +121,7 @@ def missed_lines(result: dict[str, Any]) -> list[str]:
 
 def write(result: dict[str, Any], folder: Path) -> None:
     summary = summary_of(result)
-    (folder / "toy.json").write_text(json.dumps(jsonable(result), indent=2) + "\n")
-    (folder / "table1.md").write_text(tables.markdown(summary, tables.ONE))
-    (folder / "table2.md").write_text(tables.markdown(summary, tables.TWO))
+    kept = {"table1.md": tables.markdown(summary, tables.ONE), "table2.md": tables.markdown(summary, tables.TWO),
+            "toy.json": json.dumps(jsonable(result), indent=2) + "\n"}  # last: it says that the study is there
+    for name, text in kept.items():
+        write_text(folder / name, text, "Make room, or choose another --out")
