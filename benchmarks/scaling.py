@@ -21,6 +21,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from scaling_clocks import milliseconds, replayed, tensor_bytes
 from scaling_ranks import BATCH, WIDTH, by_ranks
 from scaling_shards import write_shards
 from scaling_tables import Row, put_into, tables
+from step_report import commit_here
 
 from supancl.data.images import ArrayImages, workers
 from supancl.data.order import WindowedOrder, epoch_order
@@ -135,14 +137,14 @@ def orders(most: float) -> Iterator[Row]:
 
 
 def schedules() -> Iterator[Row]:
-    """Learning rates and momentum of every step, worked out before the first: as Trainer has them."""
+    """Learning rates and momentum of every step of an epoch, worked out when it begins: as Trainer has them."""
     chosen = recipe("imagenet100.supbyol")
-    for epochs in (100, 1000):
-        steps = epochs * 1000
+    epochs = chosen.train.epochs
+    for steps in (100_000, 1_000_000):
         since = time.perf_counter()
-        rates = [learning_rate(chosen.schedule, chosen.learning_rate, epochs, 1000, predictor)
+        rates = [learning_rate(chosen.schedule, chosen.learning_rate, epochs, steps, predictor)
                  for predictor in (False, True)]
-        momentum = ema_momentum(chosen.branches.momentum, chosen.branches.momentum_end, steps)
+        momentum = ema_momentum(chosen.branches.momentum, chosen.branches.momentum_end, epochs * steps)
         made = torch.tensor([[of(step) for step in range(steps)] for of in (*rates, momentum)], dtype=torch.float64)
         each = (time.perf_counter() - since) / steps
         yield {"steps": steps, "us_per_step": each * 1e6, "seconds": each * steps, "bytes": tensor_bytes(made)}
@@ -267,8 +269,9 @@ def _processor() -> str:
     return named[0] if named else platform.machine()
 
 
-def measured(device: torch.device, parts: Sequence[str], most: float, compiled: bool) -> Row:
-    result: Row = {"about": about(device), "device": device.type, "parts": {}}
+def measured(device: torch.device, parts: Sequence[str], most: float, compiled: bool, commit: str) -> Row:
+    stamp = f"measured {datetime.now(UTC):%Y-%m-%d} at commit {commit}"
+    result: Row = {"about": about(device), "measured": stamp, "device": device.type, "parts": {}}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         ways: dict[str, Callable[[], Iterator[Row]]] = {
@@ -291,6 +294,7 @@ def main() -> None:
     parser.add_argument("--ranks", action="store_true", help="also gathers and gradients over 1, 2 and 4 processes")
     parser.add_argument("--compile", action="store_true", help="compile the step (a minute or two more)")
     parser.add_argument("--most-gib", type=float, default=None, help="leave out what takes more (24; on a CPU 4)")
+    parser.add_argument("--commit", default="", help="where there is no git to ask")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--from", dest="kept", type=Path, help="show a result kept with --json; measure nothing")
     parser.add_argument("--into", type=Path, help="also put the tables between the marks of this page")
@@ -298,7 +302,8 @@ def main() -> None:
     device = torch.device(given.device)
     most = given.most_gib or (24.0 if device.type == "cuda" else 4.0)
     parts = [*given.parts.split(","), *(["ranks"] if given.ranks else [])]
-    result = json.loads(given.kept.read_text()) if given.kept else measured(device, parts, most, given.compile)
+    result = (json.loads(given.kept.read_text()) if given.kept
+              else measured(device, parts, most, given.compile, given.commit or commit_here()))
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
     if given.into:

@@ -11,7 +11,7 @@ from supancl.files import put_between
 Row = dict[str, Any]
 
 # what nobody has measured here
-IMAGES, PER_SHARD, CLASSES, EPOCHS = 10**9, 10_000, 10**6, 100
+IMAGES, PER_SHARD = 10**9, 10_000
 RANKS, PER_NODE, BATCH, VIEWS = 64, 8, 128, 2  # batch: of one GPU
 LINK = 50e9  # bytes a second in and out of a GPU: 400 Gb/s
 USED = 0.7  # of which collectives reach so much
@@ -50,7 +50,7 @@ def table(rows: Sequence[Row]) -> str:
 
 TITLES = {
     "classes": "Pools as classes grow", "slots": "The queue as its slots grow",
-    "order": "The order of an epoch as images grow", "schedule": "Learning rates and momentum of all steps",
+    "order": "The order of an epoch as images grow", "schedule": "Learning rates and momentum of the steps of an epoch",
     "stream": "Tar shards: indexing, opening, decoding", "step": "A ResNet-50 step beside its pool, and what is saved",
     "ranks": "Collectives over processes of one machine (gloo, no GPU), and 100,000 prototypes shared by them",
 }
@@ -58,7 +58,7 @@ TITLES = {
 
 def tables(result: Row) -> str:
     """Every part as a table, with the conditions above."""
-    parts = [f"{result['about']}."]
+    parts = [", ".join(result[part] for part in ("about", "measured") if part in result) + "."]
     for name, rows in result["parts"].items():
         parts.append(f"**{TITLES[name]}**")
         for what in dict.fromkeys(row.get("what") for row in rows):
@@ -104,7 +104,7 @@ def model(result: Row) -> str:
              f"{CORES} cores that decode for it": decoding}
     hows = dict(zip(rates, ("measured, step not captured", "measured, and the network below",
                             "measured a thread with all at work, times 16"), strict=True))
-    steps = EPOCHS * IMAGES // (RANKS * BATCH)
+    steps = IMAGES // (RANKS * BATCH)  # of an epoch
     slowest = min(rates.values())
     rows: list[tuple[str, str, str]] = [
         *((f"images a second: {name}", shown(rate), hows[name]) for name, rate in rates.items()),
@@ -130,8 +130,8 @@ def model(result: Row) -> str:
         ("prototypes, on each GPU", sized(step["pool_bytes"]), "measured; 1/64 of it where they are sharded"),
         ("a checkpoint", f"{sized(step['checkpoint_bytes'])}, {step['checkpoint_bytes'] / WRITING:.1f} s",
          "measured bytes, written by one rank"),
-        ("schedules of all steps", f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.0f} s at the start",
-         f"{EPOCHS} epochs, {steps:,} steps; measured for a step"),
+        ("schedules of an epoch", f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.1f} s at its start",
+         f"{steps:,} steps; measured for a step"),
     ]
     first = min(rates, key=rates.__getitem__)
     return (table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])

@@ -1,14 +1,18 @@
-"""What lies beside a path that is not there."""
+"""What lies beside a path that is not there; who may read what is written."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from supancl import files
 from supancl.data.sources import DataSpec, open_data
 from supancl.errors import BadInput
-from supancl.files import beside
+from supancl.files import beside, write_atomically, write_text
 from supancl.importing import open_encoder
 
 
@@ -24,3 +28,32 @@ def test_a_slip_in_a_path_is_answered_with_what_lies_beside_it(tmp_path: Path, m
         open_data(DataSpec(source="digit"), 3)
     with pytest.raises(BadInput, match=r"no file photoss; did you mean 'photos'\?$"):
         open_encoder("photoss")
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_who_may_read_a_file_is_what_the_umask_says(tmp_path: Path, mask: int, mode: int) -> None:
+    """safetensors makes its files for their owner alone: colleagues could not have opened a run's encoder."""
+    tensors, text = tmp_path / "encoder.safetensors", tmp_path / "recipe.json"
+    before = os.umask(mask)
+    try:
+        for _ in range(2):  # over one that is there, too
+            write_atomically(tensors, lambda path: save_file({"a": torch.zeros(2)}, path))
+            write_text(text, "{}")
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tensors, text)] == [mode, mode]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.safetensors", "recipe.json"]
+
+
+def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "index.zip"
+
+    def other(temporary: Path) -> None:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(files, "OWN", "another")
+            write_text(path, "theirs")
+        temporary.write_text("ours")
+
+    write_atomically(path, other)
+    assert path.read_text() == "ours"
+    assert list(tmp_path.iterdir()) == [path]

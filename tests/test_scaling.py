@@ -52,8 +52,16 @@ def test_the_model_counts_what_is_sent_and_names_what_is_slowest(report):
     assert "| targets and labels gathered | 8.32 MB, 0.32 ms |" in text  # 63 * 128 rows of 256 floats and a label
     assert "228 collectives" in text  # 57 norms, two views, forward and backward
     assert "| an epoch, by the slowest of these | 2.7 h |" in text  # 1e9 / 64 / 1600
+    # 1e9 / 64 / 128 steps of three doubles at 2 us: Trainer works out one epoch at a time
+    assert "| schedules of an epoch | 2.93 MB, 0.2 s at its start | 122,070 steps; measured for a step |" in text
     assert text.endswith("what gives way first: 16 cores that decode for it.")
     assert report.model(made_up(per_thread=10_000.0)).endswith("what gives way first: with its network.")
+
+
+def test_the_tables_begin_with_where_when_and_with_which_code_they_were_measured(report):
+    stamped = made_up() | {"measured": "measured 2000-01-01 at commit abc"}
+    assert report.tables(stamped).startswith("a made-up machine, measured 2000-01-01 at commit abc.\n")
+    assert report.tables(made_up()).startswith("a made-up machine.\n")
 
 
 def test_a_million_prototypes_are_compared_with_no_pool(report):

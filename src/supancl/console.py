@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from supancl.data.sources import Data
-from supancl.distributed import speaks
+from supancl.distributed import speaks, tells
 from supancl.recipes import Recipe
 from supancl.train import Reporter
 
@@ -174,5 +174,5 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def say_error(text: str) -> None:
-    if speaks():
+    if tells():
         print(f"supancl: {text}", file=sys.stderr)

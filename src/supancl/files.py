@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -19,15 +20,23 @@ try:
 except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
     fcntl = None  # type: ignore[assignment]
 
+OWN = secrets.token_hex(4)  # of this process, and of no other that has its number elsewhere
 AFTER_MAKING_ROOM = "Make room (a run then continues with --resume) or choose another --out"
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = AFTER_MAKING_ROOM) -> None:
-    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """`write` fills a temporary file beside `path`, which then takes its name: a reader never sees half a file.
+
+    Who may read it is what the umask says, also where a library makes files for their owner alone (safetensors does).
+    """
+    temporary = temporary_of(path)
     try:
+        temporary.touch()
+        usual = temporary.stat().st_mode & 0o777
         write(temporary)
         with open(temporary, "rb+") as file:
+            if os.fstat(file.fileno()).st_mode & 0o777 != usual:
+                temporary.chmod(usual)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
@@ -37,6 +46,11 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = A
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where this process writes it first; in containers that share a folder, several processes have one number."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{OWN}.tmp")
 
 
 def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:

@@ -304,10 +304,17 @@ class ShardedPrototypes(Prototypes):
         return {name: value if value.ndim == 0 else self._of_all(value) for name, value in kept.items()}
 
     def _of_all(self, rows: Tensor) -> Tensor:
-        most = -(-self.classes // self.ranks.size)
+        """Elsewhere than on the first rank its own rows: all of them would not fit the hosts of all ranks."""
+        size, most = self.ranks.size, -(-self.classes // self.ranks.size)
         spare = rows.new_zeros(most - self.held, *rows.shape[1:])
-        shards = torch.stack(self.ranks.to_first(torch.cat([rows[:-1], spare])))
-        return torch.cat([shards.transpose(0, 1).flatten(0, 1)[: self.classes], rows[-1:].cpu()])
+        shards = self.ranks.to_first(torch.cat([rows[:-1], spare]))
+        if not shards:
+            return rows
+        everyones = shards[0].new_empty(self.classes + 1, *rows.shape[1:])
+        for rank, shard in enumerate(shards):
+            everyones[rank : self.classes : size] = shard[: len(range(rank, self.classes, size))]
+        everyones[-1:] = rows[-1:]
+        return everyones
 
     def load_state_dict(self, state_dict: Any, *args: Any, **named: Any) -> Any:
         shard = slice(self.ranks.rank, self.classes, self.ranks.size)

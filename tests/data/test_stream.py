@@ -304,6 +304,18 @@ def test_several_processes_index_at_once_and_agree(tmp_path):
     assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.tmp"))
 
 
+def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeypatch):
+    """Containers count their processes each from 1: ranks of several would all begin with the same shard."""
+    tars = [Path(f"{number}.tar") for number in range(40)]
+    orders = []
+    monkeypatch.setattr(os, "getpid", lambda: 57)
+    monkeypatch.setattr(sidecars, "in_order", lambda work, things: orders.append(list(things)) or [])
+    for _ in range(2):
+        sidecars._index_all(tars, None)
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(tars)
+    assert orders[0] != orders[1]
+
+
 def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(tmp_path):
     """Seen from a shared folder, a shard under one name has two times: each machine finds its own index again."""
     path = shard(tmp_path / "s" / "train-000.tar", range(5))

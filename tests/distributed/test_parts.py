@@ -11,14 +11,18 @@ from torch import nn
 
 from supancl import BadInput, recipe
 from supancl.branches import Branches
+from supancl.cli import main
 from supancl.data.images import Batch, own_workers
 from supancl.data.parts import in_part
 from supancl.data.views import Masks
+from supancl.detect.layouts import DetectData
+from supancl.detect.spec import DetectSpec
+from supancl.detect.train import train_detector
 from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
 from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
 from supancl.methods import assemble
-from supancl.pools import ClassQueues, Queue
+from supancl.pools import ClassQueues, Queue, ShardedPrototypes
 from supancl.start import check_ranks, pick_device, with_speed
 from supancl.train import _advanced, _uncompiled
 from supancl.trainer import Trainer
@@ -185,6 +189,52 @@ def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) 
         from_environment()
 
 
+def test_an_environment_that_makes_no_sense_is_refused_where_ranks_matter_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "two"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["recipes"]) == 0
+    assert "digits.supsiam" in capsys.readouterr().out
+    assert main(["pretrain", "digits.supsiam"]) == BadInput.exit_code
+    assert capsys.readouterr().err.startswith("supancl: WORLD_SIZE=two, RANK=1, LOCAL_RANK=1 in the environment are")
+
+
+@pytest.mark.parametrize(("rank", "local", "met", "told", "stays"), [
+    (0, 0, False, True, False), (1, 1, False, False, True), (8, 0, False, True, False), (9, 1, False, False, True),
+    (0, 0, True, True, False), (1, 1, True, False, False), (8, 0, True, False, False),
+])  # fmt: skip
+def test_until_ranks_have_met_the_first_of_a_machine_tells_why_and_the_others_stay_for_it(
+    rank: int, local: int, met: bool, told: bool, stays: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    slept: list[float] = []
+    monkeypatch.setattr(processes.time, "sleep", slept.append)
+    monkeypatch.setattr(processes, "_MET", [True] if met else [])
+    monkeypatch.setattr(processes, "_TELLS", [])
+    environment = {**TORCHRUN, "WORLD_SIZE": "16", "RANK": str(rank), "LOCAL_RANK": str(local)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["pretrain", "nosuch.recipe"]) == BadInput.exit_code
+    assert ("supancl: " in capsys.readouterr().err) == told
+    assert bool(slept) == stays  # torchrun would end the one that tells as soon as this one has ended
+
+
+def test_a_study_and_a_detector_are_for_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, value in {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "study")]
+    line = "takes one process and was started as 2 ranks; start it without torchrun"
+    for command in (["alpha"], ["collapse"], ["study", "alpha"]):
+        assert main([*command, *words]) == BadInput.exit_code
+        assert f"supancl: a study {line}" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+    with pytest.raises(BadInput, match=f"a detector {line}"):
+        train_detector("random:resnet18", DetectData("nowhere"), DetectSpec(), tmp_path / "detector")
+
+
 def test_ranks_that_cannot_meet_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     monkeypatch.setattr(processes, "_TELLS", told)
@@ -289,6 +339,33 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
     _advanced(trainer, notes)
     assert notes.warnings == [said]
+
+
+@pytest.mark.parametrize(("classes", "size"), [(7, 3), (6, 3), (2, 3), (5, 2)])
+def test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone(
+    classes: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.arange(classes * 4.0).view(classes, 4)
+    pools = [ShardedPrototypes(4, classes, 0.9, Ranks(size, rank)) for rank in range(size)]
+    brought: dict[int, list[torch.Tensor]] = {}
+
+    def to_first(self: Ranks, rows: torch.Tensor) -> list[torch.Tensor]:
+        brought.setdefault(self.rank, []).append(rows)
+        at = len(brought[self.rank]) - 1
+        return [brought[rank][at] for rank in range(size)] if self.leads else []
+
+    monkeypatch.setattr(Ranks, "to_first", to_first)
+    for rank, pool in enumerate(pools):
+        pool.prototypes[:-1], pool.seen[:-1] = whole[rank::size], True
+    for pool in pools[:0:-1]:  # the first one comes last, to what the others have brought
+        kept, held = pool.state_dict(), dict(pool.named_buffers())
+        assert {name: value.shape for name, value in kept.items()} == {name: held[name].shape for name in kept}
+    kept = pools[0].state_dict()
+    assert torch.equal(kept["prototypes"][:-1], whole)
+    assert bool(kept["seen"][:-1].all())
+    again = ShardedPrototypes(4, classes, 0.9, Ranks(size, 1))
+    again.load_state_dict(kept)
+    assert torch.equal(again.prototypes[:-1], whole[1::size])
 
 
 def test_a_sharded_pool_must_be_one_of_prototypes() -> None:

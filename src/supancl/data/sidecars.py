@@ -118,7 +118,7 @@ def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
         if _kept(tar) is None:  # another process may have done it meanwhile
             _index(tar)
 
-    mixed = random.Random(os.getpid()).sample(tars, len(tars))
+    mixed = random.Random().sample(tars, len(tars))  # not by the process's number, which containers have in common
     for done, _ in enumerate(in_order(index, mixed), start=1):
         if progress is not None:
             progress("indexing tar shards", done, len(tars))

@@ -20,7 +20,7 @@ from supancl.files import reason
 
 MEETING = timedelta(minutes=10)  # for all of them to begin
 PATIENCE = timedelta(hours=4)  # for a rank that builds a cache or measures while the others wait
-TO_BE_TOLD = 3.0  # seconds that a rank waits for a lower one to say why the run ended
+TO_BE_TOLD = 3.0  # seconds that a rank waits for a lower one to say why all end
 FAREWELL = 5.0  # seconds for a rank that has failed to part from the others; then it ends without
 OWN_WORDS = "supancl/ended"
 
@@ -38,14 +38,46 @@ def from_environment() -> Ranks:
     return Ranks(size, rank, local)
 
 
+def by_one(what: str) -> None:
+    """Refuse several ranks for what one process does: each would do all of it, in the same folder."""
+    ranks = from_environment()
+    if ranks.size > 1:
+        raise BadInput(f"{what} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
+                       "several ranks pretrain alone makes one run)")
+
+
 _TELLS: list[bool] = []  # whether this process tells why a run has ended, where that is not for the first one to do
+_MET: list[bool] = []  # once ranks have met, they agree on who tells it
 
 
 def speaks() -> bool:
     """Whether this process is the one that prints: the first, unless another one has the reason to tell."""
     if _TELLS:
         return _TELLS[-1]
-    return os.environ.get("RANK", "0") == "0" or from_environment().size == 1
+    ranks = _supposed()
+    return ranks.leads or ranks.size == 1
+
+
+def tells() -> bool:
+    """Whether this process says why it ends.
+
+    Ranks that have not met yet cannot agree on that. The first one of each machine does, and the others stay until it
+    has: torchrun ends all as soon as one of them has ended.
+    """
+    ranks = _supposed()
+    if _TELLS or _MET or ranks.size == 1:
+        return speaks()
+    if ranks.local:
+        time.sleep(TO_BE_TOLD)
+    return ranks.local == 0
+
+
+def _supposed() -> Ranks:
+    """As `from_environment`, for whoever only prints; one alone where the environment makes no sense."""
+    try:
+        return from_environment()
+    except BadInput:
+        return Ranks()
 
 
 @contextmanager
@@ -56,6 +88,7 @@ def opened(cuda: bool) -> Iterator[Ranks]:
         yield ranks
         return
     store = _met(ranks, cuda)
+    _MET.append(True)
     try:
         yield ranks
         ranks.answered()

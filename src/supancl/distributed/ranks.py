@@ -110,11 +110,11 @@ class Ranks:
         return values
 
     def to_first(self, rows: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of one shape, in the first one's memory; elsewhere as many of the own."""
+        """The tensors of all ranks, of one shape, in the first one's memory; elsewhere none."""
         mine = rows.cpu().contiguous()
         everyones = [torch.empty_like(mine) for _ in range(self.size)] if self.leads else None
         dist.gather(mine, everyones)
-        return everyones or [mine] * self.size
+        return everyones or []
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
