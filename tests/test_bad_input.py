@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from supancl import checkpoint
-from supancl.files import digest
+from supancl.files import digest, temporary_of
 from supancl.run import MetricsLog, RunFolder
 from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
 
@@ -104,6 +104,12 @@ NAMES = [
     Row("alpha that is no number", flags("--set", "loss.alpha=half"), "loss.alpha = 'half': must be float"),
     Row("alpha that is not finite", flags("--set", "loss.alpha=NaN"), "loss.alpha = nan: must be a finite number"),
     Row("M below 1", flags("--set", "loss.samples=0"), "loss.samples = 0: must be at least 1"),
+    Row("M of prototypes", flags("--set", "loss.samples=4", "--set", "pool.kind=prototypes"),
+        "loss.samples = 4 has no effect with pool.kind = 'prototypes', of which no M targets can be drawn; set "
+        "loss.samples=null, or pool.kind=queue or class-queues"),
+    Row("M without a pool", flags("--set", "pool.kind=none", "--set", "loss.samples=1"),
+        "loss.samples = 1 has no effect with pool.kind = 'none', of which no M targets can be drawn; set "
+        "loss.samples=null, or pool.kind=queue or class-queues"),
     Row("a pool of none", flags("--set", "pool.size=0"), "pool.size = 0: must be at least 1"),
     Row("a pool of no kind", flags("--set", "pool.kind=bag"),
         "pool.kind = 'bag': must be one of none, queue, class-queues, prototypes"),
@@ -536,7 +542,10 @@ FILES = [
         "toy holds vectors, encoder 'cnn' takes images; name other --data", KNN),
     Row("data without labels to judge by",
         lambda tmp: [picture(tmp / "flat" / f"{i}.png") for i in range(12)] and ("run", "--data", "flat"),
-        "flat: k-NN needs labelled images, both to compare with and to judge; there are 0 and 0", KNN),
+        "flat: k-NN needs labelled images, both to compare with and to judge; there are 0 and 0; name labelled ones "
+        "with --data", KNN),
+    Row("one class to compare with", lambda tmp: class_folders(tmp / "one", ("cat",)) and ("run", "--data", "one"),
+        "one: only class 'cat' among the images to compare with; k-NN needs at least two classes", KNN),
     Row("no neighbours", flags("run", "--k", "0"), "--k 0: must be at least 1", KNN),
     Row("a temperature of 0", flags("run", "--temperature", "0"), "--temperature 0: must be above 0", KNN),
     Row("features to a file of another kind", flags(), "--out f.txt: must end in .npz",
@@ -556,6 +565,16 @@ FILES = [
         "cannot write in run/recipe.json (Not a directory); choose another --out"),
     Row("a run where nobody may write", with_flags(with_classes(), "--out", "/proc/x"),
         "cannot write in /proc/x (No such file or directory); choose another --out"),
+    # places that are read as well
+    Row("a run in its own data", with_flags(with_classes(), "--out", "data"),
+        "data lies in data, whose folders are taken for classes, so data would be other data from then on; "
+        "choose another --out"),
+    Row("a run among the classes", with_flags(with_classes(), "--out", "data/runs/first"),
+        "data/runs/first lies in data, whose folders are taken for classes, so data would be other data from then on; "
+        "choose another --out"),
+    Row("contact sheets among the classes", lambda tmp: class_folders(tmp / "data") and None,
+        "data/sheets lies in data, whose folders are taken for classes, so data would be other data from then on; "
+        "choose another --out", ("data", "show", "data", "--out", "data/sheets")),
     Row("features below a file", flags(), "cannot write in run/recipe.json (File exists); choose another --out",
         ("embed", "run", "--data", "digits", "--out", "run/recipe.json/f.npz")),
     Row("JSON into no folder", flags(),
@@ -692,8 +711,8 @@ def test_without_permission_the_place_is_named(finished):
         expected = closed_places(root, finished)
         before = contents(root)
         root.chmod(0o755)
-        modes = {"closed": 0o555, "data/cat/deep": 0, "secret": 0, "secret.npz": 0, "secret.csv": 0, "mine.json": 0o444,
-                 "run/encoder.safetensors": 0}
+        modes = {"open": 0o777, "closed": 0o555, "data/cat/deep": 0, "secret": 0, "secret.npz": 0, "secret.csv": 0,
+                 "mine.json": 0o444, "run/encoder.safetensors": 0}
         for name, mode in modes.items():
             (root / name).chmod(mode)
         asked = subprocess.run(
@@ -721,7 +740,8 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], str]]:
     table(root / "secret.csv", "path,label")
     (root / "mine.json").write_text("mine")
     shutil.copytree(finished, root / "run")
-    base = ["pretrain", "digits.supsiam", *TINY]
+    (root / "open").mkdir()
+    base = ["pretrain", "digits.supsiam", *TINY, "--out", "open/run"]
     tail = "Permission denied; check the path and its permissions"
     return [
         ([*base, "--data", "good", "--out", "closed"],
@@ -753,7 +773,7 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], str]]:
 def full(path: Path) -> None:
     """Whatever is written to the temporary file of `path` meets a disk without room."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
+    temporary_of(path).symlink_to("/dev/full")
 
 
 UNTOUCHED = ("what was there before is untouched. Make room (a run then continues with --resume) "

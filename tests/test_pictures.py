@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 from supancl.evaluate import Features
+from supancl.report.alpha_page import _flags_whole
 from supancl.report.detections import class_bars, comparison_curves, detection_curves
 from supancl.report.pictures import loss_curves, plain, tsne_map, tsne_panels
 
@@ -63,3 +64,10 @@ def test_what_cannot_be_laid_out_is_one_point(values: torch.Tensor, tmp_path: Pa
     assert np.array_equal(tsne_map(alike), np.zeros((len(values), 2)))
     tsne_panels({"alpha = 0": alike}, ("a",), tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 0
+
+
+def test_a_flag_on_a_page_is_not_broken_between_its_hyphens() -> None:
+    """A narrow browser window once showed "run with -" and on the next line "-seeds 3"."""
+    shown = _flags_whole("a < b; run with --seeds 3 or --leave-out 0, in-domain")
+    kept = '<code style="white-space: nowrap">{}</code>'
+    assert shown == f"a &lt; b; run with {kept.format('--seeds')} 3 or {kept.format('--leave-out')} 0, in-domain"

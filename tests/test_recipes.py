@@ -202,3 +202,16 @@ def test_a_recipe_is_its_methods_row(name: str) -> None:
     assert (built.pool.kind == row.pool.kind) or name.startswith("imagenet100.supcon-pool")
     assert built.loss.kind == row.loss.kind
     assert built.loss.supervised == row.loss.supervised
+
+
+def test_drawn_positives_without_a_queue_are_refused_where_they_are_asked_for_and_read_where_they_were_kept():
+    drawn = recipe("cifar100.supsiam").with_set({"loss.samples": 4})
+    for kind in ("prototypes", "none"):
+        with pytest.raises(BadInput, match=f"loss.samples = 4 has no effect with pool.kind = '{kind}'"):
+            drawn.with_set({"pool.kind": kind})
+        kept = replace(drawn, pool=replace(drawn.pool, kind=kind))
+        again = recipe_from_json(json.dumps({"recipe": to_json(kept)}), "recipe.json")
+        assert (again.loss.samples, again.pool.kind) == (4, kind)
+        assert again.with_set({"train.epochs": 3, "loss.samples": 4}).train.epochs == 3
+        assert again.with_set({"loss.samples": None}).loss.samples is None
+    assert drawn.with_set({"pool.kind": "class-queues", "pool.size": 20}).loss.samples == 4

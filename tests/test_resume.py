@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from supancl import METHODS, Reporter, pretrain
 from supancl.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.cli import main
 from supancl.commands.pretrain import check_agrees
+from supancl.errors import NonFinite
 from supancl.run import RunFolder
-from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
+from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
 
 class Crash(Exception):
@@ -157,6 +160,75 @@ def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_p
     )
     assert again.returncode == 0, again.stderr
     assert_same_bits(uninterrupted, final_state(folder))
+
+
+# --- after a loss that was no number ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "every"), [("skip", 2), ("skip", None), ("rollback", 2)])
+def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(policy, every, monkeypatch, tmp_path):
+    """As one that was begun so: steps that gave numbers are the same steps."""
+    poisoned(monkeypatch, {3, 7})
+    data, folder = tiny_data(), tmp_path / "stopped"
+    recipe = tiny_recipe("supbyol", train__checkpoint_every=every)
+    pretrain(recipe.with_set({"train.on_nan": policy}), data, tmp_path / "whole")
+    with pytest.raises(NonFinite, match=f"supancl pretrain --resume --on-nan skip --out {folder}; or start anew with"):
+        pretrain(recipe, data, folder)
+    with pytest.raises(NonFinite, match="at step 3"):
+        pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
+    with pytest.raises(Crash):
+        pretrain(recipe.with_set({"train.on_nan": policy}), data, folder, resume=True, reporter=CrashAt(6))
+    kept = RunFolder(folder).read_recipe()[0]
+    assert (kept.train.on_nan, kept.train.epochs) == (policy, 2)
+    if every is not None:  # with none it had begun anew, as it was asked to
+        assert kept.sources["train.on_nan"] == "asked for as the run went on"
+    pretrain(recipe, data, folder, resume=True)  # and who asks for nothing goes on as it did
+    assert RunFolder(folder).read_recipe()[0].train.on_nan == policy
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
+
+
+def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "a run"
+    with monkeypatch.context() as patch:
+        poisoned(patch, {5})
+        assert main([*COMMAND[3:], "--out", str(folder)]) == NonFinite.exit_code
+        told = capsys.readouterr().err.split("without such steps: supancl ")[1].split("; or start anew")[0]
+        assert main(shlex.split(told)) == 0
+    assert "at step 5" in capsys.readouterr().err
+    assert RunFolder(folder).read_recipe()[0].train.on_nan == "skip"
+    assert main(["pretrain", "--resume", "--out", str(folder), "--set", "optimizer.lr=0.01"]) == 2
+    assert "optimizer.lr=0.01 differs from optimizer.lr" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_is(monkeypatch, tmp_path):
+    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe(train__on_nan="skip")
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(6))  # the epoch's five steps are saved
+    with monkeypatch.context() as patch:
+        poisoned(patch, {7})
+        with pytest.raises(NonFinite, match="at step 7"):
+            pretrain(recipe.with_set({"train.on_nan": "stop"}), data, folder, resume=True)
+        pretrain(recipe, data, folder, resume=True)
+    before = (folder / "recipe.json").read_bytes()
+    pretrain(recipe.with_set({"train.on_nan": "rollback"}), data, folder, resume=True)
+    assert (folder / "recipe.json").read_bytes() == before
+    asks = SimpleNamespace(recipe=None, compat=None, overrides={"train.on_nan": ("stop", "--on-nan stop")})
+    check_agrees(RunFolder(folder).read_recipe()[0], asks, RunFolder(folder))
+
+
+def test_what_recipe_json_says_of_the_beginning_stays_when_a_setting_is_noted(tmp_path):
+    data, folder, recipe = tiny_data(), RunFolder(tmp_path / "run"), tiny_recipe()
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder.path, reporter=CrashAt(6))
+    begun = json.loads(folder.recipe_file.read_text())
+    begun["commit"], begun["versions"]["torch"] = "a commit of then", "2.0"
+    folder.recipe_file.write_text(json.dumps(begun))
+    pretrain(recipe.with_set({"train.on_nan": "skip"}), data, folder.path, resume=True)
+    now = json.loads(folder.recipe_file.read_text())
+    assert now["recipe"]["train"].pop("on_nan") == "skip"
+    assert now["recipe"]["sources"].pop("train.on_nan")
+    assert begun["recipe"]["train"].pop("on_nan") == "stop"
+    assert now == begun
 
 
 # --- damaged and missing checkpoints ----------------------------------------------------------------------------------

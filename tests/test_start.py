@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.capture import Replay
 from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.commands.pretrain import check_agrees
 from supancl.data.images import Batch, PackedImages
-from supancl.data.sources import whole
+from supancl.data.readers import check_apart
+from supancl.data.sources import open_data, whole
 from supancl.distributed import Ranks
 from supancl.run import RunFolder
 from supancl.start import (
@@ -25,9 +27,10 @@ from supancl.start import (
     too_large,
     with_speed,
 )
+from supancl.studies.many import train_all
 from supancl.train import _advanced, _capture
 from supancl.trainer import WARM_UP, Trainer
-from tests.files import contents
+from tests.files import class_folders, contents
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -343,3 +346,63 @@ def test_determinism_is_given_back_as_it_was() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+# --- before the data are read -----------------------------------------------------------------------------------------
+
+
+def test_a_place_or_a_start_that_cannot_be_is_told_before_the_data_are_read(tmp_path, monkeypatch):
+    """Decoding a large folder takes an hour: whoever named a taken --out should not learn it after that."""
+
+    def read(*arguments):
+        raise AssertionError("the data were read")
+
+    monkeypatch.setattr("supancl.train.open_data", read)
+    (tmp_path / "file").write_text("mine")
+    taken, left = tmp_path / "taken", tmp_path / "left"
+    taken.mkdir()
+    (taken / "recipe.json").write_text("{}")
+    left.mkdir()
+    (left / "metrics.jsonl").write_text("")
+    before = contents(tmp_path)
+    for out, told in {
+        taken: "already holds a run",
+        left: "holds metrics.jsonl of a run but no recipe.json",
+        tmp_path / "file": r"file \(Not a directory\)",
+        tmp_path / "file" / "x": r"x \(Not a directory\)",
+        tmp_path / ("n" * 300): "File name too long",
+    }.items():
+        with pytest.raises(BadInput, match=told):
+            pretrain(recipe("digits.supsiam"), out=out)
+    with pytest.raises(BadInput, match=r"no file .*nothing"):
+        pretrain(recipe("digits.supsiam"), out=tmp_path / "new", init=tmp_path / "nothing")
+    assert contents(tmp_path) == before
+    with pytest.raises(AssertionError, match="the data were read"):
+        pretrain(recipe("digits.supsiam"), out=tmp_path / "new")
+
+
+def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
+    """Beside train/, in a folder that begins with a dot, in a folder of a like name: none of it becomes a class."""
+    split = tmp_path / "split"
+    class_folders(split / "train")
+    class_folders(split / "val")
+    class_folders(tmp_path / "flat")
+    (split / "unlabelled").mkdir()
+    for source, out in ((split, split / "runs"), (tmp_path / "flat", tmp_path / "flat" / ".runs" / "a"),
+                        (tmp_path / "flat", tmp_path / "flat-runs"), (tmp_path / "none", tmp_path / "none" / "a")):
+        check_apart(str(source), out)
+    for source, out in ((split, split / "train" / "runs"), (split, split / "unlabelled" / "a"),
+                        (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a")):
+        with pytest.raises(BadInput, match="choose another --out"):
+            check_apart(str(source), out)
+    (tmp_path / "link").symlink_to(tmp_path / "flat")
+    with pytest.raises(BadInput, match="choose another --out"):
+        check_apart(str(tmp_path / "link"), tmp_path / "flat" / "runs")
+
+
+def test_a_study_in_its_own_data_is_refused_before_it_trains(tmp_path):
+    data = class_folders(tmp_path / "data")
+    base = recipe("digits.supsiam").with_set({"data.source": str(data), "train.batch_size": 4})
+    with pytest.raises(BadInput, match=r"data/study/row lies in .*choose another --out$"):
+        train_all({"row": base}, open_data(base.data, 1), data / "study", Console(quiet=True))
+    assert not (data / "study").exists()

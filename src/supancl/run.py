@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -46,6 +47,17 @@ class RunFolder:
         """Parts of a run that lie here without its recipe.json: it cannot go on, and is not written over."""
         parts = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
         return [] if self.holds_run else [part for part in parts if part.exists()]
+
+    def check_place(self) -> None:
+        """Refuse a place that cannot be written in, without making anything."""
+        try:
+            there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+            if not there.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(there, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise BadInput(f"cannot write in {self.path} ({error.strerror}); choose another --out") from None
 
     def create(self) -> None:
         try:
@@ -98,6 +110,15 @@ class RunFolder:
         }
         write_text(self.recipe_file, _json(content))
 
+    def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
+        """Keep in recipe.json a setting that the run goes on with; what else it says is of the beginning, and stays."""
+        content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
+        if content["recipe"][section].get(name, value) == value:
+            return
+        content["recipe"][section][name] = value
+        content["recipe"].setdefault("sources", {})[f"{section}.{name}"] = recipe.sources[f"{section}.{name}"]
+        write_text(self.recipe_file, _json(content))
+
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
             text = self.recipe_file.read_text()
@@ -134,6 +155,17 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         return [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
+
+    def ends_early(self, recipe: Recipe) -> str:
+        """How far the log goes of a run that was not trained to its end.
+
+        Empty where it ends with the check of the last epoch, or there is none: encoders travel without.
+        """
+        last, epochs = self.metrics()[-1:], recipe.train.epochs
+        closing = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
+        if all(row["epoch"] >= epochs - 1 and row["kind"] in closing for row in last):
+            return ""
+        return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
         try:

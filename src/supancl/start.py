@@ -11,16 +11,20 @@ from typing import Any
 
 import torch
 
+from supancl.checkpoint import encoder_file
 from supancl.config import flattened
+from supancl.data.readers import check_apart
 from supancl.data.sources import Data, same_source
 from supancl.data.views import Crops
 from supancl.errors import BadInput
 from supancl.losses import CrossEntropy
 from supancl.recipes import Recipe
-from supancl.recipes.recipe import validated_recipe
+from supancl.recipes.recipe import TrainSpec, validated_recipe
 from supancl.run import RunFolder, next_folder
 
-HOW = ("train.compile", "train.replay")  # these change how a step is run, not what it computes: a run may change them
+# these change how a step is run and what is done where it gave no numbers, not what it computes: a run may change them
+# as it goes on; with the value that asks for nothing
+HOW: dict[str, Any] = {"train.compile": None, "train.replay": None, "train.on_nan": TrainSpec.on_nan}
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
@@ -175,12 +179,17 @@ def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator
         folder = folder_of(recipe, out)
         folder.create()
     with folder.locked():
-        if folder.holds_run and not resume:
-            raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-        if folder.remains:
-            raise BadInput(f"{folder.path} holds {folder.remains[0].relative_to(folder.path)} of a run but no "
-                           "recipe.json; bring that back and continue with --resume, or choose another --out")
+        check_free(folder, resume)  # again: reading the data takes time, in which another run may have begun here
         yield folder.path
+
+
+def check_free(folder: RunFolder, resume: bool) -> None:
+    """Refuse a folder that holds a run, or what is left of one."""
+    if folder.holds_run and not resume:
+        raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+    if folder.remains:
+        raise BadInput(f"{folder.path} holds {folder.remains[0].relative_to(folder.path)} of a run but no "
+                       "recipe.json; bring that back and continue with --resume, or choose another --out")
 
 
 def other_settings(key: str, folder: RunFolder) -> str:
@@ -189,12 +198,24 @@ def other_settings(key: str, folder: RunFolder) -> str:
     return f"a run continues with its own settings; to change them, start another run with {begin}"
 
 
+def asked_anew(recipe: Recipe, kept: Recipe) -> dict[str, Any]:
+    """Of the settings that a run may change as it goes on, those that are asked for and other than it has them."""
+    old, new = flattened(kept.train, "train"), flattened(recipe.train, "train")
+    return {key: new[key] for key, nothing in HOW.items() if new[key] not in (None, old[key])
+            and (new[key] != nothing or key in recipe.sources)}
+
+
 def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one put together by hand has not been yet
     if not resume or not folder.holds_run:
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
+        folder.check_place()  # all before the data are read, which may take an hour
+        check_free(folder, resume)
+        check_apart(recipe.data.source, folder.path)
+        if init is not None:
+            encoder_file(Path(init))
         return with_short_side(recipe)
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
@@ -202,14 +223,14 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
     if recipe is None:
         return kept
     old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
-    changed = {key: new[key] for key in HOW if new[key] not in (None, old.get(key))}
     for key, value in new.items():
-        if key in changed:
+        if key in HOW:
             continue
         same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                            f"{other_settings(key, folder)}")
+    changed = asked_anew(recipe, kept)
     return kept.with_set(changed, because="asked for as the run went on") if changed else kept
 
 

@@ -194,6 +194,8 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     folder.tidy()
     if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
         folder.write_recipe(trainer.recipe, data.classes, data.described)
+    elif trainer.step < trainer.steps:
+        folder.note_setting(trainer.recipe, "train", "on_nan")  # which steps are left out hangs on it from here on
     folder.keep_metrics_until(trainer.step)
 
 
@@ -354,12 +356,15 @@ def _not_finite(
     policy, files = trainer.recipe.train.on_nan, data.train.named(trainer.order.positions(step))
     shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
-    ways = "start anew with a lower --set optimizer.lr, --precision fp32, or --on-nan skip"
+    half = trainer.recipe.train.precision == "bf16"
+    anew = "start anew with a lower --set optimizer.lr" + (" or --precision fp32" if half else "")
+    resume = f"supancl pretrain --resume --on-nan skip --out {shlex.quote(str(folder.path))}"
+    without = f"to go on without such steps: {resume}"
     if policy == "stop":
-        raise NonFinite(f"{what}; {ways}")
+        raise NonFinite(f"{what}; {without}; or {anew}")
     if policy == "rollback":
         if rollbacks >= MOST_ROLLBACKS:
-            raise NonFinite(f"{what}, after {rollbacks} rollbacks; {ways}")
+            raise NonFinite(f"{what}, after {rollbacks} rollbacks; {without}; or {anew}")
         trainer.ranks.once(writer.wait)
         known, (state, _) = trainer.bad_steps, trainer.ranks.once(lambda: load_newest(folder.checkpoints))
         if state is not None:
@@ -371,5 +376,5 @@ def _not_finite(
         reporter.warn(f"{what}; step skipped")
     trainer.bad_steps.append(step)
     if policy == "skip" and len(trainer.bad_steps) > MOST_SKIPS:
-        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps; {ways}")
+        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps; {anew}")
     return rollbacks + 1

@@ -54,6 +54,15 @@ def in_json(said) -> dict:
 # --- on a real run ----------------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_was_not_trained_to_its_end_is_judged_and_said_to_be_so(trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    assert supancl(capsys, "evaluate", "knn", run).err == ""
+    log = run / "metrics.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"train"' in line))
+    assert supancl(capsys, "evaluate", "knn", run).err == (
+        f"warning: {run}: its log ends in epoch 1 of 1; the encoder judged is the last one that it saved\n")
+
+
 def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     run = shutil.copytree(trained, tmp_path / "run")
     said = supancl(capsys, "evaluate", "knn", run, "--k", "5,20")
@@ -285,6 +294,9 @@ NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
     ((*FEW, "--data", "x.npz", "--episodes", "0"), "--episodes 0: must be at least 1"),
     ((*FEW, "--data", "x.npz"), "x.npz: 3 classes have more than 1 images, 5 ways need 5 such; lower --ways or "
                                 "--shots, or add images"),
+    ((*FEW, "--data", "x.npz", "--ways", "3", "--shots", "1,200"),  # nothing is measured with one shot first
+     "x.npz: 0 classes have more than 200 images, 3 ways need 3 such (too small: classes '0', '1', '2'); lower "
+     "--ways or --shots, or add images"),
     (FEW, "name data to judge on: --data SOURCE, or --root FOLDER with data sets for few-shot"),
     (TRANSFER, "name data to judge on: --data SOURCE, or --root FOLDER with data sets for transfer"),
     ((*TRANSFER, "--sets", "pets"), "--sets names data sets of --root; give it too"),
@@ -313,7 +325,10 @@ NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
 ])  # fmt: skip
 def test_what_is_wrong_is_one_line(command, line, place, capsys):
     said = one_line(supancl(capsys, *command))
-    assert said == line if line is not None else "has no layer '7x'" in said
+    if line is None:
+        assert "has no layer '7x'" in said
+    else:
+        assert said == line
     assert not (place / "run0" / "evaluate").exists()
 
 

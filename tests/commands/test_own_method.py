@@ -1,5 +1,6 @@
 """A loss or a pool of one's own: examples/own_method.py as the command line, runs that are read back, and refusals."""
 
+import importlib
 import os
 import re
 import signal
@@ -149,6 +150,60 @@ def test_a_kind_that_is_taken_or_missing_is_refused():
     with pytest.raises(BadInput, match="Kindless: must be a frozen dataclass"):
         register(Kindless)
     assert not own.OWN
+
+
+def test_a_kind_of_another_class_is_refused_and_the_first_one_stays():
+    @dataclass(frozen=True)
+    class Nearer(Align):
+        kind: str = "distant"
+
+    @dataclass(frozen=True)
+    class Pool(PoolSpec):
+        kind: str = "distant"
+        build = Halved.build
+
+    register(Distant)
+    with pytest.raises(BadInput) as told:
+        register(Nearer)
+    assert str(told.value) == (
+        f"Nearer: loss.kind = 'distant' is that of {__name__}.Distant already, whose runs would be read back with this "
+        "class; give one of them another kind (one that is defined no more goes with its process: restart Python)"
+    )
+    assert own.OWN["loss", "distant"] is Distant
+    register(Distant)
+    register(Pool)  # of a pool it is another name
+    assert len(own.OWN) == 2
+
+
+def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_say_so(tmp_path, monkeypatch):
+    """A notebook's cell run again, a module that is reloaded, and a script that another file imports."""
+
+    def defined(by):
+        @register
+        @dataclass(frozen=True)
+        class Shifted(Align):
+            kind: str = "shifted"
+            shift: float = by
+
+        return Shifted
+
+    first, second = defined(1.0), defined(2.0)
+    assert first is not second
+    assert own.OWN["loss", "shifted"] is second
+    plain = recipe("digits.supsiam")
+    assert replace(plain, loss=second()).with_set({"train.epochs": 1}).loss.shift == 2.0
+    with pytest.raises(BadInput, match="loss: Shifted has been defined anew since this recipe took it; make the"):
+        replace(plain, loss=first()).with_set({"train.epochs": 1})
+
+    started = 'if __name__ == "__main__":\n    import own_module\n\n    print(own_module.Spread is not Spread)\n'
+    (tmp_path / "own_module.py").write_text(EXAMPLE.read_text().split("def spread")[0] + started)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("own_module")
+    before = own.OWN["loss", "spread"]
+    assert importlib.reload(module).Spread is own.OWN["loss", "spread"]
+    assert own.OWN["loss", "spread"] is not before
+    done = subprocess.run([sys.executable, "own_module.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @dataclass(frozen=True)

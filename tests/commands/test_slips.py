@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.files import supancl
+from tests.files import TINY, class_folders, picture, supancl
 
 
 @pytest.mark.parametrize(("given", "meant"), [
@@ -41,3 +41,16 @@ def test_a_command_that_is_missing_or_elsewhere_is_named(given, meant, capsys):
     assert said.code == 2
     assert said.err.startswith(f"supancl: {meant}")
     assert "did you mean 'import'" not in said.err
+
+
+def test_after_training_without_labels_the_advice_names_labelled_data(tmp_path, capsys):
+    """`evaluate knn RUN` alone would be refused: such a run has nothing to judge by."""
+    for name in ("flat", "data"):
+        class_folders(tmp_path / name, each=12) if name == "data" else [
+            picture(tmp_path / name / f"{i}.png", seed=i) for i in range(20)]
+        run = tmp_path / f"run of {name}"
+        said = supancl(capsys, "pretrain", "digits.simsiam", *TINY, "--data", tmp_path / name, "--out", run)
+        assert said.code == 0, said.err
+        told = " ".join(said.out.split())
+        assert told.endswith(f"judge it with: supancl evaluate knn '{run}'"
+                             + " --data LABELLED_IMAGES" * (name == "flat"))

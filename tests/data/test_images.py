@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded, size_of
 
@@ -149,6 +150,30 @@ def test_sixteen_bits_whose_zero_is_white_are_turned_round_as_eight_are(tmp_path
         assert np.abs(decode(path, 1)[0].numpy().astype(int) - expected).max() <= 1
 
 
+@pytest.mark.parametrize("width", [6, 7])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_twelve_bits_of_a_tiff_are_scaled_from_their_own_range(tmp_path, width, orientation):
+    deep = np.random.default_rng(0).integers(0, 4096, (HEIGHT, width))
+    deep[0, :2] = 0, 4095
+    bits = ((deep[..., None] >> np.arange(11, -1, -1)) & 1).reshape(HEIGHT, -1)
+    path = tmp_path / "image.tiff"
+    path.write_bytes(tiff_of(np.packbits(bits, axis=1).tobytes(), (HEIGHT, width), 12, {274: orientation}))
+    expected = np.round(deep / 4095 * 255)
+    assert np.array_equal(decode(path, 1)[0].numpy(), expected if orientation == 1 else np.rot90(expected, -1))
+
+
+@pytest.mark.parametrize("name", ["image.png", "image.tiff"])
+def test_what_a_file_says_of_the_values_it_uses_is_no_range(tmp_path, name):
+    """Its largest value (TIFF), or how many bits the camera had before they were scaled to sixteen (PNG)."""
+    deep = np.linspace(0, 4095, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH)
+    told = {"tiffinfo": {281: 4095, 341: 4095}} if name == "image.tiff" else {"pnginfo": PngInfo()}
+    if name == "image.png":
+        told["pnginfo"].add(b"sBIT", bytes([12]))
+    path = saved(tmp_path, Image.fromarray(deep), name, **told)
+    assert (b"sBIT" in path.read_bytes()) == (name == "image.png")
+    assert np.array_equal(decode(path, 1)[0].numpy(), np.round(deep / 257))
+
+
 def test_floating_point_pixels_are_refused_with_the_way_out(tmp_path):
     path = saved(tmp_path, Image.fromarray(np.ones((4, 4), dtype=np.float32)), "image.tiff")
     with pytest.raises(ValueError, match="8 or 16 bits"):
@@ -168,10 +193,13 @@ def test_whole_numbers_of_unknown_range_are_refused_not_shown_black(tmp_path, ki
 
 def tiff(values: np.ndarray) -> bytes:
     """One strip of grey pixels; Pillow writes fewer kinds than it reads."""
-    (height, width), data, kind = values.shape, values.tobytes(), {"u": 1, "i": 2}[values.dtype.kind]
-    tags = {256: width, 257: height, 258: 8 * values.itemsize, 259: 1, 262: 1, 273: 8, 277: 1, 278: height,
-            279: len(data), 339: kind}
-    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return tiff_of(values.tobytes(), values.shape, 8 * values.itemsize, {339: {"u": 1, "i": 2}[values.dtype.kind]})
+
+
+def tiff_of(data: bytes, size: tuple[int, int], bits: int, more: dict[int, int]) -> bytes:
+    height, width = size
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(data), **more}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
     return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + rows + bytes(4)
 
 

@@ -612,6 +612,65 @@ def test_the_draw_of_one_class_does_not_depend_on_the_others():
     assert stratified(cats, 0.3, 0).tolist() == [i for i in stratified(both, 0.3, 0).tolist() if i < 30]
 
 
+def with_sizes(path, sizes, **fields):
+    """Data of classes with so many images each (-1: unlabelled), and which images have which label without `fields`."""
+    labels = np.concatenate([np.full(count, label) for label, count in sizes.items()])
+    labels = np.random.default_rng(0).permutation(labels)
+    images = noise(len(labels), 8, 8)
+    archive(path, train_images=images, train_labels=labels, val_images=images[:2], val_labels=labels[labels >= 0][:2])
+    return data_of(path, **fields), torch.from_numpy(labels)
+
+
+@pytest.mark.parametrize(("sizes", "share", "kept", "told"), [
+    ({0: 1, 1: 100}, 0.1, {0: 1, 1: 10}, "asks for 10 of 101 labels; 11 are kept, for every class keeps one at least"),
+    ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}, None),
+    ({0: 1, 1: 1, 2: 1, 3: 1}, 0.5, {0: 1, 1: 1, 2: 1, 3: 1}, "asks for 2 of 4 labels; 4 are kept, for every class"),
+    ({0: 4, 1: 4}, 0.9, {0: 3, 1: 3},
+     "asks for 7 of 8 labels; 6 are kept, for every class of two or more hides one at least"),
+    ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
+    ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
+    ({0: 3, 1: 1}, 0.0, {}, None),
+])
+def test_hidden_labels_leave_every_class_one_and_say_where_the_share_cannot_be_had(tmp_path, sizes, share, kept, told):
+    data, labels = with_sizes(tmp_path / "a.npz", sizes, labelled=share)
+    found = data.train.labels
+    assert dict(Counter(found[found >= 0].tolist())) == kept
+    assert bool(((found == labels) | (found < 0)).all())
+    remarks = [remark for remark in data.remarks if "data.labelled" in remark]
+    assert [told in remark for remark in remarks] == ([] if told is None else [True])
+    again, _ = with_sizes(tmp_path / "b.npz", sizes, labelled=share)
+    assert torch.equal(found, again.train.labels)
+
+
+def test_which_labels_are_kept_is_what_it_always_was_and_a_class_of_one_adds_its_own(tmp_path):
+    """A run that went before goes on, and is judged, on the labels it had."""
+    data, _ = with_sizes(tmp_path / "a.npz", {0: 12, 1: 12}, labelled=0.25)
+    assert (data.train.labels >= 0).nonzero()[:, 0].tolist() == [1, 2, 5, 6, 7, 20]
+    more, _ = with_sizes(tmp_path / "b.npz", {0: 12, 1: 12, 2: 1}, labelled=0.25)
+    assert sorted(more.train.labels[more.train.labels >= 0].tolist()) == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_a_limit_that_takes_the_last_label_of_a_class_is_said(tmp_path):
+    sizes = dict.fromkeys(range(10), 12)
+    data, _ = with_sizes(tmp_path / "a.npz", sizes, labelled=0.1, limit=40)
+    lost = 10 - len(data.train.present())
+    assert lost > 0
+    assert any(f"data.limit = 40 leaves {lost} of 10 classes without a label" in remark for remark in data.remarks)
+    assert with_sizes(tmp_path / "b.npz", sizes, labelled=0.1, limit=119)[0].remarks == ()
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+@pytest.mark.parametrize(("most", "told"), [(4095, True), (4600, False)])
+def test_images_that_are_nearly_black_are_remarked_on(tmp_path, cache, most, told):
+    """As a camera's 12 bits in files of 16 are; one brighter image tells that it is no such set."""
+    for i in range(6):
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        deep = np.linspace(0, most if i == 3 else 4000, 64).astype(np.uint16).reshape(8, 8)
+        Image.fromarray(deep).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
+    found = source(tmp_path / "photos", cache=cache).remarks
+    assert any(remark.startswith("none of 6 images looked at has a pixel above 16 of 255") for remark in found) == told
+
+
 # --- left-out classes -------------------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,8 @@ def test_what_cannot_be_compared(runs):
     one, two = open_finished(str(runs / "nothing-0"))[0], open_finished(str(runs / "nothing-1"))[0]
     with pytest.raises(BadInput, match=r"are one seed of random:resnet18; leave one out"):
         compared([one, one])
+    with pytest.raises(BadInput, match=r"nothing-0 is both random:resnet18 and twin; leave one out"):
+        compared([one, replace(one, name="twin")])
     with pytest.raises(BadInput, match=r"is both random:resnet18 and other; tell them apart with NAME=RUN"):
         compared([one, replace(two, encoder="other")])
     (runs / "nothing-0" / "evaluate" / "detect.json").write_text("{}")

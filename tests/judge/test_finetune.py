@@ -89,6 +89,9 @@ def test_what_was_made_can_be_used(run, tmp_path):
 def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tmp_path):
     (tmp_path / "file").write_text("x")
     assert message(finetune_of, run, None, QUICK, tmp_path / "file/below").startswith("cannot write in ")
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    assert f"lies in {tmp_path}/photos, whose folders are taken for classes" in message(
+        finetune_of, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned")
     with pytest.raises(NonFinite):
         finetune_of(run, None, FineTuning(epochs=1, batch_size=16, lrs=(1e30,)), tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()

@@ -150,6 +150,15 @@ def test_variance_names_the_classes(run):
     assert result.keys() >= CONDITIONS
 
 
+def test_every_result_says_of_which_weights_it_is(run, tmp_path):
+    """The ridge's own weights once took the place of the checksum in linear and transfer."""
+    path = str(source(tmp_path / "x.npz", train=60, test=30))
+    for protocol in (knn_of, linear_of, transfer_of, variance_of, few_shot_of):
+        result = protocol(run, path) if protocol is not few_shot_of else few_shot_of(run, path, 3, 2, 4, 10)
+        assert result["weights"] == run.weights
+        assert not result.keys() >= {"weight"} or result["weight"] in result["tried"]
+
+
 # --- honest choices ---------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +172,7 @@ def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     content["test_labels"] = np.random.default_rng(0).permutation(content["test_labels"])
     second = protocol(run, str(archive(path, **content)))
     assert first["accuracy"] > second["accuracy"]
-    chosen = ("weight", "weights", "validation" if protocol is transfer_of else "held_out", "images")
+    chosen = ("weight", "tried", "validation" if protocol is transfer_of else "held_out", "images")
     assert [first[key] for key in chosen] == [second[key] for key in chosen]
 
 

@@ -1,6 +1,8 @@
 """The alpha explorer: one page with table, curves, maps and a sentence that does not claim more than it can."""
 
+import html
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from supancl import recipe
 from supancl.cli import main
+from supancl.data.sources import open_data
 from supancl.evaluate import Features
 from supancl.run import RunFolder
 from supancl.studies import alpha, many
@@ -149,7 +154,8 @@ def test_the_study_leaves_a_page_that_needs_nothing_else(study: Path) -> None:
     assert len(result["rows"]) == 4
     keys = ("ssl", "sup", "ratio", "knn", "linear", "transfer")
     assert all(np.isfinite(row[key]) for row in result["rows"] for key in keys)
-    assert result["recommendation"] in page.replace("&#x27;", "'")
+    assert result["recommendation"] in html.unescape(re.sub("</?code.*?>", "", page))
+    assert "seeds 0, 1." in page
     # at alpha = 1 the supervised term is measured though it is not trained on
     assert all(row["sup"] != row["ssl"] for row in result["rows"])
 
@@ -262,6 +268,21 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
     assert not list(out.glob(f"*/{FAILED}"))
     assert not any(row["failed"] for row in json.loads((out / "alpha.json").read_text())["rows"])
+
+
+def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
+    small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
+    recipes = {f"seed-{seed}": recipe("digits.supsiam").with_set({**small, "train.seed": seed}) for seed in (0, 1)}
+    data, out, quiet = open_data(recipes["seed-0"].data, 1), tmp_path / "study", Console(quiet=True)
+    begun = fail_at(monkeypatch, "seed-1")
+    assert [*many.train_all(recipes, data, out, quiet, jobs=1).failed] == ["seed-1"]
+    asked = {name: each.with_set({"train.on_nan": "skip"}) for name, each in recipes.items()}
+    assert not many.train_all(asked, data, out, quiet, jobs=1, retry=True).failed
+    assert begun == ["seed-0", "seed-1", "seed-1"]
+    kept = [RunFolder(out / name).read_recipe()[0].train.on_nan for name in recipes]
+    assert kept == ["stop", "skip"]
+    assert len(many.train_all(recipes, data, out, quiet, jobs=1).trained) == 2  # as the study was first asked for
+    assert len(begun) == 3
 
 
 def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> None:

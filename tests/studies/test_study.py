@@ -43,6 +43,13 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
     assert averages == [PAPER[table].rows[""][key][0] for key in expected]
 
 
+def test_pools_of_which_no_positives_are_drawn_say_so_in_a_study_of_drawn_ones() -> None:
+    rows = STUDIES["pool"].rows(recipe("imagenet100.supsiam").with_set({"loss.samples": 4}))
+    assert {name: row.loss.samples for name, row in rows.items()} == {
+        "queue": 4, **{f"class-queues-{size}": 4 for size in (80, 20, 5, 1)}, "prototypes": None, "none": None,
+    }
+
+
 def test_the_learning_rate_follows_the_batch() -> None:
     rows = STUDIES["batch"].rows(recipe("imagenet100.supsiam"))
     assert [row.learning_rate for row in rows.values()] == [0.2, 0.4]  # App. F.3

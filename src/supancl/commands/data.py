@@ -15,6 +15,7 @@ from rich.console import Console
 from supancl.console import Terminal, table
 from supancl.data import benchmarks
 from supancl.data.cache import CachedImages, cache_root, evict, list_caches, remove_cache
+from supancl.data.readers import check_apart
 from supancl.data.show import copies, described, image_sizes
 from supancl.data.sources import DataSpec, Source, absolute_source, open_source
 from supancl.data.views import Crops
@@ -61,6 +62,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     out = Path(args.out) if args.out else next_folder("show")
     check_sheets(out)  # before the work, not after it
+    check_apart(args.source, out)
     chosen = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = chosen.encoder.channels if chosen else 3
     side = chosen.data.short_side if chosen else 256
@@ -225,7 +227,9 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput(f"{args.source} is in memory already; a cache is for files")
     for remark in found.remarks:
         terminal.warn(remark)
-    mended = store.verify(terminal.reading) if args.verify else None
+    if args.verify:
+        store.verify(terminal.reading)
+    mended = store.mended if args.verify else None  # opening it has looked at some
     seconds = time.perf_counter() - since
     console.print(f"{store.cache.folder}: {len(store):,} images at short side {side}, {store.nbytes / 1e9:.3f} GB, "
                   f"{seconds:.1f} s" + ("" if mended is None else f"; every checksum compared, {mended} images mended"))

@@ -221,7 +221,7 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
 
 def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
     return lambda subject: few_shot_of(subject, source, args.ways, shots, args.queries, args.episodes, args.seed,
-                                       name=name)
+                                       name=name, most_shots=max(whole_numbers(args.shots, "--shots")))
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
-    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: "
-                  f"supancl evaluate knn {run.folder}")
+    made = RunFolder(run.folder)
+    labelled = not made.holds_run or made.read_data()[0].get("labelled")  # other machines' ranks may not see it
+    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: supancl evaluate knn "
+                  f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}")
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
 
@@ -52,7 +55,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
     """A run continues with its own settings; whatever is asked for beside --resume must be what it has.
 
-    But for how its steps are run: where a compiler fails, one may go on without.
+    But for how its steps are run, and what is done where one gave no numbers: where the compiler or a loss fails, one
+    may go on without.
     """
     if args.recipe is not None and args.recipe != kept.name:
         raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")

@@ -28,7 +28,7 @@ from supancl.data.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
 
-VERSION = 2  # 1 may hold TIFFs with an orientation as Pillow read them, in disorder
+VERSION = 3  # 1 may hold TIFFs with an orientation as Pillow read them, in disorder; 2 such of 12 bits nearly black
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
 TARS = "tars"  # where the images of streamed shards lie: one file for each shard
@@ -197,6 +197,7 @@ class CachedImages(PackedImages):
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
         self.inodes = [path.stat().st_ino for path in self.paths]
         self.sound = np.zeros(len(rows), bool)
+        self.mended = 0  # images, since it was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
@@ -218,6 +219,7 @@ class CachedImages(PackedImages):
         if crc(again) != self.checksums[index]:
             raise BadInput(f"{where}, and the image has changed since it was cached; run supancl data cache "
                            f"{self.cache.where} --remove, then begin again")
+        self.mended += 1
         image.copy_(again)  # the mapping is private: what follows mends the file itself
         with contextlib.suppress(OSError), open(path, "rb+") as file:
             if os.fstat(file.fileno()).st_ino == self.inodes[int(self.places[index, 0])]:  # else another build's shard
@@ -226,16 +228,15 @@ class CachedImages(PackedImages):
 
     def verify(self, progress: Progress | None = None) -> int:
         """Compare every checksum now; gives how many images were mended."""
-        mended = 0
+        before = self.mended
         for index in range(len(self)):
             image = super().image(index)
             if crc(image) != self.checksums[index]:
                 self._mend(index, image)
-                mended += 1
             self.sound[index] = True
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
-        return mended
+        return self.mended - before
 
 
 # --- all caches -------------------------------------------------------------------------------------------------------

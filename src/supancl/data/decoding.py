@@ -27,7 +27,8 @@ from supancl.data.sources import DataSpec, Progress, Source, Split, absolute_sou
 from supancl.errors import BadInput
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
-LOOKED_AT = 64  # images whose headers tell how much all will take
+LOOKED_AT = 64  # images whose headers tell how much all will take, and of which one is brighter than
+DARK = 16  # 4095 of 65535
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 
@@ -54,6 +55,7 @@ def from_items(
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         raise BadInput(f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
                        "or pass --skip-bad-images to go on without")
+    remarks += about_dark(store)
     bad = {position for position, _ in broken}
     skipped = sorted(str(items[position]) for position in bad)
     if bad:
@@ -72,6 +74,15 @@ def from_items(
         for name in ("train", "val", "test") if (of_split == name).any()
     }
     return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries])
+
+
+def about_dark(store: ImageStore) -> list[str]:
+    """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so."""
+    looked = np.linspace(0, len(store) - 1, min(LOOKED_AT, len(store))).round().astype(int)
+    if not len(looked) or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
+        return []
+    return [f"none of {len(looked)} images looked at has a pixel above {DARK} of 255: 12 bits of a camera in 16-bit "
+            "files? Scale them up first, such as by 16"]
 
 
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:

@@ -297,10 +297,10 @@ def decode(
             opened.load()
             if opened.mode == "I" and opened.format == "TIFF":
                 raise ValueError("holds signed or 32-bit pixels, whose range is not known; save it with 8 or 16 bits")
-            image = upright(opened)
+            image, white = upright(opened), _white(opened)
             if _white_is_zero(opened):
-                image = Image.fromarray(65535 - np.asarray(image).astype(np.uint16))
-            image = to_mode(image, "L" if channels == 1 else "RGB")
+                image = Image.fromarray(white - np.asarray(image).astype(np.uint16))
+            image = to_mode(image, "L" if channels == 1 else "RGB", white)
         height, width = shrunk((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
@@ -310,6 +310,15 @@ def decode(
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _white(opened: Any) -> int:
+    """The whole range of a deep image: of a TIFF with 12 bits a sample Pillow gives the bits as they are.
+
+    What else a file may say is no range: TIFF's MaxSampleValue is a statistic that must not change what is seen, and
+    a PNG with fewer significant bits (sBIT) holds them scaled to all 16.
+    """
+    return 4095 if opened.format == "TIFF" and opened.tag_v2.get(0x0102) == (12,) else 65535
 
 
 def _white_is_zero(opened: Any) -> bool:
@@ -347,12 +356,12 @@ def upright(image: Any) -> Any:
     return image if turn is None else image.transpose(turn)
 
 
-def to_mode(image: Any, mode: str) -> Any:
+def to_mode(image: Any, mode: str, white: int = 65535) -> Any:
     """Grey or RGB from whatever a file holds: 16 bit scaled to 8, transparency laid over white, CMYK and palettes."""
     if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
         deep = np.asarray(image).astype(np.int64)
         # a 16-bit file: 0..65535 -> 0..255; Pillow's own conversion would clip everything above 255 to white
-        image = Image.fromarray((deep.clip(0, 65535) / 257).round().astype(np.uint8))
+        image = Image.fromarray((deep.clip(0, white) / (white / 255)).round().astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("holds floating-point pixels, whose range is not known; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

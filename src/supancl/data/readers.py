@@ -178,6 +178,22 @@ def read_folder(
     return replace(found, empty=tuple(map(str, empty)))
 
 
+def check_apart(source: str, out: Path) -> None:
+    """Refuse to write where the next look at a folder of images would take it for a class, or for images."""
+    root = Path(source)
+    if not source or source in BUILT_IN or not root.is_dir():
+        return
+    read = [*_split_folders(root, []).values(), *(child for child in root.iterdir() if is_unlabelled(child))]
+    for folder in read:
+        try:
+            within = out.resolve().relative_to(folder.resolve())
+        except ValueError:
+            continue
+        if not any(part.startswith(".") for part in within.parts):  # such folders are passed over
+            raise BadInput(f"{out} lies in {folder}, whose folders are taken for classes, so {source} would be other "
+                           "data from then on; choose another --out")
+
+
 def is_unlabelled(folder: Path) -> bool:
     """By its name, in capitals or not, as with the names of splits."""
     return folder.name.lower() in UNLABELLED_FOLDERS

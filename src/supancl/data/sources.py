@@ -244,7 +244,12 @@ def prepared(source: Source, spec: DataSpec) -> Data:
         train, held_out = _of_classes(train, kept, unlabelled=True), _of_classes(held_out, kept, unlabelled=True)
         test = None if test is None else _of_classes(test, kept)
         classes = tuple(source.classes[i] for i in kept)
-    train = _limited(_hidden(train, spec.labelled), spec.limit)
+    known, told = _hidden(train, spec.labelled)
+    train = _limited(known, spec.limit)
+    if spec.labelled < 1 and (lost := len(known.present()) - len(train.present())):
+        told.append(f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
+                    "it is drawn after data.labelled has hidden them; raise one of the two")
+    remarks = (*remarks, *told)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     described: dict[str, object] = {
@@ -288,12 +293,16 @@ def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) 
                "counts with its capitals, spaces and the way its accents are encoded")
 
 
-def stratified(labels: Tensor, share: float, seed: int) -> Tensor:
-    """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it."""
+def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
+    """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it.
+
+    Of a class of one none is taken, or with `ones` that one.
+    """
     chosen = []
     for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero()[:, 0]
-        count = min(len(members) - 1, max(round(share * len(members)), 1 if share > 0 else 0))
+        most = len(members) if ones and len(members) == 1 else len(members) - 1
+        count = min(most, max(round(share * len(members)), 1 if share > 0 else 0))
         order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seeded(seed, label + 1)))
         chosen.append(members[order[:count]])
     return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.long)
@@ -316,13 +325,22 @@ def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) 
     return mapped.take(keep.nonzero()[:, 0])
 
 
-def _hidden(train: Split, share: float) -> Split:
+def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
+    """Labels of about `share` of each class, and a remark where classes are too small for their share of them."""
     if share == 1.0:
-        return train
-    kept = stratified(train.labels, share, SPLIT_SEED + 1)
+        return train, []
+    kept = stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
     labels = torch.full_like(train.labels, -1)
     labels[kept] = train.labels[kept]
-    return replace(train.listed(), labels=labels)
+    sizes = torch.bincount(train.labels[train.labels >= 0])
+    taken = torch.bincount(labels[labels >= 0], minlength=len(sizes))
+    found, wanted = int(taken.sum()), round(share * int(sizes.sum()))
+    told = []
+    if found != wanted and bool(((sizes.double() * share).round() != taken).any()):
+        why = "keeps one at least" if found > wanted else "of two or more hides one at least"
+        told = [f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, "
+                f"for every class {why}"]
+    return replace(train.listed(), labels=labels), told
 
 
 def _limited(train: Split, limit: int | None) -> Split:

@@ -79,7 +79,11 @@ def short_name(encoder: str) -> str:
 def compared(runs: Sequence[Finished]) -> dict[str, Any]:
     """Mean and spread for each name, in the order given; remarks where runs are not at equal settings."""
     groups: dict[str, list[Finished]] = {}
+    named: dict[Path, str] = {}
     for run in runs:
+        before = named.setdefault(run.path.resolve(), run.name)
+        if before != run.name:
+            raise BadInput(f"{run.path} is both {before} and {run.name}; leave one out")
         groups.setdefault(run.name, []).append(run)
     for name, members in groups.items():
         known: dict[int, Path] = {}

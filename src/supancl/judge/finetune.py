@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from supancl.checkpoint import save_encoder
 from supancl.data.order import epoch_order, seeded
+from supancl.data.readers import check_apart
 from supancl.data.sources import Split, resident
 from supancl.data.views import evaluation_view
 from supancl.encoders import Encoder
@@ -51,7 +52,10 @@ def finetune_of(
     if subject.look.layer != "pooled" or subject.look.normalize:
         raise BadInput("fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and "
                        "--normalize out")
-    data, where = data_for(subject, source), own_source(subject, source)
+    where = own_source(subject, source)
+    if out is not None:
+        check_apart(where, out)
+    data = data_for(subject, source)
     judged_from, images = judged(data, split, where)
     train, test = labelled(data.train), labelled(images)
     if len(torch.unique(train.labels)) < 2 or not len(test):

@@ -84,7 +84,10 @@ def knn_of(
     reference = queries if leave_one_out else subject.features(data.train, view).labelled()
     if not len(reference.labels) or not len(queries.labels):
         raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
-                       f"there are {len(reference.labels)} and {len(queries.labels)}")
+                       f"there are {len(reference.labels)} and {len(queries.labels)}; name labelled ones with --data")
+    if len(reference.labels.unique()) == 1:  # every answer would be right, or, of another class, wrong
+        raise BadInput(f"{where}: only class {data.classes[int(reference.labels[0])]!r} among the images to compare "
+                       "with; k-NN needs at least two classes")
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
     most = len(reference.labels) - leave_one_out
     many = [k for k in ks if k > most]
@@ -131,7 +134,7 @@ def linear_of(
     options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
     if probe == "lbfgs":
         check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
-        outcome = linear_probe(subject.features(data.train, view), test, **options).to_json()
+        outcome = tried(linear_probe(subject.features(data.train, view), test, **options).to_json())
         warn_cut_off(subject, where, outcome)
     else:
         options |= {"epochs": epochs, "lr": lr, "batch_size": batch_size,
@@ -145,6 +148,11 @@ def linear_of(
     return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
                     augmented=augmented, seed=seed, view=view, split=split_asked(data, split), **outcome,
                     queries=len(test.labelled().labels), **of_data(subject, source, data, judged_from))
+
+
+def tried(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """The ridge's weights under a name of their own: in every result `weights` is the checksum of the encoder's."""
+    return {"tried" if key == "weights" else key: value for key, value in outcome.items()}
 
 
 def warn_cut_off(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
@@ -223,7 +231,7 @@ def transfer_of(
     check_same(found.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
     train, validation, test = (subject.features(split, view) for split in splits)
     kind = transfer_metric(source, metric)
-    outcome = transfer(train, validation, test, metric=kind, device=subject.look.device).to_json()
+    outcome = tried(transfer(train, validation, test, metric=kind, device=subject.look.device).to_json())
     warn_cut_off(subject, name, outcome)
     seen = was_trained_on(subject, source, "test" if "test" in found.splits else "val")
     return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
@@ -233,16 +241,19 @@ def transfer_of(
 
 def few_shot_of(
     subject: Subject, source: str, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000,
-    seed: int = 0, view: View = "whole", name: str | None = None,
+    seed: int = 0, view: View = "whole", name: str | None = None, most_shots: int = 0,
 ) -> dict[str, Any]:
-    """N-way K-shot episodes on a source; they depend on its labels and the seed alone."""
+    """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
+
+    Where as many as `most_shots` will be asked for next, classes too small for these are refused now."""
     since, name = time.perf_counter(), name or data_label(source)
     spec = spec_for(subject, source)
     found = opened(subject, spec, view, "few-shot")
     if registered(source) is None:  # others have one split here, with every image
         check_unchanged(subject, source, found)
     which, split = few_shot_split(subject, found, spec)
-    check_episodes(found.classes, source, split.labels, ways, shots, held_out=which == HELD_OUT)
+    for many in (shots, max(shots, most_shots)):
+        check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
     seen = was_trained_on(subject, source, which, every=which == "train")
     features: Features = subject.features(split, view)
     outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device)

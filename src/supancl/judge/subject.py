@@ -156,7 +156,10 @@ def plain_crops(subject: Subject, scale: tuple[float, float]) -> Crops:
 
 
 def open_subject(where: str, look: Look, reporter: Reporter, **foreign: Any) -> Subject:
-    return Subject(where, open_encoder(where, **foreign), look, reporter)
+    subject = Subject(where, open_encoder(where, **foreign), look, reporter)
+    if subject.run is not None and subject.recipe is not None and (early := subject.run.ends_early(subject.recipe)):
+        reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
+    return subject
 
 
 def make_look(device: str, **options: Any) -> Look:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from typing import Any, TypeVar, get_args
 
 from supancl.config import checked, from_json, hints
@@ -35,7 +36,8 @@ CALLED = {  # of a section, with what
 def register(section: Section) -> Section:
     """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
 
-    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`.
+    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`. Defined anew
+    (a notebook's cell, a module reloaded) it takes the place of the one before it.
 
     >>> from dataclasses import dataclass
     >>> @register
@@ -55,6 +57,11 @@ def register(section: Section) -> Section:
     lacks = _lacks(section, room, fields)
     if lacks:
         raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
+    before = OWN.get((room, kind))
+    if before is not None and not _same_definition(section, before):
+        raise BadInput(f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
+                       "whose runs would be read back with this class; give one of them another kind (one that is "
+                       "defined no more goes with its process: restart Python)")
     OWN[room, kind] = section
     return section
 
@@ -69,6 +76,9 @@ def check_known(name: str, section: Any, hint: Any) -> None:
             raise BadInput(f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
                            f"another {name} take a recipe that has it")
         return
+    if any(_same_definition(type(section), known) for known in OWN.values()):
+        raise BadInput(f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the "
+                       "recipe again")
     way = ("put @supancl.register above the class (docs/extending.md)" if name in STANDINS else
            "only losses and pools may be of one's own")
     raise BadInput(f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
@@ -124,6 +134,16 @@ def _takes(function: Any, wanted: str) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _same_definition(one: type, other: type) -> bool:
+    """Whether two classes come from one place: a cell run twice, a module reloaded, a script that is imported too."""
+    return one.__qualname__ == other.__qualname__ and _place(one) == _place(other)
+
+
+def _place(section: type) -> str:
+    """The file of a class, which has two names as a script and as a module; its module where there is no file."""
+    return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
 
 
 def _kinds(name: str) -> list[str]:

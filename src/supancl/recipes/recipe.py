@@ -26,7 +26,7 @@ from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
 from supancl.encoders import EncoderSpec, check_size
 from supancl.errors import BadInput
-from supancl.losses import Contrast, Loss
+from supancl.losses import Align, Contrast, Loss
 from supancl.methods import METHODS, Method
 from supancl.pools import PoolSpec
 from supancl.recipes.own import STANDINS, check_known, own_sections
@@ -150,6 +150,10 @@ class Recipe:
             raise BadInput(f"{out} = {overrides[out]!r} differs from heads.projector.out = "
                            f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
                            "heads.projector.out alone, the predictor follows")
+        if _draws_in_vain(changed) and not _draws_in_vain(self):  # runs that were kept so are read, and go on
+            raise BadInput(f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
+                           f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
+                           "pool.kind=queue or class-queues")
         both = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
         noted = {key: because for key in (*overrides, *both) if self.sources.get(key) != because}
         return validated_recipe(replace(changed, sources={**self.sources, **noted}))
@@ -209,6 +213,12 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
     check_size(sections["encoder"])
     return replace(recipe, sources=sources, **sections)
+
+
+def _draws_in_vain(recipe: Recipe) -> bool:
+    """Whether M is set where nothing is drawn: prototypes hold one target a class, a batch is taken as a whole."""
+    return (type(recipe.loss) is Align and recipe.loss.samples is not None and type(recipe.pool) is PoolSpec
+            and recipe.pool.kind not in ("queue", "class-queues"))
 
 
 def following(heads: HeadSpec) -> HeadSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,16 @@ def write_page(
     maps = (f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
             f'src="{_inline(out / "tsne.png")}">' if panels else "")
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    data = result["data"]
+    data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
+    epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
+    seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result['recipe'])}</title>
 <style>{STYLE}</style></head><body>
 <h1>Which alpha for {html.escape(str(data['source']))}?</h1>
-<p class="answer">{html.escape(result['recommendation'])}.</p>
-<p>{html.escape(result['recipe'])}, {result['epochs']} epochs, {data['train']} training images, {data['held_out']}
-held out, {data['classes']} classes in pretraining, seeds {html.escape(str(result['seeds']))}.
+<p class="answer">{_flags_whole(result['recommendation'])}.</p>
+<p>{html.escape(result['recipe'])}, {epochs}, {data['train']} training images, {data['held_out']} held out,
+{data['classes']} classes in pretraining, {seeds}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
@@ -99,6 +102,11 @@ training, none on a test set. The maps show at most 2,000 images.</p>
     path = out / "alpha.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _flags_whole(text: str) -> str:
+    """Escaped, with flags that no line breaks: a browser would end one between the hyphens of --seeds."""
+    return re.sub(r"--[\w-]+", r'<code style="white-space: nowrap">\g<0></code>', html.escape(text))
 
 
 def _inline(path: Path) -> str:

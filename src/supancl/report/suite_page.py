@@ -95,7 +95,8 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
         return (f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
                 "images, top-1.")
     if one["protocol"] == "transfer":
-        return (f"Logistic regression on frozen features; of {len(one['weights'])} regularisers the best on "
+        among = one.get("tried") or one["weights"]  # the older name
+        return (f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
                 "validation, refitted on train and validation, tested once.")
     used = queries_of([result for result in results if result["task"] == protocol])
     return f"{one['episodes']:,} episodes of {used}, seed {one['seed']}, the same for every encoder."

@@ -23,14 +23,16 @@ from rich.console import Console
 from supancl.checkpoint import checkpoints, load_encoder, load_newest
 from supancl.config import flattened
 from supancl.data.images import cores
+from supancl.data.readers import check_apart
 from supancl.data.sources import Data, open_data, same_source
+from supancl.distributed import by_one
 from supancl.encoders import Encoder
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.reuse import one_step
 from supancl.run import RunFolder
-from supancl.start import agrees, check_data, check_same_data, pick_device, with_short_side
+from supancl.start import HOW, agrees, asked_anew, check_data, check_same_data, pick_device, with_short_side
 from supancl.train import Reporter, pretrain
 
 FAILED = "failed.json"  # in the folder of a run that could not go on, and why
@@ -98,6 +100,7 @@ def train_all(
     A run that cannot go on is recorded and does not end the study. All are refused, before any is trained, where one
     of them cannot be: other settings, or data that have changed, would make two studies of it.
     """
+    by_one("a study")
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
     finished = [name for name in recipes if is_finished(RunFolder(out / name), recipes[name])]
@@ -134,6 +137,7 @@ def train_all(
 def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
     for name, recipe in recipes.items():
         folder = RunFolder(out / name)
+        check_apart(recipe.data.source, folder.path)
         _check_same(recipe, folder)
         check_data(recipe, data)
         if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
@@ -196,8 +200,13 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
 def _train_one(recipe: Recipe, path: Path) -> Failed | None:
     folder = RunFolder(path)
     (path / FAILED).unlink(missing_ok=True)
+    chosen: Recipe | None = recipe
+    if folder.holds_run:
+        kept = folder.read_recipe()[0]
+        asked = asked_anew(recipe, kept)
+        chosen = kept.with_set(asked) if asked else None
     try:
-        pretrain(None if folder.holds_run else recipe, out=path, resume=folder.holds_run, reporter=Reporter())
+        pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
         failure = Failed(str(error), error.exit_code)
         write_text(path / FAILED, json.dumps(failure._asdict()) + "\n")
@@ -236,7 +245,7 @@ def _check_same(recipe: Recipe, folder: RunFolder) -> None:
         return
     kept = flattened(folder.read_recipe()[0])
     for key, value in flattened(recipe).items():
-        if key in ("sources", "train.device", "data.short_side") or agrees(key, value, kept.get(key)):
+        if key in ("sources", "train.device", "data.short_side", *HOW) or agrees(key, value, kept.get(key)):
             continue
         if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
             raise BadInput(f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "

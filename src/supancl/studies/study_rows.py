@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from supancl.config import flattened
 from supancl.losses import Align, Contrast
 from supancl.recipes import Recipe
 from supancl.studies.paper_numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
@@ -36,7 +37,9 @@ class Study:
 def pool_rows(base: Recipe) -> Rows:
     fields: dict[str, dict[str, Any]] = {"queue": {"pool.kind": "queue"}}
     fields |= {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in CLASS_QUEUES}
-    fields |= {"prototypes": {"pool.kind": "prototypes"}, "none": {"pool.kind": "none"}}
+    # of these no M targets can be drawn
+    all_of_them = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
+    fields |= {kind: {"pool.kind": kind, **all_of_them} for kind in ("prototypes", "none")}
     return with_each(base, fields)
 
 

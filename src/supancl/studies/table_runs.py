@@ -7,14 +7,16 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.checkpoint import load_newest
+from supancl.checkpoint import load_encoder, load_newest
 from supancl.config import flattened
 from supancl.data.benchmarks import BENCHMARKS
 from supancl.data.sources import same_source
 from supancl.errors import BadInput
+from supancl.evaluate.kept import encoder_key
 from supancl.judge.groups import INCIDENTAL, group_of
 from supancl.judge.naming import registered, source_of, unusual
 from supancl.recipes import RECIPES, Recipe, recipe, released
@@ -102,6 +104,8 @@ class Entry:
             return f"is of {source}, not of the data it was trained on"
         if of in BENCHMARKS and source and of not in (source, registered(source)):
             return f"is of {source}, not of {of}@ROOT, the data set that the table means"
+        if isinstance(kept.get("weights"), str) and self.present not in ("", kept["weights"]):
+            return "is of other weights than the run's encoder has now (was it trained further?); measure it again"
         if kept.get("overlaps_training"):
             return "was measured on images that the run was trained on"
         if kept.get("partial"):
@@ -130,6 +134,14 @@ class Entry:
     @staticmethod
     def _has_supervised_target(chosen: Recipe) -> bool:
         return chosen.loss.supervised or chosen.pool.kind != "none"
+
+    @cached_property
+    def present(self) -> str:
+        """Of the run's encoder as it is now; empty where none can be read: evaluations travel without."""
+        try:
+            return "" if self.recipe is None else encoder_key(load_encoder(self.path))
+        except BadInput:
+            return ""
 
     @property
     def weights(self) -> set[str]:
@@ -280,13 +292,8 @@ def _entry(path: Path) -> Entry:
 
 
 def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
-    """Empty where the log ends with the check of the last epoch, or there is no log: encoders travel without."""
-    last, epochs = folder.metrics()[-1:], chosen.train.epochs
-    closing = ("monitor",) if chosen.train.monitor_every else ("monitor", "train")
-    if all(row["epoch"] >= epochs - 1 and row["kind"] in closing for row in last):
-        return ""
-    failed = failure_of(folder.path)
-    return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}{f' ({failed.reason})' if failed else ''}"
+    early, failed = folder.ends_early(chosen), failure_of(folder.path)
+    return f"{early} ({failed.reason})" if early and failed else early
 
 
 def _toy(path: Path) -> list[Entry]:
