@@ -13,9 +13,9 @@ from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, c
 from evidence.spread import Gap, Pooled, gap, mean_text
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
-CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper says no.)"
+CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"
 ALPHA_QUESTION = "Is the best alpha inside (0, 1)?"
-VARIANCE_QUESTION = "Does the supervised term reduce intra-class variance? (The paper's theorems say so.)"
+VARIANCE_QUESTION = "Does the supervised term reduce intra-class variance, S_W/S_T? (The paper's theorems say so.)"
 COLLAPSE_QUESTION = "Does the pool or EMA prevent collapse?"
 STANDING_QUESTION = "How do SupSiam and SupBYOL stand against SupCon and cross-entropy?"
 
@@ -88,6 +88,7 @@ class Best(NamedTuple):
     inner: float
     end: float
     between: Gap
+    strict: Gap  # as `between`, allowing for all accuracies too
     without: list[float]  # alphas that are missing
 
     @property
@@ -104,10 +105,12 @@ def best_alphas(plan: Plan, results: Results) -> list[Best]:
             continue
         means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
         top, end = max(inner, key=lambda a: means[a]), max(ends, key=lambda a: means[a])
-        between = gap(found[top], found[end], seed_spread(plan, results, measure), picked_of=len(inner))
+        between, strict = (gap(found[top], found[end], seed_spread(plan, results, measure), picked_of=many)
+                           for many in (len(inner), len(inner) * len(ACCURACIES)))
         assert between is not None
+        assert strict is not None
         without = [alpha for alpha in rows if alpha not in found]
-        best.append(Best(measure, max(means, key=lambda a: means[a]), top, end, between, without))
+        best.append(Best(measure, max(means, key=lambda a: means[a]), top, end, between, strict, without))
     return best
 
 
@@ -124,29 +127,38 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
     return lines or [f"- not measured yet: alpha {without} missing"]
 
 
-def variance_gaps(plan: Plan, results: Results) -> dict[str, Gap]:
-    """S_W/S_T with the supervised term alone, less that without it."""
+def variance_gaps(plan: Plan, results: Results, part: str = "ratio") -> dict[str, Gap]:
+    """S_W/S_T with the supervised term alone, less that without it; or one `part` of it, within or total."""
     rows = alpha_rows(plan, results)
     found = {measure: gap(rows[0.0].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
-             for measure in ("ratio", "train_ratio")}
+             for measure in (part, f"train_{part}")}
     return {measure: one for measure, one in found.items() if one is not None}
 
 
-def variance_verdicts(plan: Plan, results: Results) -> dict[str, str]:
+def variance_verdicts(plan: Plan, results: Results, part: str = "ratio") -> dict[str, str]:
     return {measure: {"helps": "no", "hurts": "yes"}.get(one.verdict, one.verdict)
-            for measure, one in variance_gaps(plan, results).items()}
+            for measure, one in variance_gaps(plan, results, part).items()}
 
 
 def variance_lines(plan: Plan, results: Results) -> list[str]:
-    """Whether the supervised term makes S_W/S_T smaller: its end against the other, and the course between them."""
-    rows, verdicts, lines = alpha_rows(plan, results), variance_verdicts(plan, results), []
-    for measure, between in variance_gaps(plan, results).items():
-        found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
-        means = [statistics.fmean(values) for values in found.values()]
-        course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
-        steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
-        lines.append(f"- {MEASURES[measure][0]}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; it {course} at each "
-                     f"step of alpha {steps} ({values})")
+    """Whether the supervised term makes S_W/S_T smaller: its end against the other, and the course between them; then
+    whether S_W is smaller or S_T larger."""
+    rows, lines = alpha_rows(plan, results), []
+    for part, title in (("ratio", "S_W/S_T"), ("within", "S_W alone")):
+        verdicts = variance_verdicts(plan, results, part)
+        for measure, between in variance_gaps(plan, results, part).items():
+            found = {alpha: row.values(measure) for alpha, row in rows.items() if row.values(measure)}
+            means = [statistics.fmean(values) for values in found.values()]
+            course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
+            steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
+            named = title + ", train" * measure.startswith("train")
+            lines.append(f"- {named}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; it {course} at each "
+                         f"step of alpha {steps} ({values})")
+    totals = variance_gaps(plan, results, "total")
+    if totals:
+        lines.append("- S_T alone: 0 - 1 = " + "; ".join(
+            f"{one.text(3)}{' (train)' * measure.startswith('train')}" for measure, one in totals.items())
+            + ". The theorems hold S_T fixed.")
     return lines or ["- not measured yet"]
 
 
@@ -188,7 +200,7 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
     told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not lost(without):
-        return "nothing to prevent: with neither nothing collapsed", f" ({told})"
+        return "cannot be told, for with neither nothing collapsed; in the paper it did", f" ({told})"
     return "does not prevent collapse" if lost(row) else "prevents collapse", f" ({told})"
 
 

@@ -23,7 +23,7 @@ from supancl.report.pictures import COLOURS, MARKERS
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
 PANELS = (
-    ("loss of the last epoch", tuple(LOSSES)), ("intra-class variance", ("ratio", "train_ratio")),
+    ("loss of the last epoch", tuple(LOSSES)), ("S_W/S_T", ("ratio", "train_ratio")),
     ("in-domain accuracy (%)", ("knn", "linear")), ("crossed accuracy (%)", ("crossed",)),
     ("crossed accuracy (%)", ("pets",)), ("5-way accuracy (%)", ("omniglot_1",)),
     ("5-way accuracy (%)", ("omniglot_5",)), ("5-way accuracy (%)", ("traffic-signs_1",)),

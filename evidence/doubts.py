@@ -1,0 +1,132 @@
+"""What the verdicts hang on: each assumption is dropped or changed in turn, and the words that change are named."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy import stats
+
+from evidence.answers import AHEAD, STANDING, gaps, pair_title
+from evidence.plan import Plan
+from evidence.results import Results
+from evidence.rows import ACCURACIES, MEASURES, method_rows, spread_rows
+from evidence.spread import Gap, gap, pooled, t_reach
+from evidence.summary import PAIRS, differences
+
+EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
+
+
+def welch(ours: Sequence[float], theirs: Sequence[float]) -> Gap:
+    """ours - theirs where each side varies in its own way; of two seeds or more a side.
+
+    >>> welch([70.0, 71.0, 72.0], [60.0, 61.0, 62.0]).text()
+    '+10.00 [+7.73, +12.27]'
+    """
+    parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1)
+                                    for part, values in zip(parts, (ours, theirs), strict=True))
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    reach = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
+    return Gap(mean, mean - reach, mean + reach)
+
+
+def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
+    """Pair -> what of it, as a list; `words` puts the measures' titles."""
+    return "; ".join(f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in found)}"
+                     for pair, found in changed.items())
+
+
+def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
+    """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
+    rows, many, changed = method_rows(plan, results), 0, dict[tuple[str, str], list[str]]()
+    for pair in PAIRS:
+        for measure, one in gaps(plan, results, *pair).items():
+            ours, theirs = (rows[method].values(measure) for method in pair)
+            if one.borrowed or min(len(ours), len(theirs)) < 2:
+                continue
+            many += 1
+            if len(set(ours)) > 1 and len(set(theirs)) > 1 and welch(ours, theirs).verdict != one.verdict:
+                changed.setdefault(pair, []).append(measure)
+    return many, changed
+
+
+def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
+    """How many differences borrow; those whose verdict is another where one of the lenders is left out."""
+    rows, lenders = method_rows(plan, results), spread_rows(plan, results)
+    many, changed = 0, dict[tuple[str, str], list[str]]()
+    for pair in PAIRS:
+        for measure, one in gaps(plan, results, *pair).items():
+            if not one.borrowed:
+                continue
+            many += 1
+            ours, theirs = (rows[method].values(measure) for method in pair)
+            others = [gap(ours, theirs, pooled(row.values(measure) for row in lenders if row is not left))
+                      for left in lenders]
+            if any(other is not None and other.low is not None and other.verdict != one.verdict for other in others):
+                changed.setdefault(pair, []).append(measure)
+    return many, changed
+
+
+def on_the_edge(plan: Plan, results: Results) -> dict[tuple[str, str], list[str]]:
+    """Differences whose interval ends next to 0."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for pair in PAIRS:
+        for measure, one in gaps(plan, results, *pair).items():
+            if any(end is not None and abs(end) < EDGE for end in (one.low, one.high)):
+                word = one.verdict if pair not in STANDING else AHEAD.get(one.verdict, one.verdict)
+                found.setdefault(pair, []).append(f"{MEASURES[measure][0]} ({word})")
+    return found
+
+
+def lenders_apart(plan: Plan, results: Results) -> tuple[float, float] | None:
+    """The largest of the lenders' deviations over the smallest: of the accuracy where they agree best, and worst."""
+    ratios = []
+    for measure in ACCURACIES:
+        found = [statistics.stdev(values) for row in spread_rows(plan, results)
+                 if len(values := row.values(measure)) > 1]
+        if len(found) > 1 and min(found) > 0:
+            ratios.append(max(found) / min(found))
+    return (min(ratios), max(ratios)) if ratios else None
+
+
+def doubt_lines(plan: Plan, results: Results) -> list[str]:
+    if not differences(plan, results):
+        return ["- no two methods can be compared yet"]
+    lines = []
+    many, changed = by_welch(plan, results)
+    if many:
+        lines.append(f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
+                     "alike. Without that (Welch's interval) another word would stand for "
+                     f"{sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed) + ".")
+    many, changed = by_lender(plan, results)
+    apart = lenders_apart(plan, results)
+    if many:
+        far = (f" The lenders' own deviations differ by a factor of {apart[0]:.1f} to {apart[1]:.1f}, by accuracy."
+               if apart else "")
+        lines.append(f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
+                     f"stand for {sum(map(len, changed.values())) or 'none'}"
+                     + f": {named(changed)}" * bool(changed) + ".")
+    edge = on_the_edge(plan, results)
+    if edge:
+        lines.append(f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "
+                     f"{named(edge, words=False)}.")
+    return [*lines, bold_line(plan, results), WITNESSES]
+
+
+def bold_line(plan: Plan, results: Results) -> str:
+    """How far a widened interval reaches, by how many degrees of freedom its spread has."""
+    rows, freedoms, family = method_rows(plan, results), set[int](), len(differences(plan, results))
+    for pair in PAIRS:
+        for measure, one in gaps(plan, results, *pair).items():
+            own = [rows[method].values(measure) for method in pair]
+            used = pooled(row.values(measure) for row in spread_rows(plan, results)) if one.borrowed else pooled(own)
+            freedoms |= {used.freedom} if used is not None and one.low is not None else set()
+    reach = ", ".join(f"{t_reach(each, family):.1f} deviations with {each}" for each in sorted(freedoms, reverse=True))
+    return (f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
+            "may have more than an own one: what is not bold is not for that smaller or less certain.")
+
+
+WITNESSES = """- The accuracies of a kind are of the same encoders and partly the same images: "4 of 4" is not four
+  independent witnesses."""

@@ -1,0 +1,62 @@
+"""What the verdicts hang on: each assumption dropped in turn, worked out by hand or by scipy."""
+
+import doctest
+
+import pytest
+from scipy import stats
+
+from evidence import doubts
+from evidence.doubts import by_lender, by_welch, doubt_lines, lenders_apart, on_the_edge, welch
+from evidence.plan import cifar_plan
+from evidence.results import Results
+
+from .made import result, whole
+
+PLAN = cifar_plan()
+
+
+def linear(**levels: tuple[float, ...]) -> Results:
+    """Final runs that have a linear accuracy alone, by method and seed."""
+    results = {name: one for name, one in whole({}).items() if name.startswith("pilot-")}
+    for method, values in levels.items():
+        for seed, value in enumerate(values):
+            step = PLAN.step(f"final-{method}-{seed}")
+            results[step.name] = result(PLAN, step, PLAN.pilots[method][0], {"linear": value})
+    return results
+
+
+def test_examples() -> None:
+    assert doctest.testmod(doubts).failed == 0
+
+
+def test_welchs_interval_is_scipys() -> None:
+    ours, theirs = [70.0, 71.5, 72.0], [60.0, 66.0]
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    one = welch(ours, theirs)
+    assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_a_verdict_that_needs_equal_spreads_is_named() -> None:
+    """Two seeds six points apart: pooled with three that agree they tell, by themselves they do not."""
+    results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(58.0, 64.0), supcon=(70.0, 70.1, 70.2))
+    assert by_welch(PLAN, results) == (2, {("supsiam", "simsiam"): ["linear"]})
+    assert "another word would stand for 1: SupSiam - SimSiam: linear." in doubt_lines(PLAN, results)[0]
+
+
+def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:
+    results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 70.0), supcon=(71.0,))
+    assert by_lender(PLAN, results) == (1, {("supsiam", "supcon"): ["linear"]})  # 3 points, of .1 and of 7
+    assert lenders_apart(PLAN, results) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
+    assert by_lender(PLAN, linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1), supcon=(71.0,)))[1] == {}
+
+
+def test_an_interval_that_ends_at_zero_is_named_with_its_word() -> None:
+    reach = 2.7764 * 0.1 * (2 / 3) ** 0.5  # of four degrees of freedom
+    gap = reach + 0.01
+    results = linear(supsiam=(74.0, 74.1, 74.2), supcon=(74.0 + gap, 74.1 + gap, 74.2 + gap))
+    assert on_the_edge(PLAN, results) == {("supsiam", "supcon"): ["linear (behind)"]}
+    assert on_the_edge(PLAN, linear(supsiam=(74.0, 74.1, 74.2), supcon=(75.0, 75.1, 75.2))) == {}
+
+
+def test_nothing_to_compare_yet() -> None:
+    assert doubt_lines(PLAN, {}) == ["- no two methods can be compared yet"]
