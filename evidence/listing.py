@@ -69,7 +69,7 @@ def commands(results: Results) -> str:
 made of it, starting, compiling and checkpoints included. Of runs in a row that differ in seed, alpha or learning rate
 alone only the first compiled: the others took over its captured step. A run may have been judged while the next one
 trained, which slows both; where the speed is marked as shared, other runs of the plan or other work were on the GPU for
-some or all of the time.
+some or all of the time. They are no benchmark: [performance](docs/performance.md) has one.
 
 {table(COLUMNS, [row(name, result) for name, result in results.items()])}
 Trained with, a line a run, in a folder in which data/ holds the unpacked data sets:
