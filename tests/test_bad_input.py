@@ -106,10 +106,10 @@ NAMES = [
     Row("M below 1", flags("--set", "loss.samples=0"), "loss.samples = 0: must be at least 1"),
     Row("M of prototypes", flags("--set", "loss.samples=4", "--set", "pool.kind=prototypes"),
         "loss.samples = 4 has no effect with pool.kind = 'prototypes', of which no M targets can be drawn; set "
-        "loss.samples=null, or pool.kind=queue or class-queues"),
+        "loss.samples=null, or pool.kind=queue or class-queues; one call, or one command, may set both"),
     Row("M without a pool", flags("--set", "pool.kind=none", "--set", "loss.samples=1"),
         "loss.samples = 1 has no effect with pool.kind = 'none', of which no M targets can be drawn; set "
-        "loss.samples=null, or pool.kind=queue or class-queues"),
+        "loss.samples=null, or pool.kind=queue or class-queues; one call, or one command, may set both"),
     Row("a pool of none", flags("--set", "pool.size=0"), "pool.size = 0: must be at least 1"),
     Row("a pool of no kind", flags("--set", "pool.kind=bag"),
         "pool.kind = 'bag': must be one of none, queue, class-queues, prototypes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def test_who_may_read_a_file_is_what_the_umask_says(tmp_path: Path, mask: int, m
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (tensors, text)] == [mode, mode]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.safetensors", "recipe.json"]
+
+
+def test_a_mount_that_refuses_other_modes_gets_the_file(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "encoder.safetensors"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("whole")
+        os.chmod(temporary, 0o700)  # as no umask has it
+
+    write_atomically(path, write)
+    assert path.read_text() == "whole"
 
 
 def test_processes_of_one_number_in_two_containers_write_one_file(tmp_path: Path, monkeypatch) -> None:

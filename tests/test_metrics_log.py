@@ -68,7 +68,7 @@ def test_rows_of_a_run_that_was_killed_after_its_checkpoint_are_drawn_once(tmp_p
 
     def write(log: MetricsLog, steps: range, loss: float) -> None:
         for step in steps:
-            log.write({"kind": "train", "step": step, "loss": loss})
+            log.write({"kind": "train", "step": step, "epoch": 0, "loss": loss})
         log.close()
 
     write(MetricsLog(folder, None), range(1, 9), 1.0)

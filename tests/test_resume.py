@@ -172,8 +172,10 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     data, folder = tiny_data(), tmp_path / "stopped"
     recipe = tiny_recipe("supbyol", train__checkpoint_every=every)
     pretrain(recipe.with_set({"train.on_nan": policy}), data, tmp_path / "whole")
-    with pytest.raises(NonFinite, match=f"supancl pretrain --resume --on-nan skip --out {folder}; or start anew with"):
+    way = rf"every loss \(slower on a GPU\): supancl pretrain --resume --on-nan skip --out {folder}; or start anew with"
+    with pytest.raises(NonFinite, match=way) as stopped:
         pretrain(recipe, data, folder)
+    assert str(stopped.value).startswith(f"{stopped.value.what}; to go on")
     with pytest.raises(NonFinite, match="at step 3"):
         pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
     with pytest.raises(Crash):
@@ -192,7 +194,7 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     with monkeypatch.context() as patch:
         poisoned(patch, {5})
         assert main([*COMMAND[3:], "--out", str(folder)]) == NonFinite.exit_code
-        told = capsys.readouterr().err.split("without such steps: supancl ")[1].split("; or start anew")[0]
+        told = capsys.readouterr().err.split("(slower on a GPU): supancl ")[1].split("; or start anew")[0]
         assert main(shlex.split(told)) == 0
     assert "at step 5" in capsys.readouterr().err
     assert RunFolder(folder).read_recipe()[0].train.on_nan == "skip"
@@ -229,6 +231,32 @@ def test_what_recipe_json_says_of_the_beginning_stays_when_a_setting_is_noted(tm
     assert now["recipe"]["sources"].pop("train.on_nan")
     assert begun["recipe"]["train"].pop("on_nan") == "stop"
     assert now == begun
+
+
+def test_a_setting_that_is_not_taken_over_is_said_once(tmp_path):
+    """By replace() nothing is asked for: a recipe has on_nan = stop also where nobody thought of it."""
+    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe(train__on_nan="skip")
+    pretrain(recipe, data, folder, reporter=(first := Notes()))
+    stopping = replace(recipe, train=replace(recipe.train, on_nan="stop"), sources={})
+    pretrain(stopping, data, folder, resume=True, reporter=(other := Notes()))
+    pretrain(recipe, data, folder, resume=True, reporter=(same := Notes()))
+    pretrain(None, data, folder, resume=True, reporter=(none := Notes()))
+    said = "goes on with train.on_nan = 'skip', as recipe.json has it"
+    assert [each.notes.count(said) for each in (first, other, same, none)] == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("asked", ["stop", "skip"])
+def test_a_setting_is_noted_also_in_a_recipe_json_of_before_there_was_one(asked, tmp_path):
+    data, folder, recipe = tiny_data(), RunFolder(tmp_path / "run"), tiny_recipe()
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder.path, reporter=CrashAt(6))
+    begun = json.loads(folder.recipe_file.read_text())
+    del begun["recipe"]["train"]["on_nan"]
+    folder.recipe_file.write_text(json.dumps(begun))
+    pretrain(recipe.with_set({"train.on_nan": asked} if asked == "skip" else {}), data, folder.path, resume=True)
+    now = json.loads(folder.recipe_file.read_text())["recipe"]
+    assert now["train"]["on_nan"] == asked
+    assert ("train.on_nan" in now["sources"]) == (asked == "skip")
 
 
 # --- damaged and missing checkpoints ----------------------------------------------------------------------------------

@@ -217,23 +217,30 @@ def rows(folder: RunFolder) -> list[int]:
     return [row["step"] for row in folder.metrics()]
 
 
+def row_of(step: int) -> bytes:
+    return json.dumps({"kind": "train", "step": step, "epoch": 0}).encode()
+
+
 @pytest.mark.parametrize(("until", "left"), [(0, []), (1, [1]), (2, [1, 2, 2]), (3, [1, 2, 2, 3]), (9, [1, 2, 2, 3])])
 def test_rows_after_the_step_are_dropped(tmp_path, until, left):
     folder = RunFolder(tmp_path)
-    folder.metrics_file.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 2, 3)))
+    folder.metrics_file.write_bytes(b"".join(row_of(step) + b"\n" for step in (1, 2, 2, 3)))
     folder.keep_metrics_until(until)
     assert rows(folder) == left
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b'{"step": 4, "lo', b"\x00\x00\x00", b"\xff\xfe{", b"4", b'{"loss": 1}', b'{"step": null}', b"[]", b"\n\n"],
+    [b'{"step": 4, "lo', b"\x00\x00\x00", b"\xff\xfe{", b"4", b'{"loss": 1}', b'{"step": null}', b"[]", b"\n\n",
+     b"\x00\x00" + row_of(3), b"\xff}", b"{}", b'{"kind": "train", "step": 3}', b'{"step": 3, "epoch": 0}',
+     b'{"kind": "train", "step": 3, "epoch": null}', b"[" * 100_000 + b"{}"],
 )
-def test_a_damaged_row_is_dropped_and_the_others_stay(tmp_path, damage):
+def test_a_damaged_row_is_passed_over_and_dropped_and_the_others_stay(tmp_path, damage):
     folder = RunFolder(tmp_path)
-    folder.metrics_file.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 2}\n' + damage)
-    folder.keep_metrics_until(5)
+    folder.metrics_file.write_bytes(row_of(1) + b"\n" + damage + b"\n" + row_of(2) + b"\n" + damage)
     assert rows(folder) == [1, 2]
+    folder.keep_metrics_until(5)
+    assert folder.metrics_file.read_bytes() == row_of(1) + b"\n" + row_of(2) + b"\n"
 
 
 def test_a_run_without_metrics_has_none(tmp_path):

@@ -400,9 +400,19 @@ def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
         check_apart(str(tmp_path / "link"), tmp_path / "flat" / "runs")
 
 
+def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path, monkeypatch):
+    """Of a million images on a network mount that takes minutes."""
+    for name in ("1.png", "2.png"):
+        (tmp_path / name).touch()
+    asked, plain = [], Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: asked.append(path) or plain(path))
+    check_apart(str(tmp_path), tmp_path.parent / "runs")
+    assert asked == [tmp_path]
+
+
 def test_a_study_in_its_own_data_is_refused_before_it_trains(tmp_path):
     data = class_folders(tmp_path / "data")
     base = recipe("digits.supsiam").with_set({"data.source": str(data), "train.batch_size": 4})
-    with pytest.raises(BadInput, match=r"data/study/row lies in .*choose another --out$"):
+    with pytest.raises(BadInput, match=r"data/study lies in .*choose another --out$"):
         train_all({"row": base}, open_data(base.data, 1), data / "study", Console(quiet=True))
     assert not (data / "study").exists()

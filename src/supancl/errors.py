@@ -25,9 +25,13 @@ class Collapsed(SupanclError):
 
 
 class NonFinite(SupanclError):
-    """Training stopped because the loss is not a finite number."""
+    """Training stopped because the loss is not a finite number; `what` is that, without the ways out."""
 
     exit_code = 4
+
+    def __init__(self, what: str, ways: str = "") -> None:
+        super().__init__(f"{what}; {ways}" if ways else what)
+        self.what = what
 
 
 class CheckFailed(SupanclError):

@@ -36,7 +36,8 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = A
         write(temporary)
         with open(temporary, "rb+") as file:
             if os.fstat(file.fileno()).st_mode & 0o777 != usual:
-                temporary.chmod(usual)
+                with contextlib.suppress(OSError):  # some network mounts refuse it; the file is whole all the same
+                    temporary.chmod(usual)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way

@@ -93,7 +93,7 @@ class Monitor:
             queries = self._features(encoder, self.held_out, device, half)
             if not bool(torch.isfinite(queries.values).all()):
                 raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
-                                "checkpoint; try a lower --set optimizer.lr")
+                                "checkpoint", "try a lower --set optimizer.lr")
             within, total = variance(queries)
             row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
             labelled = self.reference.labelled and self.held_out.labelled  # or there is nothing to compare

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from supancl.config import to_json
 from supancl.data.sources import absolute_source
@@ -27,6 +27,8 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 class RunFolder:
     """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, tensorboard/, evaluate/."""
+
+    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int, "epoch": int}  # every row of metrics.jsonl
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,10 +115,12 @@ class RunFolder:
     def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
         """Keep in recipe.json a setting that the run goes on with; what else it says is of the beginning, and stays."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
-        if content["recipe"][section].get(name, value) == value:
+        kept, key = content["recipe"][section], f"{section}.{name}"
+        if name in kept and kept[name] == value:
             return
-        content["recipe"][section][name] = value
-        content["recipe"].setdefault("sources", {})[f"{section}.{name}"] = recipe.sources[f"{section}.{name}"]
+        kept[name] = value
+        if key in recipe.sources:  # not of one that was left open, in a file of before there was such a setting
+            content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
         write_text(self.recipe_file, _json(content))
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
@@ -142,19 +146,20 @@ class RunFolder:
         """Drop rows after `step`: the steps they tell of will be done again."""
         if not self.metrics_file.exists():
             return
-        kept = []
-        for line in self.metrics_file.read_text(errors="replace").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue  # the half-written last line of a run that was killed
-        write_text(self.metrics_file, "".join(kept))
+        write_text(self.metrics_file, "".join(line + "\n" for line, row in self._logged() if row["step"] <= step))
 
     def metrics(self) -> list[dict[str, Any]]:
-        if not self.metrics_file.exists():
-            return []
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines() if line.endswith("}")]
+        return [row for _, row in self._logged()] if self.metrics_file.exists() else []
+
+    def _logged(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of metrics.jsonl that are rows; what a killed run or a lost machine left of others is no row."""
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and all(isinstance(row.get(key), kind) for key, kind in self.row_has.items()):
+                yield line, row
 
     def ends_early(self, recipe: Recipe) -> str:
         """How far the log goes of a run that was not trained to its end.

@@ -22,8 +22,8 @@ from supancl.recipes import Recipe
 from supancl.recipes.recipe import TrainSpec, validated_recipe
 from supancl.run import RunFolder, next_folder
 
-# these change how a step is run and what is done where it gave no numbers, not what it computes: a run may change them
-# as it goes on; with the value that asks for nothing
+# field -> the value that asks for nothing; a run may change these as it goes on: they say how a step is run and what is
+# done where it gave no numbers, not what a step computes
 HOW: dict[str, Any] = {"train.compile": None, "train.replay": None, "train.on_nan": TrainSpec.on_nan}
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}

@@ -106,6 +106,8 @@ def _pretrained(
     settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
     device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
     chosen = with_speed(settings, device, len(found.train), ranks.size)
+    if recipe is not None and recipe.train.on_nan != chosen.train.on_nan:
+        reporter.note(f"goes on with train.on_nan = {chosen.train.on_nan!r}, as recipe.json has it")
     for remark in found.remarks:
         reporter.warn(remark)
     with ExitStack() as stack:
@@ -249,7 +251,7 @@ def _loop(
             reporter.stepped(trainer.step, row)
             if (epoch_ends or often or stop) and not trainer.sound():
                 raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
-                                "the last checkpoint; try a lower --set optimizer.lr")
+                                "the last checkpoint", "try a lower --set optimizer.lr")
             if epoch_ends:
                 _close_epoch(trainer, folder, data, targets, log, reporter, writer)
                 since = time.perf_counter()
@@ -359,12 +361,12 @@ def _not_finite(
     half = trainer.recipe.train.precision == "bf16"
     anew = "start anew with a lower --set optimizer.lr" + (" or --precision fp32" if half else "")
     resume = f"supancl pretrain --resume --on-nan skip --out {shlex.quote(str(folder.path))}"
-    without = f"to go on without such steps: {resume}"
+    without = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}"
     if policy == "stop":
-        raise NonFinite(f"{what}; {without}; or {anew}")
+        raise NonFinite(what, f"{without}; or {anew}")
     if policy == "rollback":
         if rollbacks >= MOST_ROLLBACKS:
-            raise NonFinite(f"{what}, after {rollbacks} rollbacks; {without}; or {anew}")
+            raise NonFinite(f"{what}, after {rollbacks} rollbacks", f"{without}; or {anew}")
         trainer.ranks.once(writer.wait)
         known, (state, _) = trainer.bad_steps, trainer.ranks.once(lambda: load_newest(folder.checkpoints))
         if state is not None:
@@ -376,5 +378,5 @@ def _not_finite(
         reporter.warn(f"{what}; step skipped")
     trainer.bad_steps.append(step)
     if policy == "skip" and len(trainer.bad_steps) > MOST_SKIPS:
-        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps; {anew}")
+        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps", anew)
     return rollbacks + 1

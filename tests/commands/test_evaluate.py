@@ -63,6 +63,15 @@ def test_a_run_that_was_not_trained_to_its_end_is_judged_and_said_to_be_so(train
         f"warning: {run}: its log ends in epoch 1 of 1; the encoder judged is the last one that it saved\n")
 
 
+@pytest.mark.parametrize("damage", [b"\x00\x00}\n", b"\xff\xfe}\n", b'{"kind": "train", "step": 999}\n', b"[]\n{}\n"])
+def test_a_damaged_line_of_the_log_does_not_keep_a_run_from_being_judged(damage, trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "run")
+    with open(run / "metrics.jsonl", "ab") as log:
+        log.write(damage)
+    said = supancl(capsys, "evaluate", "knn", run)
+    assert (said.code, said.err) == (0, "")
+
+
 def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     run = shutil.copytree(trained, tmp_path / "run")
     said = supancl(capsys, "evaluate", "knn", run, "--k", "5,20")

@@ -6,8 +6,9 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -204,6 +205,31 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
     assert own.OWN["loss", "spread"] is not before
     done = subprocess.run([sys.executable, "own_module.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("file", [None, "own.py"])
+def test_in_a_notebook_a_class_may_be_renamed_and_in_a_file_two_of_one_kind_are_refused(monkeypatch, file):
+    place = ModuleType("__main__")
+    place.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", place)
+
+    def defined(name):
+        made = make_dataclass(name, [("kind", str, "shifted")], bases=(Align,), frozen=True)
+        made.__module__ = "__main__"
+        return made
+
+    first, second = register(defined("Shifted")), defined("Moved")
+    if file:
+        with pytest.raises(BadInput, match=r"Moved: loss.kind = 'shifted' is that of __main__.Shifted already"):
+            register(second)
+        return
+    assert register(second) is own.OWN["loss", "shifted"]
+    with pytest.raises(BadInput, match="loss: Shifted has been defined anew since this recipe took it; make the"):
+        replace(recipe("digits.supsiam"), loss=first()).with_set({"train.epochs": 1})
+    elsewhere = defined("Shifted")
+    elsewhere.__module__ = "another"
+    with pytest.raises(BadInput, match=r"Shifted: loss.kind = 'shifted' is that of __main__.Moved already"):
+        register(elsewhere)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Slips of the keyboard: unknown flags and commands are answered with what was meant."""
 
+import json
+
 import pytest
 
 from tests.files import TINY, class_folders, picture, supancl
@@ -45,12 +47,19 @@ def test_a_command_that_is_missing_or_elsewhere_is_named(given, meant, capsys):
 
 def test_after_training_without_labels_the_advice_names_labelled_data(tmp_path, capsys):
     """`evaluate knn RUN` alone would be refused: such a run has nothing to judge by."""
+    class_folders(tmp_path / "data", each=12)
+    for i in range(20):
+        picture(tmp_path / "flat" / f"{i}.png", seed=i)
     for name in ("flat", "data"):
-        class_folders(tmp_path / name, each=12) if name == "data" else [
-            picture(tmp_path / name / f"{i}.png", seed=i) for i in range(20)]
         run = tmp_path / f"run of {name}"
         said = supancl(capsys, "pretrain", "digits.simsiam", *TINY, "--data", tmp_path / name, "--out", run)
         assert said.code == 0, said.err
         told = " ".join(said.out.split())
         assert told.endswith(f"judge it with: supancl evaluate knn '{run}'"
                              + " --data LABELLED_IMAGES" * (name == "flat"))
+        content = json.loads((run / "recipe.json").read_text())
+        del content["data"]["labelled"]  # of a run whose file does not say, nothing is known
+        (run / "recipe.json").write_text(json.dumps(content))
+        said = supancl(capsys, "pretrain", "--resume", "--out", run)
+        assert said.code == 0, said.err
+        assert " ".join(said.out.split()).endswith(f"judge it with: supancl evaluate knn '{run}'")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
+from supancl.data.decoding import about_dark
 from supancl.data.images import SUFFIXES, ArrayImages, FileImages, PackedImages, decode
 from supancl.data.sources import DataSpec, from_arrays, open_data, open_source, stratified
 from supancl.errors import BadInput
@@ -630,6 +633,13 @@ def with_sizes(path, sizes, **fields):
     ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
     ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
     ({0: 3, 1: 1}, 0.0, {}, None),
+    (dict.fromkeys(range(100), 15), 0.1, dict.fromkeys(range(100), 2),
+     "asks for 150 of 1,500 labels; 200 are kept, for the share is rounded in each class"),
+    (dict.fromkeys(range(10), 14), 0.1, dict.fromkeys(range(10), 1),
+     "asks for 14 of 140 labels; 10 are kept, for the share is rounded in each class"),
+    (dict.fromkeys(range(3), 104), 0.1, dict.fromkeys(range(3), 10), None),  # 31.2: one less is no other share
+    ({**dict.fromkeys(range(9), 19), 9: 2}, 0.5, {**dict.fromkeys(range(9), 10), 9: 1},
+     "asks for 86 of 173 labels; 91 are kept, for the share is rounded in each class"),
 ])
 def test_hidden_labels_leave_every_class_one_and_say_where_the_share_cannot_be_had(tmp_path, sizes, share, kept, told):
     data, labels = with_sizes(tmp_path / "a.npz", sizes, labelled=share)
@@ -651,12 +661,12 @@ def test_which_labels_are_kept_is_what_it_always_was_and_a_class_of_one_adds_its
 
 
 def test_a_limit_that_takes_the_last_label_of_a_class_is_said(tmp_path):
-    sizes = dict.fromkeys(range(10), 12)
+    sizes = dict.fromkeys(range(10), 10)
     data, _ = with_sizes(tmp_path / "a.npz", sizes, labelled=0.1, limit=40)
     lost = 10 - len(data.train.present())
     assert lost > 0
     assert any(f"data.limit = 40 leaves {lost} of 10 classes without a label" in remark for remark in data.remarks)
-    assert with_sizes(tmp_path / "b.npz", sizes, labelled=0.1, limit=119)[0].remarks == ()
+    assert with_sizes(tmp_path / "b.npz", sizes, labelled=0.1, limit=99)[0].remarks == ()
 
 
 @pytest.mark.parametrize("cache", ["never", "always"])
@@ -669,6 +679,34 @@ def test_images_that_are_nearly_black_are_remarked_on(tmp_path, cache, most, tol
         Image.fromarray(deep).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
     found = source(tmp_path / "photos", cache=cache).remarks
     assert any(remark.startswith("none of 6 images looked at has a pixel above 16 of 255") for remark in found) == told
+
+
+@pytest.mark.parametrize("cache", ["never", "always"])
+def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tmp_path, cache):
+    def png(path, samples):  # Pillow writes no colours of 16 bits
+        height, width, _ = samples.shape
+        parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0), b"IEND": b"",
+                 b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples))}
+        path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(parts[name])) + name + parts[name] + struct.pack(">I", zlib.crc32(name + parts[name]))
+            for name in (b"IHDR", b"IDAT", b"IEND")))
+
+    for i in range(6):
+        for kind in ("masks", "colours"):
+            (tmp_path / kind / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        dots = np.random.default_rng(i).integers(0, 2, (8, 8)).astype(np.uint8)
+        Image.fromarray(dots).save(tmp_path / "masks" / "ab"[i % 2] / f"{i}.png")
+        png(tmp_path / "colours" / "ab"[i % 2] / f"{i}.png", np.full((8, 8, 3), 4000))
+    told = {kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12 bits" in remark]
+            for kind in ("masks", "colours")}
+    assert [len(remarks) for remarks in told.values()] == [0, 1]
+
+
+def test_images_of_8_bits_are_not_decoded_to_see_whether_they_are_dark(tmp_path, monkeypatch):
+    root = class_folders(tmp_path, ("ant", "bee"), 4)
+    store = FileImages(sorted(root.rglob("*.png")), 3, None)
+    monkeypatch.setattr(FileImages, "batch", None)
+    assert about_dark(store, store.items) == []
 
 
 # --- left-out classes -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Features kept on disk: found again for the same weights, pixels, view and layer, and for nothing else."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from supancl.config import to_json
+from supancl.data import cache
 from supancl.data.cache import Cache
 from supancl.data.images import ArrayImages, FileImages, PackedImages
 from supancl.data.sources import Split, whole
+from supancl.encoders import EncoderSpec
 from supancl.evaluate import kept
 from supancl.evaluate.kept import KeptFeatures, encoder_key, pixels_key
 from supancl.judge import Look
@@ -89,6 +92,30 @@ def test_the_key_is_that_of_every_weight_and_of_what_the_encoder_expects():
         keys.add(encoder_key(one))
         tensor.copy_(before)
     assert len(keys) == 3 + len(one.body.state_dict())
+
+
+def test_a_setting_that_a_later_version_adds_leaves_the_key_as_it_was(monkeypatch):
+    """Else every evaluation that was kept would be one of other weights."""
+    @dataclass(frozen=True)
+    class Later(EncoderSpec):
+        frobbed: int = 0
+
+    one, key = encoder(), encoder_key(encoder())
+    monkeypatch.setattr(kept, "EncoderSpec", Later)
+    one.spec = Later(**to_json(SPEC))
+    assert encoder_key(one) == key
+    one.spec = Later(**to_json(SPEC), frobbed=1)
+    assert encoder_key(one) != key
+    names = {encoder_key(each) for each in (encoder(spec=SPEC), encoder(spec=replace(SPEC, size=9)))}
+    assert len(names) == 2
+
+
+def test_files_that_are_read_otherwise_now_have_another_key(tmp_path, monkeypatch):
+    split = split_of(FileImages([picture(tmp_path / "a.png"), picture(tmp_path / "b.png", 1)], 3, None))
+    before = pixels_key(split)
+    assert pixels_key(split) == before
+    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    assert pixels_key(split) != before
 
 
 def test_without_the_cache_nothing_is_kept(tmp_path):

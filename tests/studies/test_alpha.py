@@ -246,8 +246,10 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
         assert len(begun) == 6
     printed = capsys.readouterr()
     assert printed.err.startswith("supancl: 3 of 6 runs failed and are in no mean (alpha-0.5-seed-0, alpha-1-seed-0, "
-                                  f"alpha-1-seed-1); the study without them is in {out}, and --retry goes on")
-    assert "alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5" in printed.err
+                                  f"alpha-1-seed-1); the study without them is in {out}, and --retry --on-nan skip "
+                                  "goes on with them from their last checkpoint, or begin another study with a lower ")
+    assert re.search(r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$",
+                     printed.err)
     assert "1 of 2" in printed.out
     assert "alpha = 0 is the only one of which no run failed" in printed.out
     result = json.loads((out / "alpha.json").read_text())
@@ -259,11 +261,13 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     assert (none["failed"], none["linear"]) == (2, None)
     page = (out / "alpha.html").read_text()
     assert "<li>alpha = 1, seed 1: the loss or its gradient" in page
+    assert "--resume" not in page + printed.err + printed.out  # that is for who trains one run
     # the same again lists them and trains nothing; only who asks for it has them go on
     begun = fail_at(monkeypatch)
     assert main(command) == 4
     assert begun == []
-    assert "failed before: alpha-0.5-seed-0" in capsys.readouterr().out
+    assert re.search("failed before: alpha-0.5-seed-0, .*; --retry --on-nan skip goes on",
+                     capsys.readouterr().out.replace("\n", " "))
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
     assert not list(out.glob(f"*/{FAILED}"))
@@ -283,6 +287,13 @@ def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finish
     assert kept == ["stop", "skip"]
     assert len(many.train_all(recipes, data, out, quiet, jobs=1).trained) == 2  # as the study was first asked for
     assert len(begun) == 3
+
+
+def test_runs_that_collapsed_are_only_tried_again(tmp_path: Path) -> None:
+    failed = {"a": many.Failed("it collapsed", 3)}
+    told = str(many.RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
+    assert told.endswith(f"is in {tmp_path}, and --retry goes on with them from their last checkpoint; a: it collapsed")
+    assert many.way_on({**failed, "b": many.Failed("no number", 4)}) == "--retry --on-nan skip"
 
 
 def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> None:

@@ -15,6 +15,7 @@ from supancl.studies.study import MEASURES, differences
 from supancl.studies.study_rows import STUDIES
 from supancl.studies.table_layouts import LAYOUTS
 from supancl.studies.tables import table_name
+from tests.files import class_folders
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
 BASES = {"pool": "imagenet100.supsiam", "positives": "imagenet100.supsiam", "batch": "imagenet100.supsiam",
@@ -236,3 +237,32 @@ def test_bad_input_is_one_line(arguments: list[str], line: str, tmp_path: Path, 
     assert line in told
     assert "\n" not in told
     assert not (tmp_path / "x").exists()
+
+
+STUDY_COMMANDS = {"alpha": ["alpha"], "collapse": ["collapse"], "study": ["study", "pool"]}
+
+
+@pytest.mark.parametrize("name", STUDY_COMMANDS)
+def test_a_study_that_cannot_be_is_told_before_the_data_are_read(name, tmp_path, monkeypatch, capsys) -> None:
+    """Decoding a large folder takes an hour: whoever named a bad --out should not learn it after that."""
+
+    def read(*arguments):
+        raise AssertionError("the data were read")
+
+    monkeypatch.setattr(f"supancl.studies.{name}.data_of", read)
+    monkeypatch.chdir(class_folders(tmp_path / "data"))
+    (tmp_path / "file").write_text("mine")
+    command = [*STUDY_COMMANDS[name], "digits.supsiam", "--data"]
+    for source, out, told in (
+        ("digits", tmp_path / "file", f"cannot write in {tmp_path}/file (Not a directory); choose another --out"),
+        (".", Path("mine"), f"mine lies in {tmp_path}/data, whose folders are taken for classes, so {tmp_path}/data "
+                            "would be other data from then on; choose another --out"),
+    ):
+        assert main([*command, source, "--out", str(out)]) == 2
+        assert capsys.readouterr().err == f"supancl: {told}\n"
+    for key, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(key, value)
+    assert main([*command, "digits", "--out", str(tmp_path / "out")]) == 2
+    assert "a study takes one process and was started as 2 ranks" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file"]

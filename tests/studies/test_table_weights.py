@@ -12,7 +12,7 @@ from supancl.studies.table_layouts import LAYOUTS
 from supancl.studies.table_runs import read_entries
 from tests.files import TINY, class_folders, supancl
 
-CHANGED = "is of other weights than the run's encoder has now (was it trained further?); measure it again"
+CHANGED = "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
 
 
 def table_of(run: Path) -> Filled:

@@ -45,7 +45,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     made = RunFolder(run.folder)
-    labelled = not made.holds_run or made.read_data()[0].get("labelled")  # other machines' ranks may not see it
+    labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
     console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: supancl evaluate knn "
                   f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}")
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}

@@ -19,6 +19,7 @@ from supancl.data.images import (
     about_large,
     decode,
     in_order,
+    opened_image,
     shrunk,
     size_of,
     why,
@@ -27,8 +28,8 @@ from supancl.data.sources import DataSpec, Progress, Source, Split, absolute_sou
 from supancl.errors import BadInput
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
-LOOKED_AT = 64  # images whose headers tell how much all will take, and of which one is brighter than
-DARK = 16  # 4095 of 65535
+LOOKED_AT = 64  # images that stand for all of them, where every one would take too long
+DARK = 16  # of 255, as bright as 12 bits get in a file of 16: 4095 of 65535
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 
@@ -55,8 +56,8 @@ def from_items(
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         raise BadInput(f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
                        "or pass --skip-bad-images to go on without")
-    remarks += about_dark(store)
     bad = {position for position, _ in broken}
+    remarks += about_dark(store, [item for position, item in enumerate(items) if position not in bad])
     skipped = sorted(str(items[position]) for position in bad)
     if bad:
         entries = [entry for position, entry in enumerate(entries) if position not in bad]
@@ -76,13 +77,34 @@ def from_items(
     return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries])
 
 
-def about_dark(store: ImageStore) -> list[str]:
-    """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so."""
-    looked = np.linspace(0, len(store) - 1, min(LOOKED_AT, len(store))).round().astype(int)
-    if not len(looked) or any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
+def about_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
+    """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so.
+
+    `items` are those of the store. Of files of 8 bits nothing is said: masks of 0 and 1 are as they should be.
+    """
+    looked = _spread(len(items))
+    if not any(_deep(items[i]) for i in looked):
+        return []
+    if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
         return []
     return [f"none of {len(looked)} images looked at has a pixel above {DARK} of 255: 12 bits of a camera in 16-bit "
             "files? Scale them up first, such as by 16"]
+
+
+def _spread(count: int) -> list[int]:
+    """Positions of the images to look at, from the first to the last."""
+    found: list[int] = np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int).tolist()
+    return found
+
+
+def _deep(item: Path | Item) -> bool:
+    """Whether an image has more than 8 bits a sample, by its header."""
+    try:
+        with opened_image(item) as opened:
+            stored = [part[3] for part in getattr(opened, "tile", ())]  # colours of 16 bits have the mode RGB too
+            return str(opened.mode).startswith("I") or ";16" in str(stored)
+    except (OSError, ValueError):  # it has gone since it was decoded
+        return False
 
 
 def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
@@ -114,11 +136,10 @@ def _stored(
 
 def expected_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
     """How many bytes of pixels these images have, judged by the headers of some of them."""
-    looked = [items[i] for i in np.linspace(0, len(items) - 1, min(LOOKED_AT, len(items))).round().astype(int)]
     sizes = []
-    for item in looked:
+    for i in _spread(len(items)):
         try:
-            height, width = shrunk(size_of(item), short_side)
+            height, width = shrunk(size_of(items[i]), short_side)
             sizes.append(height * width)
         except Exception:  # what cannot be read is told later, by who decodes it
             continue

@@ -190,8 +190,13 @@ def check_apart(source: str, out: Path) -> None:
         except ValueError:
             continue
         if not any(part.startswith(".") for part in within.parts):  # such folders are passed over
-            raise BadInput(f"{out} lies in {folder}, whose folders are taken for classes, so {source} would be other "
-                           "data from then on; choose another --out")
+            raise BadInput(f"{out} lies in {_told(folder)}, whose folders are taken for classes, so {_told(root)} "
+                           "would be other data from then on; choose another --out")
+
+
+def _told(folder: Path) -> Path:
+    """As it was typed, but for one of no name: `.` tells nobody where that is."""
+    return folder if folder.name.strip(".") else folder.resolve()
 
 
 def is_unlabelled(folder: Path) -> bool:
@@ -202,7 +207,7 @@ def is_unlabelled(folder: Path) -> bool:
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     """train/, val/ and test/ below the root; where they are not, or are classes themselves, the root is train."""
     children = [child for child in sorted(root.iterdir()) if not child.name.startswith(".")]
-    named = [child for child in children if child.is_dir() and child.name.lower() in SPLIT_NAMES]
+    named = [child for child in children if child.name.lower() in SPLIT_NAMES and child.is_dir()]
     beside = [child for child in children if child not in named]
     among_classes = len(named) == 1 and any(child.is_dir() for child in beside)
     if among_classes and not any(child.is_dir() for child in named[0].iterdir()):

@@ -326,7 +326,7 @@ def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) 
 
 
 def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
-    """Labels of about `share` of each class, and a remark where classes are too small for their share of them."""
+    """Labels of about `share` of each class, and a remark where small classes make it another share of them all."""
     if share == 1.0:
         return train, []
     kept = stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
@@ -335,12 +335,16 @@ def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
     sizes = torch.bincount(train.labels[train.labels >= 0])
     taken = torch.bincount(labels[labels >= 0], minlength=len(sizes))
     found, wanted = int(taken.sum()), round(share * int(sizes.sum()))
-    told = []
-    if found != wanted and bool(((sizes.double() * share).round() != taken).any()):
-        why = "keeps one at least" if found > wanted else "of two or more hides one at least"
-        told = [f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, "
-                f"for every class {why}"]
-    return replace(train.listed(), labels=labels), told
+    rounded, why = (sizes.double() * share).round(), ""
+    if found > wanted and bool((taken > rounded).any()):
+        why = "every class keeps one at least"
+    elif found < wanted and bool((taken < rounded).any()):
+        why = "every class of two or more hides one at least"
+    elif abs(found - wanted) > max(1, 0.05 * wanted):
+        why = "the share is rounded in each class"
+    told = (f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for "
+            f"{why}")
+    return replace(train.listed(), labels=labels), [told] if why else []
 
 
 def _limited(train: Split, limit: int | None) -> Split:

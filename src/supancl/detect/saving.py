@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.torch import save_file
 
@@ -31,6 +31,8 @@ class Saved:
 
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
+
+    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int}  # of its training, which counts no epochs
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from supancl.config import to_json
+from supancl.data import cache
 from supancl.data.cache import FEATURES, CachedImages, cache_root
 from supancl.data.images import ArrayImages, FileImages, PackedImages, stamp_of
 from supancl.data.sources import Split
-from supancl.encoders import Encoder
+from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import write_atomically
 
@@ -27,8 +28,13 @@ VERSION = 1  # of the view and of how features are taken; a change of either is 
 
 
 def encoder_key(encoder: Encoder) -> str:
-    """Of the architecture and every weight."""
-    content = hashlib.sha256(json.dumps(to_json(encoder.spec), sort_keys=True).encode())
+    """Of the architecture and every weight.
+
+    Of its settings only the name and what is not usual: one that a later version adds leaves the key as it was.
+    """
+    usual = to_json(EncoderSpec())
+    told = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
+    content = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for name, value in sorted(encoder.body.state_dict().items()):
         content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
         content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -36,7 +42,10 @@ def encoder_key(encoder: Encoder) -> str:
 
 
 def pixels_key(split: Split) -> str | None:
-    """Of the images in their order; by content where it is at hand, else by each file's size and time."""
+    """Of the images in their order; by content where it is at hand, else by each file's size and time.
+
+    Then also by how files are read, for which the cache has a number: the same file may have given other pixels.
+    """
     content, store = hashlib.sha256(), split.store
     index = split.index.cpu()
     if isinstance(store, ArrayImages):
@@ -53,7 +62,7 @@ def pixels_key(split: Split) -> str | None:
             content.update(store.image(i).cpu().contiguous().numpy().data)
     elif isinstance(store, FileImages):
         try:
-            content.update(str((store.channels, store.short_side, store.resample)).encode())
+            content.update(str((cache.VERSION, store.channels, store.short_side, store.resample)).encode())
             for i in index.tolist():
                 content.update(f"{store.items[i]}{stamp_of(store.items[i])}".encode())
         except OSError:

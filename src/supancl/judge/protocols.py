@@ -245,7 +245,8 @@ def few_shot_of(
 ) -> dict[str, Any]:
     """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
 
-    Where as many as `most_shots` will be asked for next, classes too small for these are refused now."""
+    Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
+    """
     since, name = time.perf_counter(), name or data_label(source)
     spec = spec_for(subject, source)
     found = opened(subject, spec, view, "few-shot")

@@ -37,7 +37,7 @@ def register(section: Section) -> Section:
     """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
 
     The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`. Defined anew
-    (a notebook's cell, a module reloaded) it takes the place of the one before it.
+    (a notebook's cell, renamed or not, a module reloaded) it takes the place of the one before it.
 
     >>> from dataclasses import dataclass
     >>> @register
@@ -58,7 +58,7 @@ def register(section: Section) -> Section:
     if lacks:
         raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
     before = OWN.get((room, kind))
-    if before is not None and not _same_definition(section, before):
+    if before is not None and not _same_definition(section, before) and not _of_notebook(section, before):
         raise BadInput(f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
                        "whose runs would be read back with this class; give one of them another kind (one that is "
                        "defined no more goes with its process: restart Python)")
@@ -76,7 +76,9 @@ def check_known(name: str, section: Any, hint: Any) -> None:
             raise BadInput(f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
                            f"another {name} take a recipe that has it")
         return
-    if any(_same_definition(type(section), known) for known in OWN.values()):
+    now = OWN.get((name, getattr(section, "kind", "")))
+    if (any(_same_definition(type(section), known) for known in OWN.values())
+            or (now is not None and _of_notebook(type(section), now))):
         raise BadInput(f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the "
                        "recipe again")
     way = ("put @supancl.register above the class (docs/extending.md)" if name in STANDINS else
@@ -139,6 +141,11 @@ def _takes(function: Any, wanted: str) -> bool:
 def _same_definition(one: type, other: type) -> bool:
     """Whether two classes come from one place: a cell run twice, a module reloaded, a script that is imported too."""
     return one.__qualname__ == other.__qualname__ and _place(one) == _place(other)
+
+
+def _of_notebook(*sections: type) -> bool:
+    """Whether all were written in cells, or at a prompt: one that was renamed there is no second one."""
+    return all(each.__module__ == _place(each) == "__main__" for each in sections)
 
 
 def _place(section: type) -> str:

@@ -153,7 +153,7 @@ class Recipe:
         if _draws_in_vain(changed) and not _draws_in_vain(self):  # runs that were kept so are read, and go on
             raise BadInput(f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
                            f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
-                           "pool.kind=queue or class-queues")
+                           "pool.kind=queue or class-queues; one call, or one command, may set both")
         both = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
         noted = {key: because for key in (*overrides, *both) if self.sources.get(key) != because}
         return validated_recipe(replace(changed, sources={**self.sources, **noted}))

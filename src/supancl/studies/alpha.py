@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,14 @@ from rich.console import Console
 
 from supancl.console import table
 from supancl.data.sources import Data, Split
+from supancl.distributed import by_one
 from supancl.errors import BadInput
 from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.report.alpha_page import write_page
-from supancl.run import commit, jsonable, next_folder, versions
+from supancl.run import commit, jsonable, versions
 from supancl.start import pick_device
 from supancl.studies.many import (
     Runs,
@@ -35,6 +35,7 @@ from supancl.studies.many import (
     data_of,
     left_out_classes,
     mean_cell,
+    place_of,
     reach_of_all,
     share_cell,
     spread,
@@ -65,10 +66,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    by_one("a study")
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
     started = time.perf_counter()
-    out = Path(args.out) if args.out else next_folder("alpha")
+    out = place_of(args.out, "alpha", base)
     data = data_of(base)
     if data.described["held_out_from"] == "test":
         # alpha is chosen here, and nothing is chosen on a test set

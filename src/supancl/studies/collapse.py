@@ -7,13 +7,13 @@ import json
 import math
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from supancl.branches import BranchSpec
 from supancl.console import table
+from supancl.distributed import by_one
 from supancl.errors import BadInput
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
@@ -21,7 +21,7 @@ from supancl.losses import Align
 from supancl.methods import COLLAPSE_CELLS, METHODS
 from supancl.pools import PoolSpec
 from supancl.recipes import Recipe
-from supancl.run import commit, jsonable, next_folder, versions
+from supancl.run import commit, jsonable, versions
 from supancl.studies.many import (
     Runs,
     RunsFailed,
@@ -30,6 +30,7 @@ from supancl.studies.many import (
     check_overrides,
     data_of,
     mean_cell,
+    place_of,
     share_cell,
     spread,
     train_all,
@@ -50,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    by_one("a study")
     base = recipe_from_flags(args.recipe, args)
     if not isinstance(base.loss, Align) or base.heads.predictor is None:
         raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe")
@@ -64,7 +66,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
                        "beside the paper's; leave it at warn")
     if base.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
-    out = Path(args.out) if args.out else next_folder("collapse")
+    out = place_of(args.out, "collapse", base)
     cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
     recipes = {
         run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
@@ -89,15 +91,18 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
-    """The recipe with or without a pool, with or without a momentum branch; nothing else changes."""
+    """The recipe with or without a pool, with or without a momentum branch; what is left means the same in each."""
     row = METHODS[COLLAPSE_CELLS[pool, ema]]
     kept = base.pool if base.pool.kind != "none" else row.pool
     momentum = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
-    return replace(
+    built = replace(
         base, method=COLLAPSE_CELLS[pool, ema],
         pool=kept if pool else PoolSpec(),
         branches=momentum if ema else BranchSpec(target="stop-gradient"),
     )
+    if not pool and getattr(base.loss, "samples", None) is not None:  # of a batch no M targets can be drawn
+        built = built.with_set({"loss.samples": None}, because="collapse study")
+    return built
 
 
 def judged(key: tuple[bool, bool], seed: int, runs: Runs) -> dict[str, Any]:

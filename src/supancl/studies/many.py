@@ -31,7 +31,7 @@ from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFin
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.reuse import one_step
-from supancl.run import RunFolder
+from supancl.run import RunFolder, next_folder
 from supancl.start import HOW, agrees, asked_anew, check_data, check_same_data, pick_device, with_short_side
 from supancl.train import Reporter, pretrain
 
@@ -64,6 +64,10 @@ class Failed(NamedTuple):
     def collapsed(self) -> bool:
         return self.exit_code == Collapsed.exit_code
 
+    @property
+    def not_finite(self) -> bool:
+        return self.exit_code == NonFinite.exit_code
+
 
 class Runs(NamedTuple):
     """The runs of a study by name: those that ended as they should, and those that could not go on."""
@@ -75,14 +79,21 @@ class Runs(NamedTuple):
         return self.failed[name].reason if name in self.failed else None
 
 
+def way_on(failed: Mapping[str, Failed]) -> str:
+    """The flags with which failed runs go on; one that met a loss that was no number would only meet it again."""
+    return "--retry --on-nan skip" if any(failure.not_finite for failure in failed.values()) else "--retry"
+
+
 class RunsFailed(CheckFailed):
     """Some runs of a study failed; what the others gave has been written."""
 
     def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
         first = next(iter(failed))
         count = f"{len(failed)} of {len(result['rows'])} runs failed and are in no mean"
-        super().__init__(f"{count} ({', '.join(failed)}); the study without them is in {out}, and --retry goes on with "
-                         f"them from their last checkpoint; {first}: {failed[first].reason}", result)
+        not_finite = any(failure.not_finite for failure in failed.values())
+        anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
+        super().__init__(f"{count} ({', '.join(failed)}); the study without them is in {out}, and {way_on(failed)} "
+                         f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}", result)
         self.exit_code = max(failure.exit_code for failure in failed.values())
 
 
@@ -90,6 +101,18 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
     parser.add_argument("--retry", action="store_true",
                         help="go on with runs that failed when this study was started before (default: only list them)")
+
+
+def place_of(typed: str | None, name: str, base: Recipe) -> Path:
+    """The folder of a study; one that cannot be is told before the data are read, which may take an hour."""
+    out = Path(typed) if typed else next_folder(name)
+    _check_place(base, out)
+    return out
+
+
+def _check_place(base: Recipe, out: Path) -> None:
+    RunFolder(out).check_place()
+    check_apart(base.data.source, out)
 
 
 def train_all(
@@ -101,6 +124,7 @@ def train_all(
     of them cannot be: other settings, or data that have changed, would make two studies of it.
     """
     by_one("a study")
+    _check_place(next(iter(recipes.values())), out)
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
     finished = [name for name in recipes if is_finished(RunFolder(out / name), recipes[name])]
@@ -111,7 +135,7 @@ def train_all(
     if finished:
         console.print(f"{len(finished)} of {len(recipes)} runs are already there")
     if failed:
-        console.print(f"failed before: {', '.join(failed)}; --retry goes on with them")
+        console.print(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
 
     def left(more: str = "") -> str:
         return (f"with {done} of {len(recipes)} runs done, what had begun is saved; continue with the same command and "
@@ -137,7 +161,6 @@ def train_all(
 def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
     for name, recipe in recipes.items():
         folder = RunFolder(out / name)
-        check_apart(recipe.data.source, folder.path)
         _check_same(recipe, folder)
         check_data(recipe, data)
         if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
@@ -208,7 +231,7 @@ def _train_one(recipe: Recipe, path: Path) -> Failed | None:
     try:
         pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(str(error), error.exit_code)
+        failure = Failed(error.what if isinstance(error, NonFinite) else str(error), error.exit_code)
         write_text(path / FAILED, json.dumps(failure._asdict()) + "\n")
         return failure
     return None

@@ -17,12 +17,13 @@ from rich.console import Console
 
 from supancl.console import table
 from supancl.data.sources import Data
+from supancl.distributed import by_one
 from supancl.errors import BadInput, nearest
 from supancl.evaluate import embed, knn_accuracy, linear_accuracy, variance
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
-from supancl.run import RunFolder, commit, jsonable, next_folder, versions
+from supancl.run import RunFolder, commit, jsonable, versions
 from supancl.start import pick_device
 from supancl.studies.many import (
     Runs,
@@ -35,6 +36,7 @@ from supancl.studies.many import (
     data_of,
     interval,
     mean_cell,
+    place_of,
     share_cell,
     spread,
     train_all,
@@ -61,11 +63,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    by_one("a study")
     study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
     check(study, base, args)
     rows = chosen_rows(study, base, args)
     started = time.perf_counter()
-    out = Path(args.out) if args.out else next_folder(f"study-{args.what}")
+    out = place_of(args.out, f"study-{args.what}", base)
     data = data_of(base)
     if data.described["held_out_from"] == "test" and not args.on_test:
         # rows are compared here, and nothing is chosen on a test set

@@ -105,7 +105,8 @@ class Entry:
         if of in BENCHMARKS and source and of not in (source, registered(source)):
             return f"is of {source}, not of {of}@ROOT, the data set that the table means"
         if isinstance(kept.get("weights"), str) and self.present not in ("", kept["weights"]):
-            return "is of other weights than the run's encoder has now (was it trained further?); measure it again"
+            return ("is of other weights than the run's encoder has now (judged before its last epoch?); measure it "
+                    "again")
         if kept.get("overlaps_training"):
             return "was measured on images that the run was trained on"
         if kept.get("partial"):
