@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from scipy import stats
 
@@ -38,45 +39,57 @@ def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
                      for pair, found in changed.items())
 
 
+class Difference(NamedTuple):
+    """One of the page's, with the seeds' values that it was made from."""
+
+    pair: tuple[str, str]
+    measure: str
+    gap: Gap
+    ours: list[float]
+    theirs: list[float]
+
+
+def each(plan: Plan, results: Results) -> list[Difference]:
+    rows = method_rows(plan, results)
+    return [Difference(pair, measure, one, *(rows[method].values(measure) for method in pair))
+            for pair in PAIRS for measure, one in gaps(plan, results, *pair).items()]
+
+
+def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
+    named: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        named.setdefault(one.pair, []).append(one.measure)
+    return named
+
+
 def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
-    rows, many, changed = method_rows(plan, results), 0, dict[tuple[str, str], list[str]]()
-    for pair in PAIRS:
-        for measure, one in gaps(plan, results, *pair).items():
-            ours, theirs = (rows[method].values(measure) for method in pair)
-            if one.borrowed or min(len(ours), len(theirs)) < 2:
-                continue
-            many += 1
-            if len(set(ours)) > 1 and len(set(theirs)) > 1 and welch(ours, theirs).verdict != one.verdict:
-                changed.setdefault(pair, []).append(measure)
-    return many, changed
+    own = [one for one in each(plan, results) if min(len(one.ours), len(one.theirs)) > 1]
+    return len(own), by_pair(one for one in own if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1
+                             and welch(one.ours, one.theirs).verdict != one.gap.verdict)
 
 
 def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many differences borrow; those whose verdict is another where one of the lenders is left out."""
-    rows, lenders = method_rows(plan, results), spread_rows(plan, results)
-    many, changed = 0, dict[tuple[str, str], list[str]]()
-    for pair in PAIRS:
-        for measure, one in gaps(plan, results, *pair).items():
-            if not one.borrowed:
-                continue
-            many += 1
-            ours, theirs = (rows[method].values(measure) for method in pair)
-            others = [gap(ours, theirs, pooled(row.values(measure) for row in lenders if row is not left))
-                      for left in lenders]
-            if any(other is not None and other.low is not None and other.verdict != one.verdict for other in others):
-                changed.setdefault(pair, []).append(measure)
-    return many, changed
+    lenders = spread_rows(plan, results)
+
+    def others(one: Difference) -> list[Gap]:
+        found = [gap(one.ours, one.theirs, pooled(row.values(one.measure) for row in lenders if row is not left))
+                 for left in lenders]
+        return [other for other in found if other is not None and other.low is not None]
+
+    borrowed = [one for one in each(plan, results) if one.gap.borrowed]
+    return len(borrowed), by_pair(one for one in borrowed
+                                  if any(other.verdict != one.gap.verdict for other in others(one)))
 
 
 def on_the_edge(plan: Plan, results: Results) -> dict[tuple[str, str], list[str]]:
-    """Differences whose interval ends next to 0."""
+    """Differences whose interval ends next to 0, with their word."""
     found: dict[tuple[str, str], list[str]] = {}
-    for pair in PAIRS:
-        for measure, one in gaps(plan, results, *pair).items():
-            if any(end is not None and abs(end) < EDGE for end in (one.low, one.high)):
-                word = one.verdict if pair not in STANDING else AHEAD.get(one.verdict, one.verdict)
-                found.setdefault(pair, []).append(f"{MEASURES[measure][0]} ({word})")
+    for one in each(plan, results):
+        if any(end is not None and abs(end) < EDGE for end in (one.gap.low, one.gap.high)):
+            word = one.gap.verdict if one.pair not in STANDING else AHEAD.get(one.gap.verdict, one.gap.verdict)
+            found.setdefault(one.pair, []).append(f"{MEASURES[one.measure][0]} ({word})")
     return found
 
 
@@ -117,13 +130,13 @@ def doubt_lines(plan: Plan, results: Results) -> list[str]:
 
 def bold_line(plan: Plan, results: Results) -> str:
     """How far a widened interval reaches, by how many degrees of freedom its spread has."""
-    rows, freedoms, family = method_rows(plan, results), set[int](), len(differences(plan, results))
-    for pair in PAIRS:
-        for measure, one in gaps(plan, results, *pair).items():
-            own = [rows[method].values(measure) for method in pair]
-            used = pooled(row.values(measure) for row in spread_rows(plan, results)) if one.borrowed else pooled(own)
-            freedoms |= {used.freedom} if used is not None and one.low is not None else set()
-    reach = ", ".join(f"{t_reach(each, family):.1f} deviations with {each}" for each in sorted(freedoms, reverse=True))
+    freedoms, found = set[int](), each(plan, results)
+    for one in found:
+        lent = (row.values(one.measure) for row in spread_rows(plan, results))
+        used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
+        freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
+    reach = ", ".join(f"{t_reach(many, len(found)):.1f} deviations with {many}"
+                      for many in sorted(freedoms, reverse=True))
     return (f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
             "may have more than an own one: what is not bold is not for that smaller or less certain.")
 
