@@ -30,10 +30,13 @@ NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned no
 def gaps(plan: Plan, results: Results, ours: str, theirs: str, picked_of: int = 1) -> dict[str, Gap]:
     """ours - theirs, for every accuracy that both have; `picked_of`: see `gap`."""
     rows = method_rows(plan, results)
-    if ours not in rows or theirs not in rows:
-        return {}
-    found = {measure: gap(rows[ours].values(measure), rows[theirs].values(measure),
-                          seed_spread(plan, results, measure), picked_of) for measure in ACCURACIES}
+    return row_gaps(plan, results, rows[ours], rows[theirs], picked_of) if ours in rows and theirs in rows else {}
+
+
+def row_gaps(plan: Plan, results: Results, ours: Row, theirs: Row, picked_of: int = 1) -> dict[str, Gap]:
+    """The same of two rows, of which one need not be a method's."""
+    found = {measure: gap(ours.values(measure), theirs.values(measure), seed_spread(plan, results, measure), picked_of)
+             for measure in ACCURACIES}
     return {measure: one for measure, one in found.items() if one is not None}
 
 

@@ -14,7 +14,7 @@ from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, method_rows, spread_rows
 from evidence.spread import Gap, gap, pooled, t_reach
-from evidence.summary import PAIRS, differences
+from evidence.summary import PAIRS
 
 EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
 
@@ -56,10 +56,10 @@ def each(plan: Plan, results: Results) -> list[Difference]:
 
 
 def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
-    named: dict[tuple[str, str], list[str]] = {}
+    measures: dict[tuple[str, str], list[str]] = {}
     for one in found:
-        named.setdefault(one.pair, []).append(one.measure)
-    return named
+        measures.setdefault(one.pair, []).append(one.measure)
+    return measures
 
 
 def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
@@ -105,7 +105,7 @@ def lenders_apart(plan: Plan, results: Results) -> tuple[float, float] | None:
 
 
 def doubt_lines(plan: Plan, results: Results) -> list[str]:
-    if not differences(plan, results):
+    if not each(plan, results):
         return ["- no two methods can be compared yet"]
     lines = []
     many, changed = by_welch(plan, results)

@@ -22,6 +22,7 @@ from evidence.answers import (
     gaps,
     pair_lines,
     pair_title,
+    row_gaps,
     variance_lines,
 )
 from evidence.doubts import doubt_lines
@@ -29,8 +30,8 @@ from evidence.listing import commands, told
 from evidence.markdown import table
 from evidence.plan import HARSH, Plan
 from evidence.results import CHOSEN_BY, Results, best_pilot, choose, waiting
-from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
-from evidence.spread import gap, mean_text
+from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows
+from evidence.spread import mean_text
 from evidence.summary import certainty, counted, summary_lines, summary_table, widened
 from supancl.evaluate.ranks import rank_encoders
 from supancl.recipes import recipe
@@ -178,8 +179,7 @@ def second_simsiam(plan: Plan, results: Results) -> list[str]:
     plain, ours = second(plan, results), method_rows(plan, results)["supsiam"]
     if plain is None:
         return []
-    found = {measure: one for measure in ACCURACIES if (one := gap(
-        ours.values(measure), plain.values(measure), seed_spread(plan, results, measure))) is not None}
+    found = row_gaps(plan, results, ours, plain)
     linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
     return [f"- **SupSiam - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight decay for "
             f"both): {counted({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
@@ -284,8 +284,7 @@ def two_simsiams(plan: Plan, results: Results) -> str:
     plain, own = second(plan, results), method_rows(plan, results)["simsiam"]
     if plain is None:
         return ""
-    found = {measure: one for measure in ACCURACIES if (one := gap(
-        plain.values(measure), own.values(measure), seed_spread(plan, results, measure))) is not None}
+    found = row_gaps(plan, results, plain, own)
     above = sum(one.mean > 0 for one in found.values())
     linear = f"; linear here - there = {found['linear'].text()}" if "linear" in found else ""
     return f""" Alpha 1 is SimSiam with these settings, the main table's has those that SimSiam's own
