@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from evidence.plan import HARSH, Plan
-from evidence.results import Results
+from evidence.results import Results, choose
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
 from evidence.spread import Gap, Pooled, gap, mean_text
 
@@ -23,7 +23,7 @@ ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
 AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
 STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
-AGAINST_COLLAPSE = {(True, False): "The pool alone", (False, True): "EMA alone", (True, True): "Both together"}
+AGAINST_COLLAPSE = {(True, False): "the pool alone", (False, True): "EMA alone", (True, True): "both together"}
 NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
 
 
@@ -168,6 +168,7 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
 class Cell(NamedTuple):
     """A cell of the collapse table beside the one with neither."""
 
+    decay: str
     what: str
     verdict: str
     details: str  # in brackets, or empty
@@ -177,17 +178,23 @@ def collapse_cells(plan: Plan, results: Results) -> list[Cell]:
     """With the settings of the pilots; then, where any of those cells was run, with a weight decay that is too high."""
     found, others = [], seed_spread(plan, results, "knn")
     for harsh in (False, True):
-        rows = cell_rows(plan, results, harsh)
+        rows, decay = cell_rows(plan, results, harsh), cell_decay(plan, results, harsh)
         if harsh and not any(row.results or row.failed for row in rows.values()):
             continue
-        for key, what in AGAINST_COLLAPSE.items():
-            named = f"{what}{f' at weight decay {HARSH:g}' * harsh}"
-            found.append(Cell(named, *prevents(rows[False, False], rows[key], others)))
+        found += [Cell(decay, what, *prevents(rows[False, False], rows[key], others))
+                  for key, what in AGAINST_COLLAPSE.items()]
     return found
 
 
+def cell_decay(plan: Plan, results: Results, harsh: bool) -> str:
+    """The weight decay of four cells."""
+    chosen = choose(plan, results, "supsiam")
+    return f"{HARSH:g}" if harsh else f"{chosen[1]:g}" if chosen else "of the pilots"
+
+
 def collapse_lines(plan: Plan, results: Results) -> list[str]:
-    return [f"- {cell.what}: {cell.verdict}{cell.details}." for cell in collapse_cells(plan, results)]
+    return [f"- Weight decay {cell.decay}, {cell.what}: {cell.verdict}{cell.details}."
+            for cell in collapse_cells(plan, results)]
 
 
 def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
@@ -203,7 +210,7 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
     told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not lost(without):
-        return "cannot be told, for with neither nothing collapsed; in the paper it did", f" ({told})"
+        return "cannot be told, for with neither nothing collapsed, as it did in the paper", f" ({told})"
     return "does not prevent collapse" if lost(row) else "prevents collapse", f" ({told})"
 
 

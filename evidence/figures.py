@@ -95,7 +95,8 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
     for alpha, values in found.items():
         if len(values) > 1:
             axis.errorbar([alpha], [means[alpha]], yerr=[half_interval(values)], capsize=3, color=style["color"])
-            axis.scatter([alpha] * len(values), values, s=10, color=style["color"], alpha=0.5, linewidths=0)
+            beside = [alpha + 0.025] * len(values)  # on the bar they could not be seen
+            axis.scatter(beside, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
     if ringed:
         best = max(means, key=lambda alpha: means[alpha])
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])

@@ -22,11 +22,12 @@ def told(plan: Plan, results: Results) -> str:
     left = waiting(plan, results)
     listed = {what: [step.name for step in left if step.stage == stage] for stage, what in STAGES.items()}
     missing = [f"- {what}: {', '.join(names)}" for what, names in listed.items() if names]
+    count = f"{len(left)} {'run' if len(left) == 1 else 'runs'}"
     return f"""## Failed, collapsed and missing
 
 {chr(10).join(lines) or "No run failed or collapsed."}
 
-Missing: {f"{len(left)} runs.{chr(10)}{chr(10)}{chr(10).join(missing)}" if left else "nothing; the plan is done."}
+Missing: {f"{count}.{chr(10)}{chr(10)}{chr(10).join(missing)}" if left else "nothing; the plan is done."}
 """
 
 

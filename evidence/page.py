@@ -18,6 +18,7 @@ from evidence.answers import (
     STANDING_QUESTION,
     VARIANCE_QUESTION,
     best_alpha,
+    cell_decay,
     collapse_lines,
     gaps,
     pair_lines,
@@ -28,8 +29,8 @@ from evidence.answers import (
 from evidence.doubts import doubt_lines
 from evidence.listing import commands, told
 from evidence.markdown import table
-from evidence.plan import HARSH, Plan
-from evidence.results import CHOSEN_BY, Results, best_pilot, choose, waiting
+from evidence.plan import Plan
+from evidence.results import CHOSEN_BY, Results, best_pilot, waiting
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows
 from evidence.spread import mean_text
 from evidence.summary import certainty, counted, summary_lines, summary_table, widened
@@ -58,8 +59,8 @@ Each dot is a difference in points with its 95% interval; a hollow one borrows i
 method is better. Each panel has its own scale.
 """
 CURVES = """
-Lines join means over seeds; where there are several, each is a dot and the bar is the mean's 95% interval. A ring marks
-the best alpha. Each panel has its own scale.
+Lines join means over seeds; where there are several, each is a small ring beside and the bar is the mean's 95%
+interval. A large ring marks the best alpha. Each panel has its own scale.
 """
 
 
@@ -292,9 +293,9 @@ pilots chose: here it is higher on {above} of {len(found)} accuracies{linear}.""
 
 
 def collapse_table(plan: Plan, results: Results) -> str:
-    lines, chosen = [], choose(plan, results, "supsiam")
+    lines = []
     for harsh in (False, True):
-        decay = f"{HARSH:g}" if harsh else f"{chosen[1]:g}" if chosen else "of the pilots"
+        decay = cell_decay(plan, results, harsh)
         for key, row in cell_rows(plan, results, harsh).items():
             paper = TABLE_8[key]
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(

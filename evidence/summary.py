@@ -78,14 +78,15 @@ def summary_lines(plan: Plan, results: Results, page: str = "") -> list[str]:
     inside = counted({one.measure: one.inside for one in found})
     sure = sum(one.inside == "yes" and one.strict.verdict == "helps" for one in found)
     variance, alone = (counted(variance_verdicts(plan, results, part)) for part in ("ratio", "within"))
-    collapse: dict[str, list[str]] = {}
+    collapse: dict[tuple[str, str], list[str]] = {}
     for one in collapse_cells(plan, results):
-        collapse.setdefault(one.verdict, []).append(one.what)
+        collapse.setdefault((one.decay, one.verdict), []).append(one.what)
     told = {
         ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)" if inside else
                         "not measured yet",
         VARIANCE_QUESTION: f"{variance} measures (S_W alone: {alone})" if variance else "not measured yet",
-        COLLAPSE_QUESTION: "; ".join(f"{verdict} ({', '.join(what)})" for verdict, what in collapse.items()),
+        COLLAPSE_QUESTION: "; ".join(f"with weight decay {decay} {', '.join(what)}: {verdict}"
+                                     for (decay, verdict), what in collapse.items()),
     }
     return [f"- [{question}]({page}#{slug(question)}) {answer}." for question, answer in told.items()]
 

@@ -100,9 +100,9 @@ def test_the_words_follow_the_numbers() -> None:
     assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[2].endswith(": no")
     told = collapse_lines(PLAN, results)
     assert told[0] == (
-        "- The pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 [+68.70, +69.30]*; "
-        "effective rank of the targets 80.0 against 80.0).")
-    assert told[3] == told[0].replace("The pool alone", "The pool alone at weight decay 0.0005")
+        "- Weight decay 0.0001, the pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 "
+        "[+68.70, +69.30]*; effective rank of the targets 80.0 against 80.0).")
+    assert told[3] == told[0].replace("0.0001", "0.0005")
     assert len(told) == 6
     mild = {name: one for name, one in results.items() if "harsh" not in name}
     assert collapse_lines(PLAN, mild) == told[:3]  # nothing is said of cells that were not asked for
@@ -155,8 +155,8 @@ def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results)[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
-        "- EMA alone: does not prevent collapse (k-NN - against 0.90 with neither; effective rank of the targets 80.0 "
-        "against 80.0).")
+        "- Weight decay 0.0001, EMA alone: does not prevent collapse (k-NN - against 0.90 with neither; effective rank "
+        "of the targets 80.0 against 80.0).")
 
 
 def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no_collapse() -> None:
@@ -164,8 +164,9 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
     failed = {"status": "failed", "why": "the loss is not finite", "values": {}}
     results["collapse-pool-0"] |= failed
     del results["collapse-ema-0"]["values"]["knn"]
-    assert collapse_lines(PLAN, results)[:2] == ["- The pool alone: cannot be told, a run failed.",
-                                                 "- EMA alone: cannot be told, k-NN was not measured."]
+    assert collapse_lines(PLAN, results)[:2] == [
+        "- Weight decay 0.0001, the pool alone: cannot be told, a run failed.",
+        "- Weight decay 0.0001, EMA alone: cannot be told, k-NN was not measured."]
     results["final-simclr-0"] |= failed
     results["final-supmoco-0"] |= {"status": "collapsed", "values": {}}
     assert pair_lines(PLAN, results, (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
@@ -356,7 +357,8 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
             "**ahead: 2 of 2** |") in told
     assert ("](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies "
             "(yes: 8 where all 8 are allowed for).\n") in told
-    assert "](RESULTS.md#does-the-pool-or-ema-prevent-collapse) prevents collapse (The pool alone, " in told
+    assert ("](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "
+            "both together: prevents collapse; with weight decay 0.0005 the pool alone, ") in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
     assert "inside-0-1) not measured yet.\n" in short_text(PLAN, few)
     assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
