@@ -124,16 +124,17 @@ def best_alpha(plan: Plan, results: Results) -> list[str]:
         f"{told}: {len(names)} ({', '.join(names)})" for told, names in said.items()) + "."] if found else []
     for best in found:
         without = ", ".join(f"{alpha:g}" for alpha in best.without)
-        lines.append(f"- {MEASURES[best.measure][0]}: best at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
+        lines.append(f"- {MEASURES[best.measure][0]}: highest mean at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
                      f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without))
     without = ", ".join(row.name for row in alpha_rows(plan, results).values() if not row.results)
     return lines or [f"- not measured yet: alpha {without} missing"]
 
 
-def variance_gaps(plan: Plan, results: Results, part: str = "ratio") -> dict[str, Gap]:
-    """S_W/S_T with the supervised term alone, less that without it; or one `part` of it, within or total."""
+def variance_gaps(plan: Plan, results: Results, part: str = "ratio", alpha: float = 0.0) -> dict[str, Gap]:
+    """S_W/S_T with the supervised term alone, or with this alpha, less that without it; or one `part` of it, within or
+    total."""
     rows = alpha_rows(plan, results)
-    found = {measure: gap(rows[0.0].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
+    found = {measure: gap(rows[alpha].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
              for measure in (part, f"train_{part}")}
     return {measure: one for measure, one in found.items() if one is not None}
 
@@ -155,14 +156,19 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
             course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
             steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
             named = title + ", train" * measure.startswith("train")
-            lines.append(f"- {named}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; it {course} at each "
+            lines.append(f"- {named}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; its mean {course} at each "
                          f"step of alpha {steps} ({values})")
+    inside = variance_gaps(plan, results, "within", alpha=0.5)
+    if inside:
+        lines.append(f"- S_W alone, 0.5 - 1 = {test_and_train(inside)}.")
     totals = variance_gaps(plan, results, "total")
     if totals:
-        lines.append("- S_T alone: 0 - 1 = " + "; ".join(
-            f"{one.text(3)}{' (train)' * measure.startswith('train')}" for measure, one in totals.items())
-            + ". The theorems hold S_T fixed.")
+        lines.append(f"- S_T alone: 0 - 1 = {test_and_train(totals)}. The theorems hold S_T fixed.")
     return lines or ["- not measured yet"]
+
+
+def test_and_train(found: Mapping[str, Gap]) -> str:
+    return "; ".join(f"{one.text(3)}{' (train)' * measure.startswith('train')}" for measure, one in found.items())
 
 
 class Cell(NamedTuple):
@@ -206,12 +212,15 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
         return "cannot be told, k-NN was not measured", ""
     apart = gap(row.values("knn"), without.values("knn"), others)
     told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
-    told += f": {apart.text()}" if apart is not None else ""
+    if apart is not None and not lost(row) and not lost(without):  # how far healthy seeds lie apart says nothing else
+        told += f": {apart.text()}"
     ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
     told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not lost(without):
-        return "cannot be told, for with neither nothing collapsed, as it did in the paper", f" ({told})"
-    return "does not prevent collapse" if lost(row) else "prevents collapse", f" ({told})"
+        return "cannot be told: with neither nothing collapsed here, while in the paper it did", f" ({told})"
+    seeds = min(len(row.results), len(without.results))
+    return (f"{'collapsed as' if lost(row) else 'did not collapse where'} the run with neither did, "
+            f"{'one seed' if seeds == 1 else f'{seeds} seeds'} each", f" ({told})")
 
 
 def lost(row: Row) -> bool | None:

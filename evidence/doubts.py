@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from scipy import stats
-
 from evidence.answers import AHEAD, STANDING, gaps, pair_title
 from evidence.plan import Plan
 from evidence.results import Results
@@ -19,8 +17,8 @@ from evidence.summary import PAIRS
 EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
 
 
-def welch(ours: Sequence[float], theirs: Sequence[float]) -> Gap:
-    """ours - theirs where each side varies in its own way; of two seeds or more a side.
+def welch(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Gap:
+    """ours - theirs where each side varies in its own way; of two seeds or more a side; `picked_of`: see `gap`.
 
     >>> welch([70.0, 71.0, 72.0], [60.0, 61.0, 62.0]).text()
     '+10.00 [+7.73, +12.27]'
@@ -29,7 +27,7 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Gap:
     freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1)
                                     for part, values in zip(parts, (ours, theirs), strict=True))
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    reach = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(parts))
+    reach = t_reach(freedom, picked_of) * math.sqrt(sum(parts))
     return Gap(mean, mean - reach, mean + reach)
 
 
@@ -67,6 +65,33 @@ def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], l
     own = [one for one in each(plan, results) if min(len(one.ours), len(one.theirs)) > 1]
     return len(own), by_pair(one for one in own if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1
                              and welch(one.ours, one.theirs).verdict != one.gap.verdict)
+
+
+def bold_by_welch(plan: Plan, results: Results) -> tuple[int, int]:
+    """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
+    found = each(plan, results)
+    own = [one for one in found if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1]
+    bold = [one for one in own if is_told(gap(one.ours, one.theirs, picked_of=len(found)))]
+    return len(bold), sum(is_told(welch(one.ours, one.theirs, len(found))) for one in bold)
+
+
+def is_told(found: Gap | None) -> bool:
+    return found is not None and found.verdict in ("helps", "hurts")
+
+
+def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
+    """Where alphas lend too: how many words would be others without them, and how many differences would be bold."""
+    methods = {row.name for row in method_rows(plan, results).values()}
+    rows = spread_rows(plan, results)
+    lent = [row for row in rows if row.name in methods]
+    if len(lent) in (0, len(rows)):
+        return None
+    found = each(plan, results)
+    others = [pooled(row.values(one.measure) for row in lent) for one in found]
+    words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
+    strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
+    changed = sum(word is None or word.verdict != one.gap.verdict for one, word in zip(found, words, strict=True))
+    return changed, sum(map(is_told, strict))
 
 
 def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
@@ -112,7 +137,8 @@ def doubt_lines(plan: Plan, results: Results) -> list[str]:
     if many:
         lines.append(f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
                      "alike. Without that (Welch's interval) another word would stand for "
-                     f"{sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed) + ".")
+                     f"{sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed)
+                     + "; of {} that are bold {} would be.".format(*bold_by_welch(plan, results)))
     many, changed = by_lender(plan, results)
     apart = lenders_apart(plan, results)
     if many:
@@ -121,6 +147,11 @@ def doubt_lines(plan: Plan, results: Results) -> list[str]:
         lines.append(f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
                      f"stand for {sum(map(len, changed.values())) or 'none'}"
                      + f": {named(changed)}" * bool(changed) + ".")
+        alone = by_methods_alone(plan, results)
+        if alone is not None:
+            lines.append("- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
+                         f"seeds: without them another word would stand for {alone[0] or 'none'}, and {alone[1]} "
+                         "differences would be bold.")
     edge = on_the_edge(plan, results)
     if edge:
         lines.append(f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "

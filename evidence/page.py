@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from evidence.answers import (
     AHEAD,
@@ -18,7 +16,6 @@ from evidence.answers import (
     STANDING_QUESTION,
     VARIANCE_QUESTION,
     best_alpha,
-    cell_decay,
     collapse_lines,
     gaps,
     pair_lines,
@@ -30,43 +27,33 @@ from evidence.doubts import doubt_lines
 from evidence.listing import commands, told
 from evidence.markdown import table
 from evidence.plan import Plan
-from evidence.results import CHOSEN_BY, Results, best_pilot, waiting
-from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows
-from evidence.spread import mean_text
+from evidence.results import Results, waiting
+from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, method_rows
 from evidence.summary import certainty, counted, summary_lines, summary_table, widened
-from supancl.evaluate.ranks import rank_encoders
+from evidence.tables import alpha_table, collapse_table, main_table, paper_columns, pilot_table, second, uncertain
 from supancl.recipes import recipe
-from supancl.studies.collapse import PAPER as TABLE_8
-from supancl.studies.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
+from supancl.studies.paper_numbers import SIX
 
-# linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
-SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
-HELD_OUT = 5_000  # training images that pilots are judged on
 TESTED = 10_000  # test images of CIFAR-100, and of CIFAR-10
 PETS_TESTED = 3_669
 
-BEST = """The best alpha inside against the better end. The best was picked by these same numbers, so its interval is
-widened to allow for the choice (Bonferroni over the alphas inside). Learning rate and weight decay are those that
-pilots chose at alpha .5, which may favour it."""
+BEST = """The alpha inside with the highest mean against the better end. It was picked by these same numbers, so its
+interval is widened to allow for the choice (Bonferroni over the alphas inside; "where all 8 are allowed for" over those
+times the accuracies). Another alpha inside may be as good. Learning rate and weight decay are those that pilots chose
+at alpha .5, which may favour it."""
+COLLAPSE = """One seed a cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)): those
+cells show what survives it, not that a supervised target without a pool is what fails."""
 KINDS_TOLD = " ".join(f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}."
                       for kind, measures in KINDS.items())
-COMMITS = """Runs were judged by the code of
-  their commit; between commits the solver of the probes and the few-shot classifiers' stop were mended. One encoder
+COMMITS = """Runs were trained and judged by the code of
+  their commit. On a CPU SupSiam's training is the same to the bit with the first and the last of them; no run was made
+  twice on the GPU. Between commits the solver of the probes and the few-shot classifiers' stop were mended. One encoder
   judged before and after had the same Pets accuracy and GTSRB episodes ([log](docs/log.md)); nothing else was judged
   twice."""
 FOREST = """
 Each dot is a difference in points with its 95% interval; a hollow one borrows its spread. Right of the line the first
 method is better. Each panel has its own scale.
 """
-CURVES = """
-Lines join means over seeds; where there are several, each is a small ring beside and the bar is the mean's 95%
-interval. A large ring marks the best alpha. Each panel has its own scale.
-"""
-
-
-def uncertain(images: int) -> str:
-    """Points: half the 95% interval of an accuracy on so many images, where it is widest."""
-    return f"{196 * math.sqrt(0.25 / images):.1f}"
 
 
 def write_page(plan: Plan, results: Results, figures: Sequence[str]) -> str:
@@ -125,14 +112,16 @@ def conditions(results: Results) -> str:
   same ones for all, 16 queries a class (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and
   effective rank: L2-normalised encoder features of the test images.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
-  interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods that have several
-  (pooled). That a method with one seed varies as much as those is an assumption, and so is, without "*", that the two
-  methods vary alike: see [what the verdicts hang on](#what-the-verdicts-hang-on).
+  interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods and alphas that
+  have several (pooled; not from runs that collapsed). That a method with one seed varies as much as those is an
+  assumption, and so is, without "*", that the two methods vary alike: see
+  [what the verdicts hang on](#what-the-verdicts-hang-on).
 - Intervals are about seeds: other test images, other settings or longer training are not in them. {TESTED:,} test
   images alone leave an accuracy uncertain by up to {uncertain(TESTED)} points, Pets' {PETS_TESTED:,} by up to
   {uncertain(PETS_TESTED)}{episodes}; a difference on the same images by less. Each interval is meant by
   itself: of twenty one may miss by chance. Bold: also with an interval that allows for all differences between methods
-  (not for the lines on alpha, variance and collapse), 0 is left out.
+  (not for the lines on alpha, variance and collapse), 0 is left out; a cell of the short table is bold where all its
+  accuracies are.
 - Hardware: {unique(results, "hardware")}. Commits: {unique(results, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
@@ -147,7 +136,7 @@ def answers(plan: Plan, results: Results) -> str:
           *pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))], CONTRASTIVE),
         (ALPHA_QUESTION, [BEST, "", *best_alpha(plan, results)], ()),
         (VARIANCE_QUESTION, variance_lines(plan, results), ()),
-        (COLLAPSE_QUESTION, collapse_lines(plan, results), ()),
+        (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(plan, results)], ()),
         (STANDING_QUESTION, pair_lines(plan, results, STANDING, everything, AHEAD), STANDING),
     ]
     lines = ["## Answers", "", papers_rows(), ""]
@@ -203,165 +192,3 @@ def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
 
 
-def paper_columns() -> dict[str, dict[str, float]]:
-    """Table H.1 after pretraining on CIFAR-100: measure -> method -> accuracy."""
-    return {measure: dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True))
-            for measure, name in (("linear", "cifar100"), ("crossed", "cifar10"))}
-
-
-def seeds_of(row: Row) -> str:
-    return (row.seeds or "none") + f" ({row.failed} failed)" * bool(row.failed)
-
-
-def cells(row: Row, measures: Sequence[str]) -> list[str]:
-    return [mean_text(row.values(measure), MEASURES[measure][1]) for measure in measures]
-
-
-def main_table(plan: Plan, results: Results) -> str:
-    rows = method_rows(plan, results)
-    there = {method: row for method, row in rows.items() if row.results}
-    measured = {row.name: {m: row.values(m) for m in ACCURACIES if row.values(m)} for row in there.values()}
-    ranked = {name: found for name, found in measured.items() if found}  # one without any would leave nothing to rank
-    ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
-    paper = paper_columns()
-    measures = [m for m in MEASURES if any(row.values(m) for row in there.values())] or list(MEASURES)
-
-    def beside(method: str) -> list[str]:
-        return [f"{each[method]:.2f}" if method in each else "-" for each in (*paper.values(), SOLO_LEARN)]
-
-    lines = [
-        [NAMES[method], seeds_of(row), *cells(row, measures),
-         f"{ranks[row.name]:.2f}" if row.name in ranks and ranks[row.name] == ranks[row.name] else "-", *beside(method)]
-        for method, row in rows.items()
-    ]
-    columns = ["method", "seeds", *(MEASURES[m][0] for m in measures), "average rank", "paper: linear",
-               "paper: CIFAR-10 linear", "solo-learn: linear"]
-    epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "final"}))
-    return f"""## Main table
-
-{epochs} epochs each. The paper's (Table H.1) and solo-learn's numbers are of 1000 epochs; solo-learn's MoCo is v2+. In
-the paper's table the SimSiam and BYOL columns look exchanged beside solo-learn's. Average rank over the
-accuracies that every method here has, 1 being the best; it has no interval.
-
-{table(columns, lines)}"""
-
-
-def alpha_table(plan: Plan, results: Results, figures: Sequence[str]) -> str:
-    rows = alpha_rows(plan, results)
-    measures = [m for m in MEASURES if any(row.values(m) for row in rows.values())] or list(MEASURES)
-    lines = [
-        [row.name, seeds_of(row), mean_text(row.last("ssl"), 4), mean_text(row.last("sup"), 4),
-         *cells(row, measures), *(f"{METRIC_IMAGENET[row.name][at]:.2f}" for at in (3, 4, 5))]
-        for row in rows.values()
-    ]
-    columns = ["alpha", "seeds", "l_ssl", "l_sup", *(MEASURES[m][0] for m in measures), "paper: S_W/S_T %",
-               "paper: k-NN", "paper: linear"]
-    missing = [row.name for row in rows.values() if row.lacking == "missing"]
-    note = f"\nNot measured yet: alpha {', '.join(missing)}.\n" if missing else ""
-    shown = "".join(f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
-                    f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}" for name in figures)
-    maps = (f"\nThe maps (t-SNE, seed 0) show the test images of {len(plan.picture)} related classes: "
-            f"{', '.join(name.replace('_', ' ') for name in plan.picture)}.\n"
-            if any("maps" in name for name in figures) else "")
-    return f"""## Alpha
-
-SupSiam with the settings that its pilots chose at alpha .5. Losses are means of the last epoch. The paper's columns are
-of ImageNet-100 with a ResNet-50 (Table 1; S_W/S_T there is of projector features of the training set), so only their
-course can be compared.{two_simsiams(plan, results)}
-
-{table(columns, lines)}{note}{shown}{maps}"""
-
-
-def second(plan: Plan, results: Results) -> Row | None:
-    """Alpha 1, where SimSiam's pilots chose otherwise than SupSiam's, so that it is a second SimSiam."""
-    plain, own = alpha_rows(plan, results)[1.0], method_rows(plan, results)["simsiam"]
-    if not plain.results or not own.results or plain.results[0]["identity"] == own.results[0]["identity"]:
-        return None
-    return plain
-
-
-def two_simsiams(plan: Plan, results: Results) -> str:
-    """What the choice of SimSiam's pilots was worth."""
-    plain, own = second(plan, results), method_rows(plan, results)["simsiam"]
-    if plain is None:
-        return ""
-    found = row_gaps(plan, results, plain, own)
-    above = sum(one.mean > 0 for one in found.values())
-    linear = f"; linear here - there = {found['linear'].text()}" if "linear" in found else ""
-    return f""" Alpha 1 is SimSiam with these settings, the main table's has those that SimSiam's own
-pilots chose: here it is higher on {above} of {len(found)} accuracies{linear}."""
-
-
-def collapse_table(plan: Plan, results: Results) -> str:
-    lines = []
-    for harsh in (False, True):
-        decay = cell_decay(plan, results, harsh)
-        for key, row in cell_rows(plan, results, harsh).items():
-            paper = TABLE_8[key]
-            verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
-                row.lacking, "yes" if row.collapsed else "no")
-            signs = [mean_text(row.last("target_effective_rank"), 1), mean_text(row.last("std"), 3)]
-            lines.append([decay, *("yes" if on else "no" for on in key), verdict,
-                          *cells(row, ("knn", "linear", "ratio")), *signs, "yes" if paper[0] else "no",
-                          f"{paper[1]:.2f}"])
-    columns = ["weight decay", "pool", "EMA", "collapse (monitor)", "k-NN", "linear", "S_W/S_T",
-               "rank of targets", "std of targets", "paper: collapse", "paper: k-NN"]
-    epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "collapse"}))
-    return f"""## Collapse
-
-Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
-paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay at
-which SimSiam collapsed in an earlier prototype, and were added to the plan after the first four had come out. The
-intervals of the differences borrow the spread of the longer runs' seeds.
-
-{table(columns, lines)}"""
-
-
-def pilot_table(plan: Plan, results: Results) -> str:
-    lines = []
-    for method, grid in plan.pilots.items():
-        best = best_pilot(plan, results, method)
-        for number, (lr, decay) in enumerate(grid):
-            found = results.get(f"pilot-{method}-{number}")
-            lines.append([NAMES[method], f"{lr:g}", f"{decay:g}", *pilot_cells(found),
-                          chosen_by(plan, results, method) if number == best else ""])
-    epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "pilot"}))
-    return f"""## Pilots
-
-{epochs} epochs, seed 0, judged on the {HELD_OUT:,} held-out training images; the highest linear accuracy is chosen, of
-equal ones the first. "By" is how far it lies above the next. With one seed, and {HELD_OUT:,} images that leave an
-accuracy uncertain by up to {uncertain(HELD_OUT)} points, settings closer than that are as good as tied
-{tied(plan, results)}; that the best after {epochs} epochs is the best of longer runs too is assumed (for SimSiam see
-[Alpha](#alpha)). Three settings span little: a better one may lie beyond them.
-
-{table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "status", "choice"], lines)}"""
-
-
-def tied(plan: Plan, results: Results) -> str:
-    """In how many methods the choice is closer than the images can tell."""
-    margins = [margin for method in plan.pilots if best_pilot(plan, results, method) is not None
-               and (margin := margin_of(plan, results, method)) is not None]
-    near = sum(margin < float(uncertain(HELD_OUT)) for margin in margins)
-    return f"(so in {near} of {len(margins)} methods)" if margins else "(of none it is known yet)"
-
-
-def margin_of(plan: Plan, results: Results, method: str) -> float | None:
-    """How far the best pilot lies above the next; None of one alone."""
-    found = [results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY) for number in range(len(plan.pilots[method]))]
-    scores = sorted((float(score) for score in found if score is not None), reverse=True)
-    return scores[0] - scores[1] if len(scores) > 1 else None
-
-
-def chosen_by(plan: Plan, results: Results, method: str) -> str:
-    """How far the best pilot lies above the next: close ones may have been told apart by chance."""
-    margin = margin_of(plan, results, method)
-    if margin is None:
-        return "chosen, the only one with a score"
-    return f"chosen, by {margin:.2f}" if margin > 0 else "chosen, the first of equal ones"
-
-
-def pilot_cells(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
-        return ["-", "-", "not run yet"]
-    values = [f"{found['values'][key]:.2f}" if key in found["values"] else "-" for key in ("linear", "knn")]
-    return [*values, "" if found["status"] == "finished" else found["status"]]

@@ -38,7 +38,7 @@ class Gap(NamedTuple):
         return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
 
 
-def t_reach(freedom: int, picked_of: int = 1) -> float:
+def t_reach(freedom: float, picked_of: int = 1) -> float:
     """How many deviations a 95% interval reaches; for the best of several Bonferroni's, which allows for picking."""
     return float(stats.t.ppf(1 - 0.025 / picked_of, freedom))
 

@@ -84,7 +84,8 @@ def summary_lines(plan: Plan, results: Results, page: str = "") -> list[str]:
     told = {
         ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)" if inside else
                         "not measured yet",
-        VARIANCE_QUESTION: f"{variance} measures (S_W alone: {alone})" if variance else "not measured yet",
+        VARIANCE_QUESTION: f"{variance}, test and training images (S_W alone: {alone})" if variance else
+                           "not measured yet",
         COLLAPSE_QUESTION: "; ".join(f"with weight decay {decay} {', '.join(what)}: {verdict}"
                                      for (decay, verdict), what in collapse.items()),
     }

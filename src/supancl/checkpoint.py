@@ -297,7 +297,12 @@ def encoder_file(path: Path) -> Path:
     if path.is_dir():
         file = path / "encoder.safetensors"
         if not file.exists():
-            raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
+            if (path / "recipe.json").exists():
+                raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
+            below = next((each.parent for each in sorted(path.glob("*/encoder.safetensors"))), None)
+            raise BadInput(f"{path} is no run folder: no encoder.safetensors in it"
+                           + (f"; did you mean {str(below)!r}?" if below else
+                              "; give a run folder or an encoder.safetensors"))
         return file
     if not path.exists():
         raise BadInput(f"no file {path}{beside(path) or '; give a run folder or an encoder.safetensors'}")
@@ -312,8 +317,8 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
-        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); give a run folder or its "
-                       "encoder.safetensors") from None
+        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); copy it again, or where a "
+                       "run wrote it, have it written anew with pretrain --resume") from None
 
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import traceback
 import warnings
@@ -22,8 +23,9 @@ from rich.console import Console
 from supancl import __version__, commands, studies
 from supancl.console import make_console, say_error
 from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError
+from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
 from supancl.flags import OneLineParser, common
+from supancl.recipes.own import fault_in_own
 from supancl.run import jsonable
 
 
@@ -71,8 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BadInput.exit_code
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
-            place = BadInput(f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions")
-            return report_error(place, args.debug)
+            named = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
+            return report_error(BadInput(named), args.debug)
+        place = fault_in_own(error)
+        if place:
+            text = f"{place}: {type(error).__name__}: {error}; mend it there (--debug shows the way to it)"
+            return report_error(BadInput(text), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
 
 
@@ -126,6 +132,9 @@ def entry() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a question mark, not an error
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    script = Path(sys.argv[0])
+    if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).parent):
+        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
     sys.exit(main())
 
 

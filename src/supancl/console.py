@@ -14,6 +14,7 @@ from rich.table import Table
 
 from supancl.data.sources import Data
 from supancl.distributed import speaks, tells
+from supancl.errors import counted
 from supancl.recipes import Recipe
 from supancl.train import Reporter
 
@@ -80,8 +81,9 @@ class Terminal(Reporter):
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         labelled = data.train.labelled
         share = "" if labelled == len(data.train) else f", {labelled} of them labelled"
-        self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: {len(data.train)} training images{share}, "
-                  f"{len(data.held_out)} held out, {len(data.classes)} classes; {device} -> {folder}")
+        self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: "
+                  f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
+                  f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}")
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
                       f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from supancl.config import Count, Positive
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, counted, nearest
 
 # vision transformers whose names say how large the patches are that they cut an image into
 PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
@@ -49,8 +49,9 @@ class Encoder(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
-            raise BadInput(f"encoder.mean has {len(spec.mean)} and encoder.std {len(spec.std)} entries; "
-                           f"give each {spec.channels}, one per channel (encoder.channels)")
+            raise BadInput(f"encoder.mean has {len(spec.mean)} and encoder.std "
+                           f"{counted(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
+                           "(encoder.channels)")
         self.spec = spec
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
         self.body: nn.Module
@@ -74,12 +75,7 @@ class Encoder(nn.Module):
         """
         if layer == "pooled":
             return self(images)  # type: ignore[no-any-return]
-        if layer not in self.layers:
-            children = [name for name in self.layers if "." not in name]
-            close = get_close_matches(layer, self.layers, n=1, cutoff=0.6)
-            guess = f"; did you mean {close[0]!r}?" if close else ""
-            raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
-                           f"and what lies in them, as {max(self.layers, key=len)}{guess}")
+        self._check_name(layer)
         seen: list[Any] = []
         handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append(output))
         try:
@@ -90,6 +86,29 @@ class Encoder(nn.Module):
             raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
                            "choose another one")
         return self._vectors(seen[-1])
+
+    @torch.inference_mode()
+    def check_layer(self, layer: str) -> None:
+        """Refuse a layer that `features` would refuse, before there are any images: a blank one is tried."""
+        if layer == "pooled":
+            return
+        self._check_name(layer)
+        shape = (self.size,) if self.spec.name == "linear" else (self.spec.channels, self.size, self.size)
+        training = self.training
+        self.eval()
+        try:
+            self.features(torch.zeros(1, *shape, device=next(self.parameters()).device), layer)
+        finally:
+            self.train(training)
+
+    def _check_name(self, layer: str) -> None:
+        if layer in self.layers:
+            return
+        children = [name for name in self.layers if "." not in name]
+        close = get_close_matches(layer, self.layers, n=1, cutoff=0.6)
+        guess = f"; did you mean {close[0]!r}?" if close else ""
+        raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
+                       f"and what lies in them, as {max(self.layers, key=len)}{guess}")
 
     def _vectors(self, output: Tensor) -> Tensor:
         if output.ndim == 3:

@@ -18,20 +18,24 @@ class BadInput(SupanclError):
     exit_code = 2
 
 
-class Collapsed(SupanclError):
+class Stopped(SupanclError):
+    """Training stopped by itself; `what` is why, without the ways out."""
+
+    def __init__(self, what: str, ways: str = "") -> None:
+        super().__init__(f"{what}; {ways}" if ways else what)
+        self.what = what
+
+
+class Collapsed(Stopped):
     """Training stopped because the representation collapsed."""
 
     exit_code = 3
 
 
-class NonFinite(SupanclError):
-    """Training stopped because the loss is not a finite number; `what` is that, without the ways out."""
+class NonFinite(Stopped):
+    """Training stopped because the loss is not a finite number."""
 
     exit_code = 4
-
-    def __init__(self, what: str, ways: str = "") -> None:
-        super().__init__(f"{what}; {ways}" if ways else what)
-        self.what = what
 
 
 class CheckFailed(SupanclError):
@@ -54,6 +58,28 @@ class Interrupted(SupanclError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
         return type(self), (str(self), self.signal_number)  # it crosses processes in a study
+
+
+_called = ["supancl"]
+
+
+def call_it(program: str) -> None:
+    """Whoever gives the command line another name, a file of one's own, is told it in every way out."""
+    _called[0] = program
+
+
+def program() -> str:
+    """How the command line is called, for commands that a user is to type: `supancl`, or `python FILE`."""
+    return _called[0]
+
+
+def counted(number: int, one: str, several: str | None = None, form: str = "") -> str:
+    """A number with its noun, which is `one` or, of any other number, `several` (usually that with an s).
+
+    >>> counted(1, "image"), counted(0, "class", "classes"), counted(1200, "file is", "files are", ",")
+    ('1 image', '0 classes', '1,200 files are')
+    """
+    return f"{number:{form}} {one if number == 1 else f'{one}s' if several is None else several}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -52,6 +53,23 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = A
 def temporary_of(path: Path) -> Path:
     """Where this process writes it first; in containers that share a folder, several processes have one number."""
     return path.with_name(f".{path.name}.{os.getpid()}-{OWN}.tmp")
+
+
+def unwritable(folder: Path) -> str:
+    """Why nothing can be written in a folder, which may be one still to be made; empty where it can."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            return os.strerror(errno.ENOTDIR)
+        return "" if os.access(there, os.W_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        return reason(error)
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place that cannot be written in, without making anything: before the work, not after it."""
+    if why := unwritable(folder):
+        raise BadInput(f"cannot write in {folder} ({why}); choose another --out")
 
 
 def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:

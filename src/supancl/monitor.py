@@ -6,6 +6,8 @@ encoder features of held-out images.
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from supancl.data.sources import Data, Split
 from supancl.data.stream import WholeStream
 from supancl.encoders import Encoder
-from supancl.errors import NonFinite
+from supancl.errors import Collapsed, NonFinite, program
 from supancl.evaluate import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.pools import Pool
 
@@ -128,17 +130,34 @@ def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:
     return f"the representation has collapsed by step {step}: {what}. {_cause(recipe)}"
 
 
+def going_on(recipe: Recipe, step: int, run: Path) -> str:
+    """What is said of a run that had collapsed when it goes on; one that is to stop at a collapse does not."""
+    what = f"the representation had collapsed by step {step}"
+    if recipe.train.on_collapse == "stop":
+        raise Collapsed(f"{what} and train.on_collapse is 'stop', so {run} does not go on. {_cause(recipe)}",
+                        all_the_same(run))
+    return f"{what}; going on all the same"
+
+
+def all_the_same(run: Path) -> str:
+    """The way on for who wants the run to its end."""
+    how = f"{program()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
+    return f"to go on with this run all the same: {how}"
+
+
 def _cause(recipe: Recipe) -> str:
-    align = recipe.loss.kind == "align"
+    align, decays = recipe.loss.kind == "align", recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4
+    lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
     if align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
-        return ("Likely cause: a supervised target without a pool and without a momentum branch (the paper's Table 8). "
-                "Try --set pool.kind=queue")
+        also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays  # both count: docs/alpha.md
+        return (f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
+                "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays)
     if align and recipe.heads.predictor is None:
         return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
-    if recipe.optimizer.weight_decay * recipe.learning_rate >= 1e-4:
+    if decays:
         return (f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
                 f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "
-                f"Try --set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}")
+                f"Try {lower}")
     if recipe.schedule.warmup_epochs == 0:
         return "Likely cause: full learning rate from the first step. Try --set schedule.warmup_epochs=10"
     return f"Try a lower learning rate: --set optimizer.lr={recipe.optimizer.lr / 3:.2g}"

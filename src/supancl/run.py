@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from typing import IO, Any, ClassVar
 from supancl.config import to_json
 from supancl.data.sources import absolute_source
 from supancl.errors import BadInput
-from supancl.files import held, write_text
+from supancl.files import check_place, held, unwritable, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
@@ -52,14 +51,7 @@ class RunFolder:
 
     def check_place(self) -> None:
         """Refuse a place that cannot be written in, without making anything."""
-        try:
-            there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
-            if not there.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            if not os.access(there, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except OSError as error:
-            raise BadInput(f"cannot write in {self.path} ({error.strerror}); choose another --out") from None
+        check_place(self.path)
 
     def create(self) -> None:
         try:
@@ -171,6 +163,11 @@ class RunFolder:
         if all(row["epoch"] >= epochs - 1 and row["kind"] in closing for row in last):
             return ""
         return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
+
+    def check_evaluations(self) -> None:
+        """Refuse a run that no result can be kept in: asked before anything is measured."""
+        if why := unwritable(self.evaluations):
+            raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
         try:

@@ -14,17 +14,18 @@ import torch
 from supancl.checkpoint import encoder_file
 from supancl.config import flattened
 from supancl.data.readers import check_apart
-from supancl.data.sources import Data, same_source
+from supancl.data.sources import Data, absolute_source, same_source
 from supancl.data.views import Crops
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.losses import CrossEntropy
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import TrainSpec, validated_recipe
 from supancl.run import RunFolder, next_folder
 
 # field -> the value that asks for nothing; a run may change these as it goes on: they say how a step is run and what is
-# done where it gave no numbers, not what a step computes
-HOW: dict[str, Any] = {"train.compile": None, "train.replay": None, "train.on_nan": TrainSpec.on_nan}
+# done where it gave no numbers or the targets have collapsed, not what a step computes
+HOW: dict[str, Any] = {"train.compile": None, "train.replay": None, "train.on_nan": TrainSpec.on_nan,
+                       "train.on_collapse": TrainSpec.on_collapse}
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
@@ -41,8 +42,8 @@ def pick_device(name: str, local: int | None = None) -> torch.device:
     if name == "cuda" and local is not None:
         if local >= torch.cuda.device_count():
             count = torch.cuda.device_count()
-            raise BadInput(f"{count} GPUs are too few for at least {local + 1} ranks on this machine; take torchrun "
-                           f"--nproc-per-node {count}, or --device cpu")
+            raise BadInput(f"{counted(count, 'GPU is', 'GPUs are')} too few for at least {local + 1} ranks on this "
+                           f"machine; take torchrun --nproc-per-node {count}, or --device cpu")
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
     return torch.device(name)
@@ -54,8 +55,9 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
     micro, least = settings.batch_size // settings.accumulate, 1 if settings.sync_norm else 2
     if ranks > 1 and micro < ranks * least:
         why = "" if settings.sync_norm else " at 2 each, which batch norm needs with train.sync_norm=false"
-        raise BadInput(f"{micro} images at a time (train.batch_size / train.accumulate) are too few for {ranks} "
-                       f"ranks{why}; use --batch-size {ranks * least * settings.accumulate} or more, or fewer ranks")
+        raise BadInput(f"{counted(micro, 'image')} at a time (train.batch_size / train.accumulate) "
+                       f"{'is' if micro == 1 else 'are'} too few for {ranks} ranks{why}; use --batch-size "
+                       f"{ranks * least * settings.accumulate} or more, or fewer ranks")
 
 
 def check_data(recipe: Recipe, data: Data) -> None:
@@ -70,15 +72,15 @@ def check_data(recipe: Recipe, data: Data) -> None:
     if pixels.ndim == 2 and recipe.encoder.name != "linear":
         raise BadInput(f"{where} holds vectors, encoder {recipe.encoder.name!r} takes images; choose linear")
     if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
-        raise BadInput(f"{where}: images have {pixels.shape[1]} channels, recipe {recipe.name} takes "
+        raise BadInput(f"{where}: images have {counted(pixels.shape[1], 'channel')}, recipe {recipe.name} takes "
                        f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
     if len(data.train) < recipe.train.batch_size:
-        raise BadInput(f"{where}: {len(data.train)} training images are fewer than a batch of "
-                       f"{recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
+        raise BadInput(f"{where}: {counted(len(data.train), 'training image is', 'training images are')} fewer than a "
+                       f"batch of {recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
                                                          if len(data.train) > 1 else "add images"))
     per_epoch = len(data.train) // recipe.train.batch_size
     if per_epoch * recipe.train.epochs > MOST_STEPS:
-        raise BadInput(f"train.epochs = {recipe.train.epochs} of {per_epoch} steps each are "
+        raise BadInput(f"train.epochs = {recipe.train.epochs} of {counted(per_epoch, 'step')} each are "
                        f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
                        f"{max(1, MOST_STEPS // per_epoch)} or less")
     out = recipe.heads.projector.out
@@ -187,6 +189,10 @@ def check_free(folder: RunFolder, resume: bool) -> None:
     """Refuse a folder that holds a run, or what is left of one."""
     if folder.holds_run and not resume:
         raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+    below = [] if folder.holds_run else sorted(folder.path.glob("*/recipe.json"))
+    if below:
+        raise BadInput(f"{folder.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; choose "
+                       f"another --out: {folder.path / 'NAME'}")
     if folder.remains:
         raise BadInput(f"{folder.path} holds {folder.remains[0].relative_to(folder.path)} of a run but no "
                        "recipe.json; bring that back and continue with --resume, or choose another --out")
@@ -203,6 +209,14 @@ def asked_anew(recipe: Recipe, kept: Recipe) -> dict[str, Any]:
     old, new = flattened(kept.train, "train"), flattened(recipe.train, "train")
     return {key: new[key] for key, nothing in HOW.items() if new[key] not in (None, old[key])
             and (new[key] != nothing or key in recipe.sources)}
+
+
+def stays(asked: str, kept: str) -> bool:
+    """Whether a run may go on with this source: its own, or another place where its own is no longer where it was.
+
+    That it is the same data, by their files' names and labels, is seen once they are read (check_same_data).
+    """
+    return same_source(asked, kept) or (Path(kept).is_absolute() and not Path(kept).exists())
 
 
 def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
@@ -226,11 +240,14 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
     for key, value in new.items():
         if key in HOW:
             continue
-        same = same_source(str(old.get(key)), str(value)) if key == "data.source" else agrees(key, value, old.get(key))
+        same = stays(str(value), str(old.get(key))) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
             raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                            f"{other_settings(key, folder)}")
     changed = asked_anew(recipe, kept)
+    if not same_source(recipe.data.source, kept.data.source):
+        check_apart(recipe.data.source, folder.path)
+        changed["data.source"] = absolute_source(recipe.data.source)
     return kept.with_set(changed, because="asked for as the run went on") if changed else kept
 
 

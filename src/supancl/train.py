@@ -21,10 +21,10 @@ from supancl.data.sources import Data, open_data
 from supancl.data.stream import stream_remarks
 from supancl.distributed import Ranks, desynchronize, opened
 from supancl.encoders import Encoder
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, program
 from supancl.files import reason
 from supancl.layers import plain
-from supancl.monitor import alarm
+from supancl.monitor import alarm, all_the_same, going_on
 from supancl.recipes import Recipe
 from supancl.reuse import is_kept, trainer_for
 from supancl.run import MetricsLog, NoLog, RunFolder
@@ -47,6 +47,7 @@ from supancl.trainer import WARM_UP, Look, Trainer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
 MOST_ROLLBACKS = 3
+KEPT = ("on_nan", "on_collapse")  # settings of recipe.json that a run may go on with otherwise than it began
 
 
 class Reporter:
@@ -106,8 +107,9 @@ def _pretrained(
     settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
     device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
     chosen = with_speed(settings, device, len(found.train), ranks.size)
-    if recipe is not None and recipe.train.on_nan != chosen.train.on_nan:
-        reporter.note(f"goes on with train.on_nan = {chosen.train.on_nan!r}, as recipe.json has it")
+    for name in KEPT:
+        if recipe is not None and getattr(recipe.train, name) != getattr(chosen.train, name):
+            reporter.note(f"goes on with train.{name} = {getattr(chosen.train, name)!r}, as recipe.json has it")
     for remark in found.remarks:
         reporter.warn(remark)
     with ExitStack() as stack:
@@ -170,6 +172,8 @@ def _begin(
         ranks.once(lambda: check_same_data(folder, data))
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
+        if trainer.monitor.collapsed and trainer.step < trainer.steps:
+            reporter.warn(going_on(recipe, trainer.step, folder.path))
     ranks.once(lambda: _write_start(trainer, data, folder))
     if recipe.train.on_nan == "rollback" and state is None:
         _save(trainer, folder, writer)  # so that there is something to go back to
@@ -197,7 +201,9 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
         folder.write_recipe(trainer.recipe, data.classes, data.described)
     elif trainer.step < trainer.steps:
-        folder.note_setting(trainer.recipe, "train", "on_nan")  # which steps are left out hangs on it from here on
+        for name in KEPT:  # which steps are left out, and where the run ends, hangs on them from here on
+            folder.note_setting(trainer.recipe, "train", name)
+        folder.note_setting(trainer.recipe, "data", "source")  # they may have moved
     folder.keep_metrics_until(trainer.step)
 
 
@@ -260,11 +266,11 @@ def _loop(
             if epoch_ends or often or stop or collapsing:
                 _save(trainer, folder, writer)
             if collapsing:
-                _tell_collapse(trainer, reporter, writer)
+                _tell_collapse(trainer, folder, reporter, writer)
             if stop and trainer.step < trainer.steps:
                 trainer.ranks.once(writer.wait)
                 name = signal.Signals(stop).name
-                how = f"supancl pretrain --resume --out {shlex.quote(str(folder.path))}"
+                how = f"{program()} pretrain --resume --out {shlex.quote(str(folder.path))}"
                 at = f"step {trainer.step} of {trainer.steps}"
                 raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", stop)
         trainer.ranks.once(writer.wait)
@@ -342,11 +348,11 @@ def _close_epoch(
     trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
 
 
-def _tell_collapse(trainer: Trainer, reporter: Reporter, writer: Writer) -> None:
+def _tell_collapse(trainer: Trainer, folder: RunFolder, reporter: Reporter, writer: Writer) -> None:
     text = alarm(trainer.recipe, trainer.monitor, trainer.step)
     if trainer.recipe.train.on_collapse == "stop":
         trainer.ranks.once(writer.wait)
-        raise Collapsed(text)
+        raise Collapsed(text, all_the_same(folder.path) if trainer.step < trainer.steps else "")
     reporter.warn(text)
 
 
@@ -360,7 +366,7 @@ def _not_finite(
     what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
     half = trainer.recipe.train.precision == "bf16"
     anew = "start anew with a lower --set optimizer.lr" + (" or --precision fp32" if half else "")
-    resume = f"supancl pretrain --resume --on-nan skip --out {shlex.quote(str(folder.path))}"
+    resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(folder.path))}"
     without = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}"
     if policy == "stop":
         raise NonFinite(what, f"{without}; or {anew}")

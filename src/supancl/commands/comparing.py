@@ -12,7 +12,8 @@ from rich.console import Console
 from supancl.commands.encoders import names
 from supancl.console import Terminal
 from supancl.data.benchmarks import official_name, present_benchmarks
-from supancl.errors import BadInput
+from supancl.data.sources import check_source
+from supancl.errors import BadInput, counted
 from supancl.judge import Subject, differences, drawn_from, rankings, trained_on, unlike
 from supancl.judge.compared import check_seeds
 from supancl.report.score_table import TableFormat, score_table
@@ -37,6 +38,8 @@ def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> l
     if not args.data and not args.root:
         raise BadInput(f"name data to judge on: --data SOURCE, or --root FOLDER with data sets for {use}")
     found = list(args.data)
+    for source in found:
+        check_source(source)
     if args.root:
         there = present_benchmarks(args.root, use)
         named = [official_name(name) for name in names(args.sets)] or there
@@ -77,7 +80,7 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
             console.print(f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
                           f"± {gap['interval']:.2f} (same episodes)")
         if len(gaps) > MOST_LINES:
-            console.print(f"{len(gaps) - MOST_LINES} more differences: --json")
+            console.print(f"{counted(len(gaps) - MOST_LINES, 'more difference')}: --json")
     return {"results": results, "tables": {name: ranking.to_json() for name, ranking in tables.items()},
             "differences": gaps}
 

@@ -19,7 +19,7 @@ from supancl.data.readers import check_apart
 from supancl.data.show import copies, described, image_sizes
 from supancl.data.sources import DataSpec, Source, absolute_source, open_source
 from supancl.data.views import Crops
-from supancl.errors import BadInput, CheckFailed
+from supancl.errors import BadInput, CheckFailed, counted
 from supancl.flags import OneLineParser, common
 from supancl.recipes import Recipe, recipe
 from supancl.report.contact_sheet import image_sheet, view_sheet
@@ -135,14 +135,15 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     console.print(f"{len(unreadable)} unreadable" + "".join(f"\n  {name}" for name in unreadable[:20]))
     empty = facts["empty_class_folders"]
     if empty:
-        console.print(f"{len(empty)} class folders without an image; pretrain refuses them: fill or remove them"
-                      + "".join(f"\n  {name}" for name in empty[:20]))
+        them = "it" if len(empty) == 1 else "them"
+        console.print(f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
+                      f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20]))
 
 
 def print_copies(found: dict[str, Any] | None, console: Console) -> None:
     if not found or not found["files"]:
         return
-    images = "1 image" if found["images"] == 1 else f"{found['images']:,} images"
+    images = counted(found["images"], "image", form=",")
     console.print(f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
                   "both sides of what is held out: keep one of each")
     if found["in_several_splits"]:
@@ -231,8 +232,9 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         store.verify(terminal.reading)
     mended = store.mended if args.verify else None  # opening it has looked at some
     seconds = time.perf_counter() - since
-    console.print(f"{store.cache.folder}: {len(store):,} images at short side {side}, {store.nbytes / 1e9:.3f} GB, "
-                  f"{seconds:.1f} s" + ("" if mended is None else f"; every checksum compared, {mended} images mended"))
+    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
+    console.print(f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
+                  f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}")
     return {"folder": str(store.cache.folder), "images": len(store), "bytes": store.nbytes, "short_side": side,
             "seconds": seconds, "mended": mended, "skipped": len(found.skipped)}
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from supancl.console import Terminal, table
 from supancl.detect.comparing import COLUMNS, cells, compared, markdown, open_finished
-from supancl.detect.crops import write_crops
+from supancl.detect.crops import check_crops, write_crops
 from supancl.detect.export import FORMATS, export_detector
 from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
 from supancl.detect.metrics import coco_counter, coco_scores
@@ -23,8 +23,8 @@ from supancl.detect.scenes import for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
-from supancl.errors import BadInput, Interrupted
-from supancl.files import write_text
+from supancl.errors import BadInput, Interrupted, counted
+from supancl.files import check_place, write_text
 from supancl.flags import OneLineParser, Override, common
 from supancl.report.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.run import jsonable, next_folder
@@ -183,6 +183,7 @@ def cell(value: float | None) -> str:
 
 
 def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    check_crops(Path(args.out), args.margin, args.least)
     train, test = open_scenes(data_of(args))
     terminal = Terminal(console)
     for remark in (*train.remarks, *test.remarks):
@@ -210,7 +211,7 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name, text in texts.items():
         write_text(out / name, text)
     rows = [[name, *cells(group)] for name, group in result["groups"].items()]
-    console.print(table(f"{len(runs)} runs -> {out}", COLUMNS, rows))
+    console.print(table(f"{counted(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
 
 
@@ -229,7 +230,8 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     saved, device, terminal = load_detector(args.detector), pick_device(args.device), Terminal(console)
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
     kept = folder.read_settings()[1] if folder.holds_run else None
-    asked = data_of(args, kept)
+    asked, out = data_of(args, kept), Path(args.out) if args.out else folder.path / "evaluate"
+    check_place(out)
     test = open_test(asked)
     for remark in test.remarks:
         terminal.warn(remark)
@@ -238,7 +240,6 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     precision = precision_of(saved.detector.spec, device)
     found = detect(detector, test, device, precision, terminal.reading)
     scores = coco_scores(test, found)
-    out = Path(args.out) if args.out else folder.path / "evaluate"
     made_folder(out)
     # the run's own scores, which `compare` reads, are those on its own test images
     name = "detect" if args.out or asked == kept else f"detect-{label_of(asked)}"

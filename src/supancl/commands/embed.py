@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    (subject,) = subjects(args, console)
+    (subject,) = subjects(args, console, keeps=False)
     result = embed_to_file(subject, args.data, Path(args.out), args.view)
     sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
     held_out = f"; the run held {result['train_held_out']} of train out" if result["train_held_out"] else ""

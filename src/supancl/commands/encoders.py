@@ -78,7 +78,8 @@ def at_least(value: float, least: float, flag: str, above: bool = False) -> None
         raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
 
 
-def subjects(args: argparse.Namespace, console: Console) -> list[Subject]:
+def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[Subject]:
+    """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
     at_least(args.batch_size, 1, "--batch-size")
     look = make_look(args.device, layer=args.layer, normalize=args.normalize, batch_size=args.batch_size,
                      keep=not args.no_cache, skip_bad_images=args.skip_bad_images, partial=args.partial,
@@ -89,4 +90,7 @@ def subjects(args: argparse.Namespace, console: Console) -> list[Subject]:
         if places.count(place) > 1:
             raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
     reporter = Terminal(console)
-    return [open_subject(where, look, reporter, **foreign(args)) for where in named]
+    found = [open_subject(where, look, reporter, **foreign(args)) for where in named]
+    for run in (subject.run for subject in found if keeps and subject.run is not None):
+        run.check_evaluations()
+    return found

@@ -12,7 +12,7 @@ from rich.console import Console
 from supancl.commands.comparing import add_sets, measured, printed, progress_console, sources
 from supancl.commands.encoders import add_encoder_flags, at_least, names, numbers, subjects, whole_numbers
 from supancl.console import Terminal, table
-from supancl.errors import BadInput, CheckFailed
+from supancl.errors import BadInput, CheckFailed, counted
 from supancl.flags import OneLineParser, common
 from supancl.judge import (
     FineTuning,
@@ -26,6 +26,7 @@ from supancl.judge import (
     transfer_of,
     variance_of,
 )
+from supancl.judge.finetune import check_whole
 from supancl.judge.naming import data_names
 from supancl.judge.suite import PROTOCOLS, make_out
 from supancl.report.suite_page import write_suite
@@ -132,7 +133,7 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view)
     for k, value in result["by_k"].items():
-        console.print(f"k-NN (k = {k}): {value:.2f}% of {result['queries']} images, "
+        console.print(f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
                       f"{result['references']} references, {result['classes']} classes")
     return result
 
@@ -150,8 +151,9 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = linear_of(subject, args.data, args.probe, augmented=args.augmented, seed=args.seed, split=args.split,
                        view=args.view, **given)
-    how = f"ridge weight {result['weight']:g}" if args.probe == "lbfgs" else f"{result['epochs']} epochs of SGD"
-    console.print(f"linear ({how}): {result['accuracy']:.2f}% of {result['queries']} images, "
+    how = (f"ridge weight {result['weight']:g}" if args.probe == "lbfgs"
+           else f"{counted(result['epochs'], 'epoch')} of SGD")
+    console.print(f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
                   f"{result['classes']} classes")
     return result
 
@@ -178,11 +180,13 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.seed, 0, "--seed")
     for lr in lrs:
         at_least(lr, 0, "--lr", above=True)
+    check_whole(args.layer, args.normalize)
     (subject,) = subjects(args, console)
     how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None, args.split)
-    console.print(f"fine-tuned (lr {result['lr']:g}, {result['epochs']} epochs): {result['accuracy']:.2f}% of "
-                  f"{result['queries']} images, mean per class {result['mean_per_class']:.2f}%")
+    console.print(f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
+                  f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+                  f"{result['mean_per_class']:.2f}%")
     return result
 
 
@@ -233,13 +237,14 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     make_out(out)
     found = suite_of(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
-        raise BadInput(f"nothing could be measured; the first of {len(found.failures)} reasons: "
+        raise BadInput(f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
                        f"{found.failures[0]['why']}")
     told = printed(found.results, "text", console) | {"failures": found.failures}
     page = write_suite(found.results, told, out)
     console.print(f"page: {page}")
     told |= {"page": str(page)}
     if found.failures:
-        raise Incomplete(f"{len(found.failures)} of {len(found.failures) + len(found.results)} results could not be "
-                         f"had (see the warnings); the others are in {out}, and the same command again goes on", told)
+        asked = counted(len(found.failures) + len(found.results), "result")
+        raise Incomplete(f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
+                         f"{out}, and the same command again goes on", told)
     return told

@@ -13,12 +13,11 @@ from rich.console import Console
 
 from supancl.config import flattened
 from supancl.console import Terminal
-from supancl.data.sources import same_source
-from supancl.errors import BadInput
+from supancl.errors import BadInput, program
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
-from supancl.start import HOW, other_settings
+from supancl.start import HOW, other_settings, stays
 from supancl.train import pretrain
 
 
@@ -39,14 +38,14 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and folder is not None and folder.holds_run:
         kept = folder.read_recipe()[0]
         check_agrees(kept, args, folder)
-        how = {field: value for field, (value, _) in args.overrides.items() if field in HOW}
+        how = {field: value for field, (value, _) in args.overrides.items() if field in (*HOW, "data.source")}
         chosen = kept.with_set(how) if how else None
     else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     made = RunFolder(run.folder)
     labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
-    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: supancl evaluate knn "
+    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
                   f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}")
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
@@ -64,7 +63,7 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
         raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
                        "a run continues with its own settings")
     for field, (value, flag) in args.overrides.items():
-        if field in HOW or (field == "data.source" and same_source(str(value), kept.data.source)):
+        if field in HOW or (field == "data.source" and stays(str(value), kept.data.source)):
             continue
         asked = kept.with_set({field: value})
         if replace(asked, sources={}) != replace(kept, sources={}):

@@ -22,7 +22,7 @@ from supancl.data.decoding import from_items
 from supancl.data.dividing import divided
 from supancl.data.layouts import Entry, FileReader, Listing
 from supancl.data.sources import DataSpec, Progress, Source, Split
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
     "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "Place", "benchmark", "check_benchmark",
@@ -271,9 +271,9 @@ def check_benchmark(name: str, root: Path | str) -> Check:
         rows += [one for one in _rows(row, use, final[there], found) if one not in rows]
         for split, label, count, (low, high) in _class_sizes(row, final[there], found):
             if 0 < count < low:  # a class without an image is missing as a whole
-                missing.append(f"{split}/{label}/: {low - count:,} images or more")
+                missing.append(f"{split}/{label}/: {counted(low - count, 'image', form=',')} or more")
             elif count > high:
-                superfluous.append(f"{split}/{label}/: {count - high:,} images")
+                superfluous.append(f"{split}/{label}/: {counted(count - high, 'image', form=',')}")
     return Check(name, place.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
 
 
@@ -309,7 +309,7 @@ def _surplus_classes(row: Benchmark, labels: Sequence[str]) -> tuple[str, ...]:
     """Where there are too many classes, those with the fewest images: what crept in is mostly small."""
     counts = Counter(labels)
     smallest = sorted(counts.items(), key=lambda item: (item[1], item[0]))[: max(len(counts) - row.classes, 0)]
-    return tuple(f"a class, perhaps {label!r} ({count} images)" for label, count in smallest)
+    return tuple(f"a class, perhaps {label!r} ({counted(count, 'image')})" for label, count in smallest)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from supancl.data.images import (
     why,
 )
 from supancl.data.sources import DataSpec, Progress, Source, Split, absolute_source, whole
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
 LOOKED_AT = 64  # images that stand for all of them, where every one would take too long
@@ -61,9 +61,11 @@ def from_items(
     skipped = sorted(str(items[position]) for position in bad)
     if bad:
         entries = [entry for position, entry in enumerate(entries) if position not in bad]
-        remarks.append(f"{len(bad)} unreadable images were skipped: " + ", ".join(skipped))
+        remarks.append(f"{counted(len(bad), 'unreadable image was', 'unreadable images were')} skipped: "
+                       + ", ".join(skipped))
     if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{root}: no training image could be read; mend the files")
+        such = f", such as {skipped[0]}" if skipped else ""
+        raise BadInput(f"{root}: no training image could be read{such}; mend the files, or what lists them")
     if classes is None:
         classes = sorted_names({label for _, _, label in entries if label}, by_number)
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
@@ -87,8 +89,8 @@ def about_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
         return []
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
         return []
-    return [f"none of {len(looked)} images looked at has a pixel above {DARK} of 255: 12 bits of a camera in 16-bit "
-            "files? Scale them up first, such as by 16"]
+    return [f"none of {counted(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
+            "in 16-bit files? Scale them up first, such as by 16"]
 
 
 def _spread(count: int) -> list[int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from supancl.data.benchmark_rows import Benchmark, Use
 from supancl.data.sources import SPLIT_SEED
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 
 def divided(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
@@ -26,8 +26,8 @@ def divided(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray,
         train, val = row.per_class
         smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
         if count <= train + val:
-            raise BadInput(f"{name}: class {smallest!r} has {count} images; {train} + {val} of each class are for "
-                           f"train and val and the rest for test, so at least {train + val + 1} are needed")
+            raise BadInput(f"{name}: class {smallest!r} has {counted(count, 'image')}; {train} + {val} of each class "
+                           f"are for train and val and the rest for test, so at least {train + val + 1} are needed")
         places = _places(ids, SPLIT_SEED)
         final = np.where(places < train, "train", np.where(places < train + val, "val", "test"))
     elif row.split is not None and (final == "trainval").any():

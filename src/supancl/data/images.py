@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 T = TypeVar("T")
 Resample = Literal["bilinear", "bicubic"]
@@ -331,8 +331,9 @@ def about_large(large: Sequence[str]) -> list[str]:
     if not large:
         return []
     shown, more = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
-    return [f"{len(large)} images have more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
-            f"store them smaller: {', '.join(shown)}{more}"]
+    have, them = counted(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
+    return [f"{have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
+            f"store {them} smaller: {', '.join(shown)}{more}"]
 
 
 def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from supancl.data import readers
 from supancl.data.decoding import Entry, from_items
 from supancl.data.images import file_stamp
 from supancl.data.sources import DataSpec, Progress, Source
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, counted, nearest
 from supancl.files import reason
 
 SPLITS = {"train": ("train", "trainval", "train_noval"), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -77,7 +77,8 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
     if classes is None:
         classes = tuple(str(i) for i in range(1 + highest))
     if highest >= len(classes):
-        raise BadInput(f"torchvision:{name}@{root}: label {highest} has no name; it names {len(classes)} classes")
+        raise BadInput(f"torchvision:{name}@{root}: label {highest} has no name; it names "
+                       f"{counted(len(classes), 'class', 'classes')}")
     entries: list[Entry] = []
     for split, data in built.items():
         items = _items(data, f"torchvision:{name}.{split}", Path(root))

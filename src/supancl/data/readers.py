@@ -18,7 +18,7 @@ from supancl.data.decoding import from_items
 from supancl.data.images import SUFFIXES, ArrayImages
 from supancl.data.sources import DataSpec, Progress, Source, whole
 from supancl.data.toy import toy_source
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 SPLIT_NAMES = {
     "train": "train", "training": "train", "trainval": "train",
@@ -130,7 +130,7 @@ def _checked_labels(labels: np.ndarray, images: int, where: str) -> Tensor:
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{where} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (images,):
-        raise BadInput(f"{where} has shape {labels.shape} for {images} images; wanted ({images},)")
+        raise BadInput(f"{where} has shape {labels.shape} for {counted(images, 'image')}; wanted ({images},)")
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{where} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MOST_CLASSES:
@@ -252,8 +252,10 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
             empty.append(child)
     if ignored:
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
-        remarks.append(f"{folder}: {len(ignored)} files are of no image format that is read here and were left out "
-                       f"({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as {ignored[0].name}")
+        were = "was" if len(ignored) == 1 else "were"
+        remarks.append(f"{folder}: {counted(len(ignored), 'file is', 'files are')} of no image format that is read "
+                       f"here and {were} left out ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
+                       f"{ignored[0].name}")
 
 
 def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
@@ -320,7 +322,7 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
                                    "columns of the first line; put a value that has a comma in double quotes")
                 entries.append(_csv_entry(row, path, rows.line_num, spec.skip_bad_images))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: not a csv file in UTF-8 ({error})") from None
+        raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
     if not entries:
         raise BadInput(f"{path}: no image is listed; each line below the first is path,label[,split]")
     if not any(split == "train" for split, _, _ in entries):
@@ -328,8 +330,8 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
     remarks: list[str] = []
     again = [file for file, times in Counter(os.path.abspath(file) for _, file, _ in entries).items() if times > 1]
     if again:
-        remarks.append(f"{path}: {len(again)} files are listed more than once, such as {again[0]}; one that is trained "
-                       "on and held out too judges nothing")
+        remarks.append(f"{path}: {counted(len(again), 'file is', 'files are')} listed more than once, such as "
+                       f"{again[0]}; one that is trained on and held out too judges nothing")
     return from_items(entries, path.parent, channels, spec, progress, remarks)
 
 

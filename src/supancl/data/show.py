@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -27,7 +28,7 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
     side = spec.short_side if source.items else None  # arrays stay as they are
     decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
     # what is unreadable is listed by itself
-    remarks = [remark for remark in source.remarks if "unreadable images were skipped" not in remark]
+    remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
     stores = [split.store for split in source.splits.values()]
     arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
     nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())

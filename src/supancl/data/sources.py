@@ -19,7 +19,7 @@ from torch import Tensor
 from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.images import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.data.order import seeded
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, counted, nearest
 from supancl.files import beside
 
 Progress = Callable[[str, int, int], None]
@@ -165,6 +165,27 @@ def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -
     return prepared(open_source(spec, channels, progress), spec)
 
 
+def check_source(name: str) -> None:
+    """Refuse a source that is not there, without reading it: of several, the last one may be hours away."""
+    from supancl.data import benchmarks, libraries, readers, tars
+
+    known, at, root = name.partition("@")
+    if at and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES):
+        benchmarks.find_benchmark(known, root)
+    elif name not in readers.BUILT_IN and name.partition(":")[0] not in libraries.KINDS and not tars.is_tar(name):
+        _there(name)
+
+
+def _there(name: str) -> Path:
+    from supancl.data import readers
+
+    path = Path(name)
+    if not path.exists():
+        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN))
+        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
+    return path
+
+
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
     """The source that `spec` names; a `lenient` look lists empty class folders instead of refusing them."""
     # readers build Splits, so they are above this file
@@ -188,10 +209,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
         return benchmarks.open_benchmark(known, Path(root), channels, spec, progress)
     if tars.is_tar(name):
         return tars.read_tars(name, channels, spec, progress)
-    path = Path(name)
-    if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN))
-        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
+    path = _there(name)
     if path.is_dir():
         return readers.read_folder(path, channels, spec, progress, lenient)
     if path.suffix.lower() == ".npz":
@@ -273,8 +291,8 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
     chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
-        raise BadInput(f"{spec.source}: {len(train)} images are too few to hold {share:.0%} of each class out; "
-                       "add images or a val/ folder (for training alone: --set data.holdout=0)")
+        raise BadInput(f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
+                       "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)")
     mask = torch.zeros(len(train), dtype=torch.bool)
     mask[chosen] = True
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
@@ -285,12 +303,15 @@ def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) 
     if not train.labelled or not len(held_out):
         return
     if not held_out.labelled:
-        yield (f"none of the {len(held_out)} images of {name} has a label, so nothing can be judged by them; to hold "
-               "labelled images of train out instead: --set data.holdout=0.1")
+        some, them = (f"the one image of {name} has no", "it") if len(held_out) == 1 else (
+            f"none of the {len(held_out)} images of {name} has a", "them")
+        yield (f"{some} label, so nothing can be judged by {them}; to hold labelled images of train out "
+               "instead: --set data.holdout=0.1")
     unknown = [classes[label] for label in sorted(set(held_out.present()) - set(train.present()))]
     if unknown:
-        yield (f"{len(unknown)} classes are held out and have no image to train on, such as {unknown[0]!r}; a name "
-               "counts with its capitals, spaces and the way its accents are encoded")
+        yield (f"{counted(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
+               f"train on, such as {unknown[0]!r}; a name counts with its capitals, spaces and the way its accents are "
+               "encoded")
 
 
 def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:

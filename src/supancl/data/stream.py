@@ -25,7 +25,7 @@ from supancl.data.order import Order, WindowedOrder
 from supancl.data.sidecars import Sidecar, indexed
 from supancl.data.sources import DataSpec, Progress, Source, Split
 from supancl.data.tars import TarItem, captions, split_of, tar_files
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
 SOME_SHARDS = 50  # out of which a sample of a whole stream is drawn
@@ -139,7 +139,8 @@ class StreamImages:
         with self.lock:
             bad, large = (sorted(each - self.told) for each in (self.skipped, self.large))
             self.told.update(bad, large)
-        said = f"{len(bad)} unreadable images were skipped, each for another of its class and shard: "
+        said = counted(len(bad), "unreadable image was skipped,", "unreadable images were skipped, each")
+        said += " for another of its class and shard: "
         return [*about_large(large), *([said + ", ".join(bad)] if bad else [])]
 
 
@@ -300,7 +301,8 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
         if shard.images:
             shards[split_of(path)].append(shard)
     if not any(shards.values()):
-        raise BadInput(f"{name}: no image in {len(files)} tar shards; a sample is KEY.jpg with KEY.cls beside it")
+        raise BadInput(f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls "
+                       "beside it")
     if not shards["train"]:
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
     classes = sorted_names(set.union(*named.values()), by_number=True)

@@ -22,7 +22,7 @@ from supancl.data.decoding import Entry, from_items
 from supancl.data.images import SUFFIXES, file_stamp
 from supancl.data.readers import NO_LABEL, SPLIT_NAMES
 from supancl.data.sources import DataSpec, Progress, Source
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 LABEL_PARTS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
 FEW = 20  # labelled images of which nobody can say that they have too many classes
@@ -91,7 +91,8 @@ def read_tars(name: str, channels: int, spec: DataSpec, progress: Progress | Non
         if progress is not None:
             progress("reading tar shards", done, len(files))
     if not entries:
-        raise BadInput(f"{name}: no image in {len(files)} tar shards; a sample is KEY.jpg with KEY.cls beside it")
+        raise BadInput(f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls "
+                       "beside it")
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
     labels = [label for _, _, label in entries if label]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import ceil, floor
+from math import ceil, floor, inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from supancl.detect.scenes import Scene, Scenes
 from supancl.errors import BadInput
+from supancl.files import check_place
 
 QUALITY = 95  # of the JPEGs; the images they are cut from are JPEGs already
 THREADS = 8
@@ -31,16 +32,13 @@ def write_crops(
     Each box grows by `margin` of its sides, for the views need some surroundings to shift in. A box with a side
     below `least` pixels is left out, and so are crowds and, unless asked for, VOC's difficult ones.
     """
-    if margin < 0 or least < 1:
-        raise BadInput(f"margin {margin:g} and least {least}: wanted at least 0 and at least 1")
+    check_crops(out, margin, least)
     bad = next((name for name in train.classes if "/" in name or name.startswith(".")), None)
     if bad is not None:
         raise BadInput(f"class {bad!r} of {train.where} cannot be the name of a folder; rename it there")
     if not any(bool(taken(scene, least, difficult).any()) for scene in train.scenes):
         raise BadInput(f"no box of {train.where} has both sides of {least} px or more; lower --least")
     try:
-        if out.exists() and any(out.iterdir()):
-            raise BadInput(f"{out} is not empty; choose another --out")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
@@ -61,6 +59,15 @@ def write_crops(
         result[name] = {"images": len(scenes), "boxes": boxes, "crops": sum(counts.values()),
                         "classes": dict(sorted(counts.items()))}
     return result
+
+
+def check_crops(out: Path, margin: float, least: int) -> None:
+    """What is wrong with the request whatever the images are, said before they are looked up."""
+    if not 0 <= margin < inf or least < 1:
+        raise BadInput(f"margin {margin:g} and least {least}: wanted at least 0 and at least 1")
+    check_place(out)
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty; choose another --out")
 
 
 def _cut(scenes: Scenes, out: Path, margin: float, least: int, difficult: bool, position: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from supancl.detect.scenes import Scenes
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 MOST = 100  # detections of a class in an image that are looked at: COCO's maxDets
 
@@ -36,7 +36,8 @@ def coco_scores(scenes: Scenes, found: Sequence[Found]) -> dict[str, Any]:
     plain IoU and any number of them, are no mistakes.
     """
     if len(found) != len(scenes):
-        raise BadInput(f"{len(found)} results for {len(scenes)} images of {scenes.where}; give one for each")
+        raise BadInput(f"{counted(len(found), 'result')} for {counted(len(scenes), 'image')} of {scenes.where}; "
+                       "give one for each")
     counter = coco_counter()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells the terminal what it is doing
         judge = counter(_truth(scenes), _answers(scenes, found), "bbox")
@@ -48,8 +49,8 @@ def coco_scores(scenes: Scenes, found: Sequence[Found]) -> dict[str, Any]:
         judge.accumulate()
         points = _summary(judge.eval["precision"][..., 0, 0], scenes.classes)
     result["voc07"] = {name: points[name] for name in ("AP", "AP50", "AP75")}
-    counted = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
-    result |= {"images": len(scenes), "boxes": sum(map(len, counted)), "detections": sum(len(f.scores) for f in found)}
+    judged = [scene.labels[~scene.difficult & ~scene.crowd] for scene in scenes.scenes]
+    result |= {"images": len(scenes), "boxes": sum(map(len, judged)), "detections": sum(len(f.scores) for f in found)}
     return result
 
 

@@ -27,7 +27,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import Encoder, EncoderSpec
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.importing import open_encoder
 
 STRIDE = 16  # of res4
@@ -72,7 +72,8 @@ def resnet_of(encoder: Encoder) -> ResNet:
         raise BadInput(f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
                        "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50")
     if encoder.spec.channels != 3:
-        raise BadInput(f"encoder {name!r} takes {encoder.spec.channels} channels; detection reads RGB images")
+        raise BadInput(f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB "
+                       "images")
     return copy.deepcopy(body)
 
 

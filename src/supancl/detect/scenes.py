@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.data.images import about_large, decode, why
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
 
@@ -124,8 +124,8 @@ def made_scene(
 
 
 def cut_remark(count: int, where: str) -> tuple[str, ...]:
-    boxes = "1 box reached over the border of its image and was" if count == 1 else (
-        f"{count} boxes reached over the border of their images and were")
+    boxes = counted(count, "box reached over the border of its image and was",
+                    "boxes reached over the border of their images and were")
     return (f"{where}: {boxes} cut there",) if count else ()
 
 
@@ -157,14 +157,16 @@ def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory
     if not keep_empty:
         chosen = [scene for scene in chosen if len(scene.boxes)]
     if not any(len(scene.boxes) for scene in chosen):
-        raise BadInput(f"{scenes.where}: no box to train on in {len(scenes)} images; is it the right list of images?")
+        raise BadInput(f"{scenes.where}: no box to train on in {counted(len(scenes), 'image')}; is it the right "
+                       "list of images?")
     return replace(scenes, scenes=tuple(chosen), limit=memory_gb * 1e9, kept={})
 
 
 def for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
     """With something to find in them, or every score would be missing."""
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
-        raise BadInput(f"{scenes.where}: no box to find in {len(scenes)} images; is it the right list of images?")
+        raise BadInput(f"{scenes.where}: no box to find in {counted(len(scenes), 'image')}; is it the right "
+                       "list of images?")
     return replace(scenes, limit=memory_gb * 1e9)
 
 

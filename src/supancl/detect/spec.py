@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from supancl.config import Count, Fraction, Natural, NotNegative, Positive, Within, replaced, validated
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
 STAGES: tuple[Stage, ...] = ("stem", "layer1", "layer2", "layer3", "layer4")
@@ -131,7 +131,8 @@ def _sound(spec: DetectSpec) -> DetectSpec:
     if spec.arch == "fpn" and spec.extra_norm:
         raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
-        raise BadInput(f"anchor_sizes has {len(spec.anchor_sizes)} entries; fpn takes 5, one for each level")
+        raise BadInput(f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for "
+                       "each level")
     return spec
 
 

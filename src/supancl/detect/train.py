@@ -27,7 +27,7 @@ from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import autocast, detect, measure_norms
 from supancl.distributed import by_one
 from supancl.encoders import EncoderSpec
-from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.errors import BadInput, Interrupted, NonFinite, counted
 from supancl.run import MetricsLog
 from supancl.signals import signals_noted
 from supancl.start import pick_device
@@ -104,17 +104,18 @@ def train_detector(
     reporter, encoder = reporter or Reporter(), absolute_encoder(encoder)
     coco_counter()  # whether the test can be counted is asked before the work
     device = pick_device(spec.device)
+    body, encoder_spec = open_body(encoder, spec.seed)  # what costs little is looked at first
+    folder = DetectFolder(Path(out))
+    folder.check_place()
+    folder.check_free(resume)
     train, test = open_scenes(data)
     for remark in (*train.remarks, *test.remarks):
         reporter.warn(remark)
     train = for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = for_testing(test, spec.memory_gb)
-    body, encoder_spec = open_body(encoder, spec.seed)
-    folder = DetectFolder(Path(out))
     folder.create()
     with folder.locked(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        if folder.holds_run and not resume:
-            raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
+        folder.check_free(resume)  # again: reading the images takes time
         settings = {"spec": spec, "data": data, "encoder": encoder, "encoder_spec": encoder_spec,
                     "classes": train.classes, "fingerprint": train.fingerprint(),
                     "test_fingerprint": test.fingerprint(), "train_images": len(train), "test_images": len(test)}
@@ -158,7 +159,8 @@ def _begin(
         folder.write_settings(settings)
     folder.keep_metrics_until(training.step)
     reporter.note(f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-                  f"and {settings['test_images']} test images, {len(settings['classes'])} classes; {training.device}, "
+                  f"and {counted(settings['test_images'], 'test image')}, "
+                  f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
                   f"{training.precision} -> {folder.path}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate.features import Features
 
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read by the chunk
@@ -36,7 +36,8 @@ def check_shape(name: str, features: Labelled) -> None:
     if features.values.ndim != 2:
         raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: one row per image is needed")
     if len(features.values) != len(features.labels):
-        raise BadInput(f"{name} features: {len(features.values)} rows but {len(features.labels)} labels")
+        raise BadInput(f"{name} features: {counted(len(features.values), 'row')} but "
+                       f"{counted(len(features.labels), 'label')}")
 
 
 def check_finite(name: str, values: Tensor, offset: int = 0) -> None:

@@ -16,7 +16,7 @@ from supancl.data.images import Batch
 from supancl.data.sources import Split
 from supancl.data.views import evaluation_view
 from supancl.encoders import Encoder
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 
 View = Literal["margin", "whole"]
 
@@ -97,7 +97,7 @@ def embed(
         for done, batch in _batches(split, batch_size):
             batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
-                raise BadInput(f"the encoder takes {encoder.spec.channels} channels, "
+                raise BadInput(f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
                                f"the images have {batch.pixels.shape[1]}")
             look = evaluation_view if view == "margin" else whole_view
             with torch.inference_mode():

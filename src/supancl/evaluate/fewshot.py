@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.errors import BadInput, SupanclError
+from supancl.errors import BadInput, SupanclError, counted
 from supancl.evaluate.checks import check_features
 from supancl.evaluate.features import Features
 
@@ -85,8 +85,9 @@ def sample_episodes(
     dropped = tuple(names[~usable].tolist())
     if int(usable.sum()) < ways:
         shown = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
-        raise BadInput(f"{int(usable.sum())} classes have the {shots + 1} images that {shots} shots and a query need, "
-                       f"{ways} ways need {ways} of them{shown}; use fewer ways or shots, or more images")
+        raise BadInput(f"{counted(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
+                       f"{counted(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
+                       "ways or shots, or more images")
     first = (sizes.cumsum(0) - sizes)[usable]
     names, sizes = names[usable], sizes[usable]
     random = np.random.default_rng(seed)  # its streams are the same for every version and machine

@@ -22,7 +22,7 @@ from supancl.data.images import ArrayImages, FileImages, PackedImages, stamp_of
 from supancl.data.sources import Split
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import write_atomically
+from supancl.files import reason, unwritable, write_atomically
 
 VERSION = 1  # of the view and of how features are taken; a change of either is another number
 
@@ -100,14 +100,18 @@ class KeptFeatures:
             os.utime(path)  # last used
         return values
 
-    def write(self, path: Path, values: Tensor) -> None:
-        """Keep them; a cache that cannot be written is no reason to fail."""
+    def write(self, path: Path, values: Tensor) -> str:
+        """Keep them; a cache that cannot be written is no reason to fail. Gives why it could not be, else nothing."""
         values = values.contiguous()
         metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
-        with contextlib.suppress(OSError, BadInput):
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
+        except (OSError, BadInput) as error:
+            return unwritable(self.folder) or reason(error)
+        with contextlib.suppress(OSError):
             self._make_room(path)
+        return ""
 
     def _make_room(self, newest: Path) -> None:
         files = [(status.st_mtime, status.st_size, path) for path in self.folder.iterdir()

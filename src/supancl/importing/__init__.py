@@ -13,11 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.checkpoint import Refused, load_encoder, load_tensors, load_weights, read_safetensors, save_encoder
+from supancl.checkpoint import (
+    Damaged,
+    Refused,
+    load_encoder,
+    load_tensors,
+    load_weights,
+    read_safetensors,
+    save_encoder,
+)
 from supancl.config import from_json
 from supancl.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
-from supancl.errors import BadInput
-from supancl.files import beside
+from supancl.errors import BadInput, counted
+from supancl.files import beside, check_place
 from supancl.importing.formats import (
     FORMATS,
     PATCHES,
@@ -60,10 +68,11 @@ def import_checkpoint(
     std: Sequence[float] | None = None, branch: str = "online", prefix: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and say what it was."""
-    encoder, what = _open(str(text), size, mean, std, branch, prefix)
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
-    if path.exists():
+    if path.exists():  # asked before the file is read, which may be a large one
         raise BadInput(f"{path} exists already; choose another --out, or remove it")
+    check_place(path.parent)
+    encoder, what = _open(str(text), size, mean, std, branch, prefix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,6 +96,9 @@ def _open(
         if given:
             raise BadInput(f"{file} says itself what its encoder is; leave {', '.join(given)} out")
         return load_encoder(file), OWN
+    for key, values in (("mean", mean), ("std", std)):
+        if any(value > 1 for value in values or ()):
+            raise BadInput(f"{key} {max(values or ()):g}: it is of pixels from 0 to 1; divide by 255")
     state = _read(file)
     try:
         what, names = _named(state, name, branch, prefix) if name is not None else _found(state, branch, prefix)
@@ -124,6 +136,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         return read_safetensors(file)[0]
     try:
         content = load_tensors(file, HARMLESS)
+    except Damaged as error:
+        raise BadInput(f"{error}; copy or fetch it again") from None
     except Refused as error:
         held = error.held or "more than tensors and plain containers"
         whole = held.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))  # a module, not a dict with one
@@ -171,8 +185,8 @@ def _build(
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
-        raise BadInput(f"takes images of {channels} channels, and ImageNet's mean and std are for 3; give mean and std "
-                       f"with {channels} numbers each (--mean, --std)")
+        raise BadInput(f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
+                       f"mean and std with {counted(channels, 'number')} each (--mean, --std)")
     side = side_of(names)
     if size is not None and side is not None and size != side:
         raise BadInput(f"its positions are for images of {side} px, not {size}; leave size out (--size)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate import FewShot
 from supancl.judge.subject import Subject
 
@@ -51,8 +51,8 @@ def check_episodes(
         part = " among those that the run held out" if held_out else ""
         ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
         ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
-        raise BadInput(f"{where}: {fit} classes have more than {shots} images{part}, {ways} ways need {ways} "
-                       f"such{told}; {', or '.join(ways_out)}")
+        raise BadInput(f"{where}: {counted(fit, 'class has', 'classes have')} more than "
+                       f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{told}; {', or '.join(ways_out)}")
 
 
 def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
@@ -66,7 +66,7 @@ def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
         return "", False
     sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
     sizes = sizes[sizes > outcome.shots]
-    shots = f"{outcome.shots} shot{'s' if outcome.shots > 1 else ''}"
+    shots = counted(outcome.shots, "shot")
     told = (f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
             f"not {outcome.queries}")
     images = int(sizes.sum())
@@ -89,7 +89,7 @@ def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Te
     strange = asked[~torch.isin(asked, known)]
     if len(strange):
         subject.reporter.warn(f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
-                              f"{len(strange)} images to judge count as wrong")
+                              f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong")
 
 
 def named(classes: Sequence[str], labels: set[int]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from supancl.data.sources import Source, prepared
 from supancl.errors import BadInput
 from supancl.evaluate.features import View
-from supancl.files import write_atomically
+from supancl.files import check_place, write_atomically
 from supancl.judge.sources import is_own, opened, spec_for
 from supancl.judge.subject import Subject
 from supancl.start import check_same_data
@@ -27,6 +27,7 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
         raise BadInput(f"--out {out}: must end in .npz")
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_place(out.parent)
     found = opened(subject, spec_for(subject, source), view)
     held_out = _held_out(subject, source, found)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}

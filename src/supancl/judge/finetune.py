@@ -25,7 +25,7 @@ from supancl.encoders import Encoder
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.linear import hold_out
 from supancl.evaluate.transfer import accuracy
-from supancl.files import write_atomically
+from supancl.files import check_place, write_atomically
 from supancl.judge.classes import check_each, warn_unknown
 from supancl.judge.protocols import file_name, finished, of_data
 from supancl.judge.sources import data_for, judged, own_source, split_asked
@@ -49,20 +49,19 @@ def finetune_of(
 ) -> dict[str, Any]:
     """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
     since, how = time.perf_counter(), how or FineTuning()
-    if subject.look.layer != "pooled" or subject.look.normalize:
-        raise BadInput("fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and "
-                       "--normalize out")
+    check_whole(subject.look.layer, subject.look.normalize)
     where = own_source(subject, source)
-    if out is not None:
+    if subject.encoder.spec.name == "linear":
+        raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
+    if out is not None:  # all before the data are read, which may take an hour
         check_apart(where, out)
+        check_new(out)
     data = data_for(subject, source)
     judged_from, images = judged(data, split, where)
     train, test = labelled(data.train), labelled(images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
                        f"there are {len(train)} and {len(test)}")
-    if subject.encoder.spec.name == "linear":
-        raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
     warn_unknown(subject, data.classes, where, train.labels, test.labels)
     if len(how.lrs) > 1:
         check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
@@ -86,6 +85,12 @@ def finetune_of(
         batch_size=how.batch_size, weight_decay=how.weight_decay, seed=how.seed, images=len(train), queries=len(test),
         classes=len(data.classes), out=None if out is None else str(out),
     )
+
+
+def check_whole(layer: str, normalize: bool) -> None:
+    if layer != "pooled" or normalize:
+        raise BadInput("fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and "
+                       "--normalize out")
 
 
 def labelled(split: Split) -> Split:
@@ -185,10 +190,15 @@ def _precision(device: torch.device) -> Any:
     return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
-def make_folder(out: Path) -> None:
-    """Asked before the work, not after it: whether the result can be kept."""
+def check_new(out: Path) -> None:
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_place(out)
+
+
+def make_folder(out: Path) -> None:
+    """Asked before the work, not after it: whether the result can be kept."""
+    check_new(out)  # again: reading the data takes time
     try:
         out.mkdir(parents=True)
     except OSError as error:

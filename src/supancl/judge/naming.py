@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,4 +114,6 @@ def source_of(result: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")
+    """Letters of any script, each in one piece; no longer than a file name may be with what stands around it."""
+    kept = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return kept.encode()[:200].decode(errors="ignore")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from supancl.data.order import epoch_order, seeded
 from supancl.data.sources import Data, Split, absolute_source, fingerprint
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate import (
     collapse,
     few_shot,
@@ -80,20 +80,16 @@ def knn_of(
     data = data_for(subject, source, view)
     where = source or subject.where
     judged_from, images = judged(data, split, where)
+    _check_compared(data, where, images if leave_one_out else data.train, images)
     queries = subject.features(images, view).labelled()
     reference = queries if leave_one_out else subject.features(data.train, view).labelled()
-    if not len(reference.labels) or not len(queries.labels):
-        raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
-                       f"there are {len(reference.labels)} and {len(queries.labels)}; name labelled ones with --data")
-    if len(reference.labels.unique()) == 1:  # every answer would be right, or, of another class, wrong
-        raise BadInput(f"{where}: only class {data.classes[int(reference.labels[0])]!r} among the images to compare "
-                       "with; k-NN needs at least two classes")
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
     most = len(reference.labels) - leave_one_out
     many = [k for k in ks if k > most]
     if many:
-        subject.reporter.note(f"{where}: there are {most} images to compare with, so k = "
-                              f"{' and '.join(map(str, many))} {'are' if len(many) > 1 else 'is'} k = {most}")
+        there = f"there {'is' if most == 1 else 'are'} {counted(most, 'image')} to compare with"
+        subject.reporter.note(f"{where}: {there}, so k = {' and '.join(map(str, many))} "
+                              f"{'are' if len(many) > 1 else 'is'} k = {most}")
     ks = tuple(dict.fromkeys(min(k, most) for k in ks))
     if leave_one_out:
         found = knn_leave_one_out(reference, ks, **options)
@@ -107,6 +103,17 @@ def knn_of(
         metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
         queries=len(queries.labels), classes=len(torch.unique(reference.labels)), tested_on=fingerprint(images),
     )
+
+
+def _check_compared(data: Data, where: str, references: Split, images: Split) -> None:
+    """What k-NN cannot do without, known before any feature is taken."""
+    there = references.present()
+    if not there or not images.labelled:
+        raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
+                       f"there are {references.labelled} and {images.labelled}; name labelled ones with --data")
+    if len(there) == 1:  # every answer would be right, or, of another class, wrong
+        raise BadInput(f"{where}: only class {data.classes[there[0]]!r} among the images to compare with; k-NN needs "
+                       "at least two classes")
 
 
 def of_data(subject: Subject, source: str | None, data: Data, judged_from: str) -> dict[str, Any]:
@@ -125,15 +132,18 @@ def linear_of(
     """The classifier is fitted on training images; what is tested on is looked at once, at the end."""
     if augmented and probe == "lbfgs":
         raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
+    if augmented and subject.encoder.spec.name == "linear":
+        raise BadInput(f"{subject.where}: --augmented crops images, this encoder takes vectors; leave it out")
     since = time.perf_counter()
     data = data_for(subject, source, view)
     where = source or subject.where
     judged_from, images = judged(data, split, where)
     check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels})
+    if probe == "lbfgs":
+        check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
     test = subject.features(images, view)
     options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
     if probe == "lbfgs":
-        check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
         outcome = tried(linear_probe(subject.features(data.train, view), test, **options).to_json())
         warn_cut_off(subject, where, outcome)
     else:
@@ -260,8 +270,10 @@ def few_shot_of(
     outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device)
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
-        subject.reporter.warn(f"{name}: {len(dropped)} classes have no more than {shots} images and are "
-                              f"left out: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}")
+        are = "is" if len(dropped) == 1 else "are"
+        subject.reporter.warn(f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
+                              f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
+                              f"{' ...' if len(dropped) > 8 else ''}")
     remark, warns = lacking_queries(features.labels, outcome)
     if warns:
         subject.warn_once(f"{name}: {remark}")

@@ -26,7 +26,7 @@ from supancl.data.sources import (
     stratified,
 )
 from supancl.encoders import Encoder
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate.features import View
 from supancl.judge.naming import data_name, registered
 from supancl.judge.subject import Subject
@@ -51,7 +51,8 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
         raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {wants}; name other --data")
     if not vectors and pixels.shape[1] != encoder.spec.channels:
         raise BadInput(f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
-                       f"{encoder.spec.channels} channels; give an encoder of 1 or 3, or a .npz of that many")
+                       f"{counted(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
+                       "many")
 
 
 def is_own(subject: Subject, source: str | None) -> bool:

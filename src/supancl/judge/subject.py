@@ -15,7 +15,7 @@ from supancl.data.sources import Source, Split, same_source
 from supancl.data.stream import stream_remarks
 from supancl.data.views import Crops
 from supancl.encoders import Encoder
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate import Features, embed
 from supancl.evaluate.features import View
 from supancl.evaluate.kept import KeptFeatures, encoder_key
@@ -109,7 +109,10 @@ class Subject:
             self.warn_once(remark)
         self._check(taken, split)
         if path is not None and self.kept is not None:
-            self.kept.write(path, taken.values)
+            why = self.kept.write(path, taken.values)
+            if why:
+                self.warn_once(f"features are not kept in {self.kept.folder} ({why}), so they are taken anew each "
+                               "time; name another folder in SUPANCL_CACHE, or pass --no-cache")
         return taken
 
     def _check(self, taken: Features, split: Split) -> None:
@@ -118,7 +121,7 @@ class Subject:
         if len(faulty):
             row = int(faulty[0])
             kind = "NaN" if bool(torch.isnan(taken.values[row]).any()) else "an infinite value"
-            more = f", and those of {len(faulty) - 1} more images," if len(faulty) > 1 else ""
+            more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
                            "take weights from before the run diverged, or leave that image out")
 
@@ -157,6 +160,7 @@ def plain_crops(subject: Subject, scale: tuple[float, float]) -> Crops:
 
 def open_subject(where: str, look: Look, reporter: Reporter, **foreign: Any) -> Subject:
     subject = Subject(where, open_encoder(where, **foreign), look, reporter)
+    subject.encoder.check_layer(look.layer)  # before any data are read, which may take an hour
     if subject.run is not None and subject.recipe is not None and (early := subject.run.ends_early(subject.recipe)):
         reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
     return subject

@@ -16,7 +16,7 @@ import torch
 from supancl.data.benchmarks import find_benchmark, official_name, present_benchmarks
 from supancl.data.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
-from supancl.files import write_text
+from supancl.files import check_place, write_text
 from supancl.judge.compared import check_seeds
 from supancl.judge.naming import result_name
 from supancl.judge.protocols import few_shot_of, knn_of, transfer_of
@@ -139,6 +139,7 @@ def make_out(out: Path) -> None:
     """Asked before the work, not after it: whether results can be kept."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
+    check_place(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

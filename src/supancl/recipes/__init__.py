@@ -31,7 +31,7 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
         if parts:
             raise BadInput(f"unknown recipe {name!r}; did you mean {', '.join(parts[:-1])} or {parts[-1]}?")
         raise BadInput(f"unknown recipe {name!r}{nearest(name, RECIPES)}")
-    built = RECIPES[name]()
+    built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
     if compat == "released-code":
         built = released(built)
     return validated_recipe(built)

@@ -7,13 +7,19 @@ the package's own is made known under its `kind`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import os
 import sys
+import traceback
 from typing import Any, TypeVar, get_args
+
+import torch
+from torch import Tensor
 
 from supancl.config import checked, from_json, hints
 from supancl.errors import BadInput
-from supancl.losses import Align, Loss
+from supancl.losses import Align, Loss, Terms
 from supancl.pools import PoolSpec
 
 
@@ -62,6 +68,8 @@ def register(section: Section) -> Section:
         raise BadInput(f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
                        "whose runs would be read back with this class; give one of them another kind (one that is "
                        "defined no more goes with its process: restart Python)")
+    if room == "loss" and inspect.isfunction(vars(section).get("__call__")):
+        setattr(section, "__call__", _looked_at(section.__call__, name))  # noqa: B010 - a class has another one too
     OWN[room, kind] = section
     return section
 
@@ -102,10 +110,44 @@ def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
             continue
         if (name, kind) not in OWN:
             raise NotRegistered(f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
-                                "your own, give this command to the file that defines it: python FILE pretrain ... "
+                                "your own, give this command to the file that defines it: python FILE COMMAND ... "
                                 "(docs/extending.md)")
         found[name] = from_json(OWN[name, kind], values, name)
     return found
+
+
+def fault_in_own(error: BaseException) -> str:
+    """'FILE line N, in NAME' where an error came out of a file with a loss or a pool of one's own; else empty."""
+    places = {os.path.abspath(_place(section)) for section in OWN.values()}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if os.path.abspath(frame.filename) in places:
+            return f"{frame.filename} line {frame.lineno}, in {frame.name}"
+    return ""
+
+
+def _looked_at(call: Any, name: str) -> Any:
+    """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
+
+    @functools.wraps(call)
+    def looked_at(self: Any, anchors: Tensor, *rest: Any, **named: Any) -> Any:
+        terms = call(self, anchors, *rest, **named)
+        if not isinstance(terms, Terms):
+            raise BadInput(f"{name}: gave {_kind_of(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
+        for field, term in zip(Terms._fields, terms, strict=True):
+            if not isinstance(term, Tensor) or term.ndim:
+                raise BadInput(f"{name}: {field} is {_kind_of(term)}; wanted a tensor of one number, the mean over the "
+                               "samples (docs/extending.md)")
+        if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
+            raise BadInput(f"{name}: total has no gradient, so nothing would be learned; was it detached? "
+                           "(docs/extending.md)")
+        return terms
+
+    return looked_at
+
+
+def _kind_of(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"a {type(value).__name__}{shape}"
 
 
 def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from supancl.errors import counted
 from supancl.evaluate import Features
 from supancl.report.pictures import COLOURS, tsne_panels
 
@@ -69,7 +70,7 @@ def write_page(
     )
     left_out = ", ".join(result["left_out"])
     transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
-                f"fitted on {result['shots']} images of each, 50 draws."
+                f"fitted on {counted(result['shots'], 'image')} of each, 50 draws."
                 if left_out else "No class was left out, so transfer was not measured.")
     failed = "".join(f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
                      for row in result["rows"] if row["failed"])
@@ -78,15 +79,15 @@ def write_page(
             f'src="{_inline(out / "tsne.png")}">' if panels else "")
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
-    epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
+    epochs = counted(result["epochs"], "epoch")
     seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result['recipe'])}</title>
 <style>{STYLE}</style></head><body>
 <h1>Which alpha for {html.escape(str(data['source']))}?</h1>
 <p class="answer">{_flags_whole(result['recommendation'])}.</p>
-<p>{html.escape(result['recipe'])}, {epochs}, {data['train']} training images, {data['held_out']} held out,
-{data['classes']} classes in pretraining, {seeds}.
+<p>{html.escape(result['recipe'])}, {epochs}, {counted(data['train'], 'training image')}, {data['held_out']} held out,
+{counted(data['classes'], 'class', 'classes')} in pretraining, {seeds}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from supancl.errors import counted
 from supancl.evaluate.ranks import Mark, Ranking, Score
 from supancl.files import digest, write_text
 from supancl.judge import queries_of, rankings, trained_on, unlike
@@ -99,7 +100,7 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
         return (f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
                 "validation, refitted on train and validation, tested once.")
     used = queries_of([result for result in results if result["task"] == protocol])
-    return f"{one['episodes']:,} episodes of {used}, seed {one['seed']}, the same for every encoder."
+    return f"{counted(one['episodes'], 'episode', form=',')} of {used}, seed {one['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -159,7 +160,8 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             images = [result["references"], result["queries"]]
         sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
         dropped = result.get("dropped") or []
-        odd = [f"{len(dropped)} classes too small: {', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"]
+        odd = [f"{counted(len(dropped), 'class', 'classes')} too small: "
+               f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"]
         odd = (odd if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
@@ -189,6 +191,6 @@ def _conditions(results: Sequence[dict[str, Any]]) -> str:
     hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))
     commits = ", ".join(dict.fromkeys(str(result["commit"]) for result in results))
     unit = ", of unit length" if first["normalize"] else ""
-    return (f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{len(results)} results, {seconds:.0f} s together; "
-            f"{html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
+    return (f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
+            f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
             f"features of layer {html.escape(first['layer'])}{unit}.</p>")

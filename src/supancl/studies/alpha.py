@@ -16,7 +16,7 @@ from rich.console import Console
 from supancl.console import table
 from supancl.data.sources import Data, Split
 from supancl.distributed import by_one
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
@@ -97,7 +97,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
         "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
     }
-    console.print(table(f"{base.name}, {len(seeds)} seeds: mean +- sd", *laid_out(result)))
+    console.print(table(f"{base.name}, {counted(len(seeds), 'seed')}: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
     write_text(out / "alpha.json", json.dumps(jsonable(result), indent=2) + "\n")
     shown = data.held_out.some(SHOWN)
@@ -238,8 +238,8 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
     seeds = sorted(of[best])
     mean = statistics.fmean(of[best].values())
     if len(whole) == 1 < len(alphas):
-        return (f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, {len(seeds)} seed(s)), "
-                "so there is nothing to compare it with" + remarks)
+        return (f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, "
+                f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks)
     if len(seeds) < 2:
         return (f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
                 "run with --seeds 3 or more" + remarks)

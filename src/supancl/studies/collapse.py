@@ -14,7 +14,7 @@ from rich.console import Console
 from supancl.branches import BranchSpec
 from supancl.console import table
 from supancl.distributed import by_one
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.losses import Align
@@ -81,7 +81,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
     columns += ["failed"] if runs.failed else []
-    title = f"{base.name}, {base.train.epochs} epochs, alpha {base.loss.alpha:g}, {args.seeds} seed(s)"
+    epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
+    title = f"{base.name}, {epochs}, alpha {base.loss.alpha:g}, {seeds}"
     console.print(table(title, columns, [line(rows, key) for key in cells]))
     write_text(out / "collapse.json", json.dumps(jsonable(result), indent=2) + "\n")
     console.print(f"runs and collapse.json in {out}")

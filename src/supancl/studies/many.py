@@ -27,7 +27,7 @@ from supancl.data.readers import check_apart
 from supancl.data.sources import Data, open_data, same_source
 from supancl.distributed import by_one
 from supancl.encoders import Encoder
-from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite
+from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, counted
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.reuse import one_step
@@ -80,8 +80,10 @@ class Runs(NamedTuple):
 
 
 def way_on(failed: Mapping[str, Failed]) -> str:
-    """The flags with which failed runs go on; one that met a loss that was no number would only meet it again."""
-    return "--retry --on-nan skip" if any(failure.not_finite for failure in failed.values()) else "--retry"
+    """The flags with which failed runs go on; what ended one, a loss that was no number say, would only do so again."""
+    ends = list(failed.values())
+    skip = " --on-nan skip" if any(failure.not_finite for failure in ends) else ""
+    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in ends) else "")
 
 
 class RunsFailed(CheckFailed):
@@ -89,7 +91,8 @@ class RunsFailed(CheckFailed):
 
     def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
         first = next(iter(failed))
-        count = f"{len(failed)} of {len(result['rows'])} runs failed and are in no mean"
+        are = "is" if len(failed) == 1 else "are"
+        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
         anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
         super().__init__(f"{count} ({', '.join(failed)}); the study without them is in {out}, and {way_on(failed)} "
@@ -111,7 +114,10 @@ def place_of(typed: str | None, name: str, base: Recipe) -> Path:
 
 
 def _check_place(base: Recipe, out: Path) -> None:
-    RunFolder(out).check_place()
+    folder = RunFolder(out)
+    folder.check_place()
+    if folder.holds_run:
+        raise BadInput(f"{out} already holds a run, and a study is a folder of runs; choose another --out")
     check_apart(base.data.source, out)
 
 
@@ -133,13 +139,14 @@ def train_all(
     waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
     done = len(recipes) - len(waiting)
     if finished:
-        console.print(f"{len(finished)} of {len(recipes)} runs are already there")
+        are = "is" if len(finished) == 1 else "are"
+        console.print(f"{len(finished)} of {counted(len(recipes), 'run')} {are} already there")
     if failed:
         console.print(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
 
     def left(more: str = "") -> str:
-        return (f"with {done} of {len(recipes)} runs done, what had begun is saved; continue with the same command and "
-                f"{more}--out {shlex.quote(str(out))}")
+        return (f"with {done} of {counted(len(recipes), 'run')} done, what had begun is saved; continue with the same "
+                f"command and {more}--out {shlex.quote(str(out))}")
 
     try:
         for name, failure in _trained(waiting, out, jobs):
@@ -231,7 +238,7 @@ def _train_one(recipe: Recipe, path: Path) -> Failed | None:
     try:
         pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(error.what if isinstance(error, NonFinite) else str(error), error.exit_code)
+        failure = Failed(error.what, error.exit_code)
         write_text(path / FAILED, json.dumps(failure._asdict()) + "\n")
         return failure
     return None

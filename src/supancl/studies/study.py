@@ -18,7 +18,7 @@ from rich.console import Console
 from supancl.console import table
 from supancl.data.sources import Data
 from supancl.distributed import by_one
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, counted, nearest
 from supancl.evaluate import embed, knn_accuracy, linear_accuracy, variance
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
@@ -104,8 +104,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def show(result: dict[str, Any], images: str, out: Path, console: Console) -> None:
     """The table and the differences: on the screen, as study.md, and with everything else as study.json."""
     study = STUDIES[result["study"]]
-    title = (f"{result['study']} study of {result['recipe']}, {result['epochs']} epochs, "
-             f"seeds {', '.join(map(str, result['seeds']))}, {images}")
+    title = (f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
+             f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}")
     columns, cells = laid_out(result)
     console.print(table(title, columns, cells))
     for line in result["differences"]:
@@ -245,7 +245,8 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
     for row in (row for row in of if row != reference):
         seeds = sorted(of[row].keys() & of[reference].keys())  # a run that failed has no difference
         if len(seeds) < 2:
-            lines.append(f"linear, {row} minus {reference}: cannot be told apart, with {len(seeds)} seed(s) of both")
+            lines.append(f"linear, {row} minus {reference}: cannot be told apart, with "
+                         f"{counted(len(seeds), 'seed')} of both")
             continue
         mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
         told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"

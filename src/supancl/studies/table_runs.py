@@ -286,7 +286,8 @@ def _entry(path: Path) -> Entry:
         if folder.holds_run:
             own = evaluations if folder.path == path else {
                 file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
-            (data, _), (chosen, _) = folder.read_data(), folder.read_recipe()
+            chosen, _ = folder.read_recipe()  # says what is wrong with the file
+            data, _ = folder.read_data()
             return Entry(folder.path, chosen, own, fingerprint=str(data.get("fingerprint") or ""),
                          unfinished=_unfinished(folder, chosen))
     return Entry(path, None, evaluations)

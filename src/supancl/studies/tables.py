@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.errors import BadInput, nearest
+from supancl.files import unwritable
 from supancl.studies.table_cells import fill
 from supancl.studies.table_formats import FORMATS
 from supancl.studies.table_layouts import LAYOUTS
@@ -19,7 +20,7 @@ from supancl.studies.table_runs import read_entries
 def arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(LAYOUTS)
     parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
-    parser.add_argument("runs", metavar="RUN", nargs="*",
+    parser.add_argument("runs", metavar="RUN", nargs="*", default=[],
                         help="run folders, studies, toy studies, folders with evaluate/*.json; none: the paper's alone")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
     parser.add_argument("--out", metavar="FILE", help="write it there instead of on the screen")
@@ -30,6 +31,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
+    if out is not None and (why := unwritable(out.parent)):
+        raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
     text = FORMATS[args.format](filled)
     if out is None:

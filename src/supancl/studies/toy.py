@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from supancl.config import to_json
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.evaluate import Features
 from supancl.files import write_text
 from supancl.report.pictures import tsne_panels
@@ -46,7 +46,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--out {folder}: {error.strerror}") from None
+        raise BadInput(f"--out {folder}: {error.strerror}; give another") from None
     if not os.access(folder, os.W_OK):  # said now, not after minutes of training
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
@@ -66,7 +66,7 @@ def run(
     toys = draw_data(reading, size, seeds)
     drawn = time.perf_counter()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(ALPHAS)} alphas x {len(seeds)} seeds", total=size.epochs)
+        task = progress.add_task(f"{len(ALPHAS)} alphas x {counted(len(seeds), 'seed')}", total=size.epochs)
         trained = train(toys, reading, size, ALPHAS, seeds, lambda epoch, _: progress.update(task, completed=epoch))
     fitted = time.perf_counter()
     rows = measure(trained, toys, reading, size, seeds, ALPHAS)
@@ -96,7 +96,8 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     summary = summary_of(result)
     titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
     for title, columns in titles.items():
-        laid = Table(title=f"{title}: mean +- sd over {len(result['seeds'])} seed(s) (paper); * best, + second-best",
+        seeds = counted(len(result["seeds"]), "seed")
+        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); * best, + second-best",
                      title_justify="left")
         for name in tables.header(columns):
             laid.add_column(name, justify="right")
