@@ -254,11 +254,11 @@ DATA = [
     Row("no image that can be read",
         with_flags(lambda tmp: (tmp / "data").mkdir() or ((tmp / "data" / "x.png").write_text("x") and None),
                    "--skip-bad-images"),
-        "data: no training image could be read; mend the files"),
+        "data: no training image could be read, such as data/x.png; mend the files, or what lists them"),
     Row("a batch larger than the data", with_flags(with_classes(), "--batch-size", "64"),
         "data: 8 training images are fewer than a batch of 64; use --batch-size 8 or less"),
     Row("too few images to hold any out", data(lambda tmp: picture(tmp / "data" / "cat" / "0.png") and None),
-        "data: 1 images are too few to hold 25% of each class out; add images or a val/ folder "
+        "data: 1 image is too few to hold 25% of each class out; add images or a val/ folder "
         "(for training alone: --set data.holdout=0)"),
     Row("a class to leave out that is not there", with_flags(with_classes(), "--set", 'data.leave_out=["dgo"]'),
         "data.leave_out names class 'dgo', which the data do not have; did you mean 'dog'?"),
@@ -339,7 +339,8 @@ DATA = [
     Row("a table without training rows", data(of_lines("path,label,split", "cat/0.png,cat,test")),
         "data.csv: no row has split 'train'; give it to some, or drop the column"),
     Row("a table in another encoding", data(of_bytes("data.csv", "path,label\nä.png,a\n".encode("latin-1"))),
-        re.compile(r"data\.csv: not a csv file in UTF-8 \('utf-8' codec can't decode byte 0xe4 .*\)")),
+        re.compile(r"data\.csv: not a csv file in UTF-8 \('utf-8' codec can't decode byte 0xe4 .*\); save it in that "
+                   r"encoding")),
 ]  # fmt: skip
 
 
@@ -430,7 +431,7 @@ FILES = [
     Row("an init that is not there", init(lambda tmp: "nowhere.pt"),
         "no file nowhere.pt; give a run folder or an encoder.safetensors"),
     Row("an init folder without an encoder", init(lambda tmp: "data"),
-        "data holds no encoder.safetensors; has the run finished its first epoch?"),
+        "data is no run folder: no encoder.safetensors in it; give a run folder or an encoder.safetensors"),
     Row("an init that is empty", init(of_bytes("w.pt", b"")),
         "checkpoint w.pt is damaged (it is no file of tensors); copy it again, or give another --init"),
     Row("an init that is text", init(of_bytes("w.pt", b"weights")),
@@ -446,7 +447,7 @@ FILES = [
     Row("an init of another width", init(saved({"0.weight": torch.zeros(4, 1, 3, 3)})),
         "w.pt: tensor '0.weight' is (4, 1, 3, 3), encoder 'cnn' has (2, 1, 3, 3); is it another architecture?"),
     Row("an init that is no safetensors", init(of_bytes("w.safetensors", b"weights")),
-        re.compile(r"w\.safetensors: not a safetensors file \(.+\); give a run folder or its encoder\.safetensors")),
+        re.compile(r"w\.safetensors: not a safetensors file \(.+\); copy it again, or where a run wrote it, .+")),
     Row("an init beside resume", with_run(flags("--init", "run")),
         "--init starts a run and --resume continues one; give one of them", RESUME),
     Row("an init beside resume of nothing", flags("--init", "run", "--resume"),
@@ -518,8 +519,8 @@ FILES = [
     Row("a folder without an encoder", with_run(lambda run: (run / "encoder.safetensors").unlink() or ("run",)),
         "run holds no encoder.safetensors; has the run finished its first epoch?", KNN),
     Row("an encoder cut short", with_run(lambda run: torn(run / "encoder.safetensors"), flags("run")),
-        re.compile(r"run/encoder\.safetensors: not a safetensors file \(.+\); give a run folder or its "
-                   r"encoder\.safetensors"), KNN),
+        re.compile(r"run/encoder\.safetensors: not a safetensors file \(.+\); copy it again, or where a run "
+                   r"wrote it, have it written anew with pretrain --resume"), KNN),
     Row("an encoder without a description", lambda tmp: (str(described({"a": torch.zeros(1)})(tmp).name),),
         re.compile(r"e\.safetensors: no known format \(moco, .+\); its first tensors are a\. "
                    r"Name the architecture: torchvision:NAME@FILE or timm:NAME@FILE"), KNN),
@@ -575,7 +576,7 @@ FILES = [
     Row("contact sheets among the classes", lambda tmp: class_folders(tmp / "data") and None,
         "data/sheets lies in data, whose folders are taken for classes, so data would be other data from then on; "
         "choose another --out", ("data", "show", "data", "--out", "data/sheets")),
-    Row("features below a file", flags(), "cannot write in run/recipe.json (File exists); choose another --out",
+    Row("features below a file", flags(), "cannot write in run/recipe.json (Not a directory); choose another --out",
         ("embed", "run", "--data", "digits", "--out", "run/recipe.json/f.npz")),
     Row("JSON into no folder", flags(),
         "--json no/x.json: cannot be written (there is no folder no); name another file, or - for standard output",
@@ -674,7 +675,7 @@ def test_judging_skips_bad_images_only_when_asked_for_and_says_so(place, finishe
     shutil.copytree(finished, place / "run")
     class_folders(place / "other", each=8)
     (place / "other" / "cat" / "1.png").write_text("x")
-    warning = "warning: 1 unreadable images were skipped: other/cat/1.png\n"
+    warning = "warning: 1 unreadable image was skipped: other/cat/1.png\n"
     others = ("--data", "other")
     for command in (("evaluate", "knn", "run", *others), ("embed", "run", *others, "--out", "f.npz")):
         assert supancl(capsys, *command).code == 2

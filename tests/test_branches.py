@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from supancl import recipe
-from supancl.branches import Branches
+from supancl.branches import Branches, HeadSpec
 from supancl.config import to_json
 from supancl.data.views import LocalCrops
 from supancl.errors import BadInput
@@ -93,6 +93,12 @@ def test_without_a_predictor_the_anchor_is_the_projection():
     assert torch.equal(anchors, targets)
 
 
+def test_heads_that_nobody_describes_are_those_of_the_paper():
+    """The three layers of SimSiam's projector, and no predictor."""
+    assert HeadSpec().projector == MLP(hidden=(2048, 2048), out=2048)
+    assert HeadSpec().predictor is None
+
+
 def test_the_predictor_is_on_the_online_branch_only():
     views, branches = some_views(), build("stop-gradient")
     _, before = branches(views)
@@ -162,6 +168,19 @@ def test_the_ema_is_an_exact_lerp_of_every_parameter(momentum):
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     if momentum == 0:
         assert all(torch.equal(new, p) for new, p in zip(after, online, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.996, 1.0])
+def test_a_momentum_that_is_a_tensor_moves_the_target_as_the_number_does(momentum, dtype):
+    branches = moved(build("momentum"))
+    online = [p.detach().double() for p in parameters(branches.encoder, branches.projector)]
+    before = [p.double() for p in parameters(*target_modules(branches))]
+    assert not all(torch.equal(old, follow) for old, follow in zip(before, online, strict=True))
+    branches.update_target(torch.tensor(momentum, dtype=dtype))
+    for old, new, follow in zip(before, parameters(*target_modules(branches)), online, strict=True):
+        assert new.dtype == torch.float32
+        torch.testing.assert_close(new.double(), momentum * old + (1 - momentum) * follow, rtol=1e-6, atol=1e-6)
 
 
 def test_the_ema_touches_no_buffer_and_not_the_online_branch():

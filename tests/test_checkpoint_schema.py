@@ -1,12 +1,14 @@
 """Checkpoints of every schema version ever written can still be continued; newer ones are refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from supancl import BadInput
-from supancl.checkpoint import SCHEMA_VERSION, load_checkpoint
+from supancl.checkpoint import SCHEMA_VERSION, load_checkpoint, load_weights
 from supancl.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -32,3 +34,17 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     torch.save({**content, "schema_version": SCHEMA_VERSION + 1}, tmp_path / "step-000000005.pt")
     with pytest.raises(BadInput, match="newer supancl"):
         load_checkpoint(tmp_path / "step-000000005.pt")
+
+
+def test_a_classifier_on_top_is_left_out_but_not_a_part_of_the_encoder_that_is_called_like_one(tmp_path: Path) -> None:
+    def made() -> SimpleNamespace:
+        body = nn.ModuleDict({"stem": nn.Linear(3, 4), "head": nn.Linear(4, 5)})
+        return SimpleNamespace(body=body, spec=SimpleNamespace(name="own"))
+
+    one, other = made(), made()
+    weights = one.body.state_dict() | {"fc.weight": torch.ones(7, 5)}
+    load_weights(other, weights, tmp_path / "weights.pt")  # type: ignore[arg-type]
+    for name, value in one.body.state_dict().items():
+        assert torch.equal(other.body.state_dict()[name], value), name
+    with pytest.raises(BadInput, match=r"has a tensor 'neck.weight' that encoder 'own' does not have"):
+        load_weights(other, weights | {"neck.weight": torch.ones(1)}, tmp_path / "weights.pt")  # type: ignore[arg-type]

@@ -55,8 +55,8 @@ def test_align_is_eqs_1_to_3_anchor_by_anchor(form, alpha, kind):
     terms = loss(anchors, targets, labels, pool)
     torch.testing.assert_close(terms.total, total, **close)
     torch.testing.assert_close(terms.ssl, ssl, **close)
-    if alpha < 1:  # without supervision there is no supervised term to log
-        torch.testing.assert_close(terms.sup, sup, **close)
+    # without supervision and without a pool there is no supervised term to log; a pool has one at alpha = 1 too
+    torch.testing.assert_close(terms.sup, ssl if alpha == 1 and kind is None else sup, **close)
 
 
 @every_form
@@ -354,9 +354,12 @@ def test_gradcheck_of_contrast(loss):
     assert torch.autograd.gradcheck(lambda a, t: loss(a, t, labels, pool).total, vectors)
 
 
-@pytest.mark.parametrize("loss", [Align(alpha=0.5), Contrast(against="other-view+pool"), CrossEntropy()], ids=repr)
-def test_the_terms_for_the_log_carry_no_gradient(loss):
-    pool = filled("queue", 6)[0]
+@pytest.mark.parametrize("kind", ["queue", None])
+@pytest.mark.parametrize(
+    "loss", [Align(alpha=0.5), Align(alpha=1.0), Contrast(against="other-view"), CrossEntropy()], ids=repr
+)
+def test_the_terms_for_the_log_carry_no_gradient(loss, kind):
+    pool = None if kind is None else filled(kind, 6)[0]
     terms = loss(units(2, 3, WIDTH, seed=1).requires_grad_(), units(2, 3, WIDTH, seed=2), torch.arange(3), pool)
     assert terms.total.requires_grad
     assert not terms.ssl.requires_grad

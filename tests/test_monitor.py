@@ -99,13 +99,19 @@ def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "overrides", "words"),
     [
-        ("supsiam-nopool", {}, "--set pool.kind=queue"),
+        ("supsiam-nopool", {"optimizer__weight_decay": 1e-6},
+         "without a momentum branch (the paper's Table 8). Try --set pool.kind=queue"),
+        ("supsiam-nopool", {"optimizer__weight_decay": 0.25},
+         "at weight decay 0.25 (the paper's Table 8). Try --set pool.kind=queue or --set optimizer.weight_decay=0.05"),
+        ("simsiam", {"optimizer__weight_decay": 0.25}, "Try --set optimizer.weight_decay=0.05"),
         ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 0}, "schedule.warmup_epochs=10"),
         ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 3}, "--set optimizer.lr="),
     ],
 )
 def test_the_cause_fits_the_recipe(method: str, overrides: dict, words: str) -> None:
-    assert words in alarm(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
+    said = alarm(tiny_recipe(method, **overrides), Monitor(tiny_data(), True), 7)
+    assert words in said
+    assert said.count("Try ") == 1
 
 
 def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,6 +336,10 @@ def test_a_spec_builds_the_pool_it_names(spec, expected):
     assert type(spec.build(WIDTH, CLASSES)) is expected
 
 
+def test_prototypes_made_without_a_rate_move_as_those_of_a_spec_do():
+    assert Prototypes(WIDTH, CLASSES).rate == PoolSpec("prototypes").build(WIDTH, CLASSES).rate == 0.9
+
+
 @pytest.mark.parametrize(("kind", "slots"), [("queue", 5), ("class-queues", 5 * CLASSES), ("prototypes", CLASSES)])
 def test_the_size_is_in_all_for_a_queue_and_per_class_for_class_queues(kind, slots):
     stored = build(kind, size=5).stored()

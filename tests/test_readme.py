@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,30 +15,54 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 SHELL = [block for kind, block in BLOCKS if kind == "bash"]
-SKIPPED = {"make test", ". .venv/bin/activate"}  # this very run; the environment that it runs in
+# this very run; the demo, which is run below; the environment that it runs in
+SKIPPED = {"make test", "make demo", ". .venv/bin/activate"}
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+def run(command: str, folder: Path, more: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """As a user starts it, with more in the environment; with `forks` from a process that has the libraries."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **(more or {})}
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("block", SHELL, ids=[block.split()[-1] for block in SHELL])
-def test_every_command_of_the_readme_runs(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", SHELL[1:], ids=[block.split()[-1] for block in SHELL[1:]])
+def test_every_command_of_the_readme_runs(block: str, tmp_path: Path, forks: dict[str, str]) -> None:
     class_folders(tmp_path / "photos", each=20)
     commands = [line for line in block.splitlines() if line not in SKIPPED]
     assert commands
     for command in commands:
-        done = run(command, ROOT if command.startswith("make ") else tmp_path)
+        # the first block of commands is started as a user starts it, all the way from the installed script
+        done = run(command, tmp_path, None if block is SHELL[1] else forks)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     for name in re.findall(r"--out (\S+)", block):
         assert (tmp_path / name).exists(), name
 
 
+@pytest.mark.parametrize("epochs", ["EPOCHS=2", pytest.param("", marks=pytest.mark.slow)])
+def test_the_demo_of_the_readme_runs(epochs: str) -> None:
+    """Two epochs of its eighty run every line of it; its table has the README's rows and columns."""
+    assert SHELL[0].splitlines() == ["make demo", "make test"]
+    done = run(f"make demo {epochs}", ROOT, {"OMP_WAIT_POLICY": "passive"})  # its two threads are not alone here
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    shown = README.split("and prints\n\n```\n")[1].split("```")[0]
+    (out,) = re.findall(r"runs and pictures in (runs/demo-\d+);", done.stdout)
+    try:
+        for line in (line for line in shown.splitlines() if "┃" in line or "(one seed)" in line):
+            assert line.strip() in done.stdout
+        for name in ("simsiam", "supsiam"):
+            assert re.search(rf"│ {name} (│ +[\d.]+ ){{5}}│", done.stdout)
+            assert re.search(rf"│ {name} (│ +[\d.]+ ){{5}}│", shown)
+        for name in ("losses.png", "tsne.png", "simsiam/encoder.safetensors", "supsiam/encoder.safetensors"):
+            assert (ROOT / out / name).stat().st_size
+    finally:
+        shutil.rmtree(ROOT / out)
+
+
 @pytest.mark.parametrize("block", [block for kind, block in BLOCKS if kind == "python"])
-def test_every_python_block_of_the_readme_runs(block: str, tmp_path: Path) -> None:
+def test_every_python_block_of_the_readme_runs(block: str, tmp_path: Path, forks: dict[str, str]) -> None:
     (tmp_path / "block.py").write_text(block)
-    done = run(f"{sys.executable} block.py", tmp_path)
+    done = run("python block.py", tmp_path, forks)
     assert done.returncode == 0, done.stderr
 
 
@@ -63,7 +88,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert link.startswith("http") or (page.parent / link).exists(), link
 
 
-def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path) -> None:
+def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path, forks: dict[str, str]) -> None:
     page = (ROOT / "docs" / "own-data.md").read_text().split("## The encoder elsewhere")[1]
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
@@ -81,7 +106,7 @@ def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path) -
     (tmp_path / "block.py").write_text(begin + images + load + exported + "\n")
     (tmp_path / "search.py").write_text(blocks[1])
     embed = "supancl embed runs/photos --data photos --out features.npz"
-    for command in (f"{sys.executable} block.py", embed, f"{sys.executable} search.py"):
-        done = run(command, tmp_path)
+    for command in ("python block.py", embed, "python search.py"):
+        done = run(command, tmp_path, forks)
         assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count(".png") == 6

@@ -17,11 +17,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import supancl.trainer
 from supancl import METHODS, Reporter, pretrain
 from supancl.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.cli import main
 from supancl.commands.pretrain import check_agrees
-from supancl.errors import NonFinite
+from supancl.errors import Collapsed, NonFinite
 from supancl.run import RunFolder
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
@@ -257,6 +258,61 @@ def test_a_setting_is_noted_also_in_a_recipe_json_of_before_there_was_one(asked,
     now = json.loads(folder.recipe_file.read_text())["recipe"]
     assert now["train"]["on_nan"] == asked
     assert ("train.on_nan" in now["sources"]) == (asked == "skip")
+
+
+# --- after a collapse -------------------------------------------------------------------------------------------------
+
+
+def collapsing(monkeypatch) -> None:
+    monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
+
+
+def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_says_so(monkeypatch, tmp_path):
+    """With the same bits as one that was never stopped; who does not ask for it is stopped again."""
+    collapsing(monkeypatch)
+    data, folder, recipe = tiny_data(), tmp_path / "stopped", tiny_recipe("supbyol")
+    pretrain(recipe, data, tmp_path / "whole")
+    way = f"; to go on with this run all the same: supancl pretrain --resume --on-collapse warn --out {folder}"
+    stopping = recipe.with_set({"train.on_collapse": "stop"})
+    with pytest.raises(Collapsed, match="has collapsed by step 3: all images get") as first:
+        pretrain(stopping, data, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    with pytest.raises(Collapsed, match=r"had collapsed by step 3 and train\.on_collapse is 'stop', so ") as again:
+        pretrain(None, data, folder, resume=True)
+    for error in (first.value, again.value):
+        assert str(error) == error.what + way
+        assert "Try" in error.what
+    assert all(path.read_bytes() == was for path, was in before.items())
+    going = recipe.with_set({"train.on_collapse": "warn"})
+    with pytest.raises(Crash):
+        pretrain(going, data, folder, resume=True, reporter=CrashAt(6))
+    assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
+    pretrain(None, data, folder, resume=True, reporter=(notes := Notes()))  # who asks for nothing goes on as it did
+    assert notes.warnings == ["the representation had collapsed by step 5; going on all the same"]
+    assert_same_bits(final_state(tmp_path / "whole"), final_state(folder))
+
+
+def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, capsys):
+    collapsing(monkeypatch)
+    folder = tmp_path / "a run"
+    assert main([*COMMAND[3:], "--on-collapse", "stop", "--set", "train.log_every=1", "--out", str(folder)]) == 3
+    told = capsys.readouterr().err.split("all the same: supancl ")[1]
+    assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
+    assert capsys.readouterr().err.endswith(told)
+    assert main(shlex.split(told)) == 0
+    assert capsys.readouterr().err == "warning: the representation had collapsed by step 3; going on all the same\n"
+    assert main(["pretrain", "--resume", "--out", str(folder), "--on-collapse", "stop"]) == 0  # it is at its end
+    assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
+
+
+def test_a_run_that_goes_on_may_be_told_to_stop_where_it_has_collapsed(monkeypatch, tmp_path):
+    collapsing(monkeypatch)
+    data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe()
+    with pytest.raises(Crash):
+        pretrain(recipe, data, folder, reporter=CrashAt(6))
+    with pytest.raises(Collapsed, match="had collapsed by step 5"):
+        pretrain(recipe.with_set({"train.on_collapse": "stop"}), data, folder, resume=True)
+    pretrain(recipe, data, folder, resume=True)
 
 
 # --- damaged and missing checkpoints ----------------------------------------------------------------------------------

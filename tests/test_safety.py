@@ -203,7 +203,7 @@ def test_a_skipped_image_is_not_executed_either(wrapping, place, mark, capsys):
     Path("data/cat/x.png").write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--skip-bad-images")
     assert said.code == 0
-    assert said.err == "warning: 1 unreadable images were skipped: data/cat/x.png\n"
+    assert said.err == "warning: 1 unreadable image was skipped: data/cat/x.png\n"
     assert not mark.exists()
 
 

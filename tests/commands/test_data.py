@@ -256,7 +256,7 @@ def test_a_cache_is_built_listed_verified_and_removed(capsys, tmp_path, cache_ro
         file.write(b"harm")
     said = supancl(capsys, "data", "cache", source, "--short-side", "40", "--verify")
     assert "8 images at short side 40" in said.out
-    assert said.out.endswith("every checksum compared, 1 images mended\n")
+    assert said.out.endswith("every checksum compared, 1 image mended\n")
     said = supancl(capsys, "data", "cache", source, "--remove")
     assert said.out.startswith(f"removed {folder} (")
     assert list_caches() == []
@@ -319,7 +319,7 @@ def test_unreadable_images_stop_the_cache_or_are_counted(capsys, tmp_path):
     assert "bad.jpg: cannot be read as an image (no known image format); mend or remove it" in said.err
     said = supancl(capsys, "data", "cache", source, "--skip-bad-images", "--json", "-")
     assert json_of(said)["skipped"] == 1
-    assert "1 unreadable images were skipped" in said.err
+    assert "1 unreadable image was skipped" in said.err
 
 
 def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):

@@ -90,7 +90,7 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     said = supancl(capsys, "evaluate", "fewshot", run, "--data", "digits", "--episodes", "20")
     assert said.out.count("Encoder") == said.out.count("episodes: digits 450 images, 16 queries a class") == 2
     said = supancl(capsys, "evaluate", "finetune", run, "--epochs", "1", "--lr", "0.1")
-    assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epochs): ")
+    assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epoch): ")
     kept = {path.stem: json.loads(path.read_text()) for path in (run / "evaluate").iterdir()}
     # transfer and few-shot are named by their data, the others are on the run's own
     assert set(kept) == {"knn-k5", "linear", "linear-sgd-augmented-e2", "variance", "transfer-digits",
@@ -301,7 +301,7 @@ NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
     ((*FEW, "--data", "x.npz", "--shots", "1,x"), f"--shots 1,x: {NUMBERS}"),
     ((*FEW, "--data", "x.npz", "--queries", "0"), "--queries 0: must be at least 1"),
     ((*FEW, "--data", "x.npz", "--episodes", "0"), "--episodes 0: must be at least 1"),
-    ((*FEW, "--data", "x.npz"), "x.npz: 3 classes have more than 1 images, 5 ways need 5 such; lower --ways or "
+    ((*FEW, "--data", "x.npz"), "x.npz: 3 classes have more than 1 image, 5 ways need 5 such; lower --ways or "
                                 "--shots, or add images"),
     ((*FEW, "--data", "x.npz", "--ways", "3", "--shots", "1,200"),  # nothing is measured with one shot first
      "x.npz: 0 classes have more than 200 images, 3 ways need 3 such (too small: classes '0', '1', '2'); lower "
@@ -366,7 +366,7 @@ def test_classes_too_small_for_an_episode_are_named(place, capsys):
     said = supancl(capsys, "evaluate", "fewshot", "run0", "--data", "y.npz", "--ways", "3", "--shots", "2",
                    "--episodes", "5", "--queries", "7")
     assert said.code == 0
-    assert said.err == "warning: y: 1 classes have no more than 2 images and are left out: dog\n"
+    assert said.err == "warning: y: 1 class has no more than 2 images and is left out: dog\n"
 
 
 def test_queries_that_were_not_there_are_said_once(place, capsys):

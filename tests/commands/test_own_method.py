@@ -105,6 +105,48 @@ def test_a_run_goes_on_with_its_own_loss(tmp_path, named):
     assert type(RunFolder(run.folder).read_recipe()[0].loss) is Distant
 
 
+@pytest.mark.parametrize(("given", "told"), [
+    (lambda a, t: a, r"Returns: gave a Tensor of shape \(\); wanted Terms\(total, ssl, sup\)"),
+    (lambda a, t: (a, a, a), r"Returns: gave a tuple; wanted Terms"),
+    (lambda a, t: Terms(a[None], a.detach(), a.detach()), r"total is a Tensor of shape \(1,\); wanted a tensor of one"),
+    (lambda a, t: Terms(a, a.detach(), 0.0), r"sup is a float; wanted a tensor of one number"),
+    (lambda a, t: Terms(a.detach(), a.detach(), a.detach()), "total has no gradient, so nothing would be learned"),
+])
+def test_what_a_loss_must_not_give_is_told(given, told, tmp_path):
+    @register
+    @dataclass(frozen=True)
+    class Returns:
+        kind: str = "returns"
+        supervised = False
+
+        def sees_batch(self, pool):
+            return False
+
+        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+            return given(-(anchors * targets.flip(0)).sum(-1).mean(), targets)
+
+    with pytest.raises(BadInput, match=told):
+        pretrain(replace(tiny_recipe("simsiam"), loss=Returns()), tiny_data(), out=tmp_path / "run")
+
+
+def test_a_loss_that_gives_what_it_should_may_be_called_without_a_gradient():
+    @register
+    @dataclass(frozen=True)
+    class Plain(Align):
+        kind: str = "plain"
+
+        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+            """Kept."""
+            return super().__call__(anchors, targets, labels, pool, whole=whole)
+
+    views = torch.nn.functional.normalize(torch.randn(2, 4, 3), dim=-1)
+    labels = torch.tensor([0, 1, 0, -1])
+    assert Plain(alpha=0.5)(views, views, labels) == Align(alpha=0.5)(views, views, labels)
+    assert Plain.__call__.__doc__ == "Kept."
+    with torch.no_grad():
+        assert torch.isfinite(Plain(alpha=1.0)(views.requires_grad_(), views, labels).total)
+
+
 def test_a_loss_that_could_not_be_read_back_is_refused_before_training(tmp_path):
     with pytest.raises(BadInput, match=r"loss: Distant is no class of supancl's.*put @supancl.register above"):
         pretrain(mine(), out=tmp_path / "run")
@@ -128,7 +170,7 @@ def test_a_run_whose_loss_nobody_made_known_names_it_and_the_way_out(tmp_path, m
         said = supancl(capsys, *words)
         assert said.code == 2
         assert "loss.kind = 'distant' is none of align, contrast, crossentropy; if it is your own" in said.err
-        assert said.err.strip().endswith("python FILE pretrain ... (docs/extending.md)")
+        assert said.err.strip().endswith("python FILE COMMAND ... (docs/extending.md)")
 
 
 def test_a_kind_that_is_taken_or_missing_is_refused():

@@ -320,8 +320,8 @@ def test_an_imagenet_tree_with_too_few_and_too_many(tmp_path, monkeypatch):
         (train / second / f"{i}.JPEG").write_bytes(content)
     (val / rest[0] / f"ILSVRC2012_val_{rest[0]}.JPEG").unlink()
     check = check_benchmark("imagenet100", tmp_path)
-    assert check.missing == (f"val/{rest[0]}/", f"train/{first}/: 1 images or more")
-    assert check.superfluous == (f"train/{second}/: 1 images",)
+    assert check.missing == (f"val/{rest[0]}/", f"train/{first}/: 1 image or more")
+    assert check.superfluous == (f"train/{second}/: 1 image",)
     assert [(row.what, row.found, row.wanted, row.ok) for row in check.rows] == [
         ("train images", 1 + 4 + 2 * 98, "100 x 2 to 3", False), ("val images", 99, "100 x 1", False),
         ("classes", 100, "100", True),

@@ -37,6 +37,14 @@ def test_seeds_and_epochs_do_not_add_up_to_the_same():
     assert all(0 <= value < 2**63 for value in found)
 
 
+def test_a_seed_made_of_several_numbers_is_the_same_in_every_version():
+    """A run goes on in the order it began in, and published losses come again."""
+    assert seeded(5) == 5
+    assert (seeded(0, 0), seeded(1, 0), seeded(2, 3)) == (1, 1_000_004, 2_000_010)
+    assert seeded(2, 3, 4) == 2_000_010 * 1_000_003 + 5
+    assert seeded(2**62, 0) == (2**62 * 1_000_003 + 1) % 2**63
+
+
 @settings(max_examples=80, deadline=None)
 @given(label_tensors(), st.integers(0, 5), st.integers(0, 5))
 def test_a_balanced_epoch_gives_every_class_equally_often(labels, seed, epoch):

@@ -192,7 +192,7 @@ def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_
     picture(tmp_path / "cat" / ".hidden.png")
     found = source(tmp_path)
     assert len(found.splits["train"]) == 4
-    assert found.remarks == (f"{tmp_path}: 1 files are of no image format that is read here and were left out "
+    assert found.remarks == (f"{tmp_path}: 1 file is of no image format that is read here and was left out "
                              "(1 .txt), such as notes.txt",)
 
 
@@ -436,7 +436,7 @@ def test_files_listed_twice_in_a_table_are_said(tmp_path):
     listing = tmp_path / "list.csv"
     listing.write_text("path,label,split\n0.png,cat,train\n1.png,dog,train\n0.png,cat,test\n")
     assert source(listing).remarks == (
-        f"{listing}: 1 files are listed more than once, such as {tmp_path / '0.png'}; one that is trained on and held "
+        f"{listing}: 1 file is listed more than once, such as {tmp_path / '0.png'}; one that is trained on and held "
         "out too judges nothing",
     )
     listing.write_text("path,label\n0.png,cat\n1.png,dog\n")
@@ -470,7 +470,7 @@ def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_
     (tmp_path / "sub").mkdir()
     found = source(listed, skip_bad_images=True)
     assert (len(found.splits["train"]), found.skipped) == (2, (str(tmp_path / "gone.png"),))
-    assert found.remarks[0].startswith(f"{listed}: 1 files are listed more than once, such as {tmp_path / 'a.png'};")
+    assert found.remarks[0].startswith(f"{listed}: 1 file is listed more than once, such as {tmp_path / 'a.png'};")
 
 
 def test_a_folder_that_is_there_twice_by_a_link_is_said(tmp_path):
@@ -492,13 +492,13 @@ def test_what_is_held_out_and_can_judge_nothing_is_said(tmp_path):
     class_folders(tmp_path / "flat" / "train")
     picture(tmp_path / "flat" / "test" / "0.png")
     assert data_of(tmp_path / "flat").remarks == (
-        "none of the 1 images of test has a label, so nothing can be judged by them; to hold labelled images of train "
+        "the one image of test has no label, so nothing can be judged by it; to hold labelled images of train "
         "out instead: --set data.holdout=0.1",)
     assert data_of(tmp_path / "flat", holdout=0.2).remarks == ()
     class_folders(tmp_path / "accents" / "train", ("caf\u00e9", "x"))
     class_folders(tmp_path / "accents" / "val", ("cafe\u0301", "x"))
     (said,) = data_of(tmp_path / "accents").remarks
-    assert said.startswith("1 classes are held out and have no image to train on, such as 'cafe\u0301'; a name ")
+    assert said.startswith("1 class is held out and has no image to train on, such as 'cafe\u0301'; a name ")
     class_folders(tmp_path / "none" / "train" / "unlabelled", ("",))
     picture(tmp_path / "none" / "val" / "cat" / "0.png")
     assert data_of(tmp_path / "none").remarks == ()  # nobody trains on labels here

@@ -470,7 +470,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(tmp_path):
     shards(tmp_path / "held", (3,), "val")
     refused(r"the shards are all held out \(val-, test-\); name those to train on too", tmp_path / "held")
     shard(tmp_path / "empty" / "a.tar", range(0))
-    refused(r"no image in 1 tar shards; a sample is KEY.jpg with KEY.cls beside it", tmp_path / "empty")
+    refused(r"no image in 1 tar shard; a sample is KEY.jpg with KEY.cls beside it", tmp_path / "empty")
     whole = (tmp_path / "s" / "train-000.tar").read_bytes()
     (tmp_path / "s" / "train-000.tar").write_bytes(whole[:3000])
     refused(r"train-000.tar: cannot be read as a tar \(.*\); copy it again", tmp_path / "s")
@@ -538,7 +538,7 @@ def test_skipped_images_are_told_after_the_epoch(tmp_path):
     recipe = streamed_recipe(tmp_path / "s", data__skip_bad_images=True, train__monitor_every=0)
     pretrain(recipe, None, tmp_path / "run", reporter=notes)
     assert [line.partition(":")[0] for line in notes.warnings] == [
-        "1 unreadable images were skipped, each for another of its class and shard"]
+        "1 unreadable image was skipped, for another of its class and shard"]
 
 
 def test_skipped_images_are_told_when_features_are_taken_too(tmp_path):

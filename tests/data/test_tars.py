@@ -243,7 +243,7 @@ def test_shards_that_are_not_there_are_named(tmp_path, name, match):
 
 def test_shards_without_images_or_without_training_images_are_one_line(tmp_path):
     shard(tmp_path / "empty" / "a.tar", [{"cls": 1}])
-    refused(tmp_path / "empty", r"no image in 1 tar shards; a sample is KEY.jpg with KEY.cls beside it")
+    refused(tmp_path / "empty", r"no image in 1 tar shard; a sample is KEY.jpg with KEY.cls beside it")
     numbered(tmp_path / "held" / "val-0.tar", 2)
     refused(tmp_path / "held", r"the shards are all held out \(val-, test-\); name those to train on too")
 

@@ -320,7 +320,7 @@ def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
 def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
     write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == (
-        "1 of the 2 test images are trained on as well; the scores are no test of other images",)
+        "1 of the 2 test images is trained on as well; the scores are no test of other images",)
     write_voc(tmp_path, {"val": [3, 4]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()
 

@@ -84,7 +84,7 @@ def test_a_detection_in_an_empty_image_is_a_mistake():
 
 
 def test_a_result_for_every_image_and_the_library_are_needed(monkeypatch):
-    with pytest.raises(BadInput, match="0 results for 1 images of drawn"):
+    with pytest.raises(BadInput, match="0 results for 1 image of drawn"):
         coco_scores(scenes_of(([FIRST], [0])), [])
 
     def missing(name):

@@ -188,7 +188,7 @@ def test_batch_norms_are_synchronised_in_a_process_group(tmp_path):
         (EncoderSpec("vit-small", size=32), "'vit-small' is no ResNet as torchvision has them (stages res2 to res5)"),
         (EncoderSpec("cifar-resnet18", size=32), "'cifar-resnet18' has the stem for 32 px images"),
         (EncoderSpec("cnn", size=8), "'cnn' is no ResNet"),
-        (EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,)), "takes 1 channels; detection reads RGB"),
+        (EncoderSpec("resnet18", channels=1, mean=(0.5,), std=(0.5,)), "takes 1 channel; detection reads RGB"),
     ],
 )
 def test_an_encoder_that_does_not_fit_is_refused(spec, told):

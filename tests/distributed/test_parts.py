@@ -22,7 +22,7 @@ from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, pr
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
 from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
 from supancl.methods import assemble
-from supancl.pools import ClassQueues, Queue, ShardedPrototypes
+from supancl.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
 from supancl.start import check_ranks, pick_device, with_speed
 from supancl.train import _advanced, _uncompiled
 from supancl.trainer import Trainer
@@ -366,6 +366,33 @@ def test_prototypes_of_all_ranks_meet_in_the_first_ones_memory_alone(
     again = ShardedPrototypes(4, classes, 0.9, Ranks(size, 1))
     again.load_state_dict(kept)
     assert torch.equal(again.prototypes[:-1], whole[1::size])
+
+
+@pytest.mark.parametrize(("classes", "size"), [(7, 3), (2, 3), (5, 2)])
+def test_shards_together_know_what_one_pool_of_prototypes_knows(
+    classes: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Prototypes(4, classes, 0.7)
+    shards = [ShardedPrototypes(4, classes, 0.7, Ranks(size, rank)) for rank in range(size)]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        targets, labels = torch.randn(6, 4), torch.randint(-1, classes - 1, (6,))  # the last class is never met
+        for pool in (whole, *shards):
+            pool.push(targets, labels)
+    asked = torch.arange(-1, classes).repeat(2)
+    fallback = torch.randn(2, len(asked), 4)
+    brought: list[torch.Tensor] = []
+    monkeypatch.setattr(Ranks, "summed", lambda self, rows: brought.append(rows) or rows)
+    for shard in shards:
+        shard.class_mean(asked, fallback)
+    monkeypatch.setattr(Ranks, "summed", lambda self, rows: torch.stack(brought).sum(0))
+    expected = whole.class_mean(asked, fallback)
+    for shard in shards:
+        torch.testing.assert_close(shard.class_mean(asked, fallback), expected)
+    held = {int(label): row for shard in shards for row, label, valid in zip(*shard.stored(), strict=True) if valid}
+    assert sorted(held) == whole.counts.nonzero()[:, 0].tolist()
+    for label, row in held.items():
+        torch.testing.assert_close(row, whole.prototypes[label])
 
 
 def test_a_sharded_pool_must_be_one_of_prototypes() -> None:

@@ -152,6 +152,9 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
     split = split_of(ArrayImages(PIXELS))
     assert torch.equal(run.features(split).values, run.features(split).values)
     assert len(calls) == 2
+    assert run.reporter.warnings[0] == (
+        f"features are not kept in {cache_root}/features (Not a directory), so they are taken anew each time; name "
+        "another folder in SUPANCL_CACHE, or pass --no-cache")
     (cache_root / "features").unlink()
 
     def no_room(*_):
@@ -160,6 +163,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
     monkeypatch.setattr(os, "fsync", no_room)
     run.features(split)
     assert len(calls) == 3
+    assert "(No space left on device)" in run.reporter.warnings[-1]
     assert files() == []  # no temporary file either
 
 

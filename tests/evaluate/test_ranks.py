@@ -42,6 +42,12 @@ def test_seeds_are_averaged_and_marks_follow_the_printed_digits() -> None:
     assert rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}}, digits=3).average_ranks == (2.0, 1.0)
 
 
+def test_how_many_seeds_is_said_of_two_or_more_and_of_an_encoder_without_results_nothing() -> None:
+    scores = {"none": {}, "one": {"x": 1.0}, "two": {"x": [1.0, 2.0]}, "some": {"x": [1.0, 3.0], "y": 2.0}}
+    found = rank_encoders(scores)
+    assert [found.seeds(row) for row in range(4)] == ["", "", " (n = 2)", " (n = 1 to 2)"]
+
+
 def test_without_a_common_data_set_there_is_no_rank() -> None:
     found = rank_encoders({"a": {"x": 1.0}, "b": {"y": 2.0}})
     assert all(math.isnan(rank) for rank in found.average_ranks)

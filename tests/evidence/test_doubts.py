@@ -6,7 +6,16 @@ import pytest
 from scipy import stats
 
 from evidence import doubts
-from evidence.doubts import by_lender, by_welch, doubt_lines, lenders_apart, on_the_edge, welch
+from evidence.doubts import (
+    bold_by_welch,
+    by_lender,
+    by_methods_alone,
+    by_welch,
+    doubt_lines,
+    lenders_apart,
+    on_the_edge,
+    welch,
+)
 from evidence.plan import cifar_plan
 from evidence.results import Results
 
@@ -40,7 +49,27 @@ def test_a_verdict_that_needs_equal_spreads_is_named() -> None:
     """Two seeds six points apart: pooled with three that agree they tell, by themselves they do not."""
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(58.0, 64.0), supcon=(70.0, 70.1, 70.2))
     assert by_welch(PLAN, results) == (2, {("supsiam", "simsiam"): ["linear"]})
-    assert "another word would stand for 1: SupSiam - SimSiam: linear." in doubt_lines(PLAN, results)[0]
+    assert "another word would stand for 1: SupSiam - SimSiam: linear; of " in doubt_lines(PLAN, results)[0]
+
+
+def test_what_would_not_be_bold_without_equal_spreads_is_counted() -> None:
+    """Two differences of three and three seeds; Bonferroni over both: t of .0125. One side does not vary by much."""
+    results = linear(supsiam=(74.0, 74.001, 74.002), simsiam=(60.0, 60.5, 61.0), supcon=(72.6, 73.0, 73.4))
+    near, far = (stats.t.ppf(1 - 0.0125, freedom) * 0.4 / 3**0.5 for freedom in (4, 2))  # pooled, and by itself
+    assert near < 74.001 - 73.0 < far
+    assert bold_by_welch(PLAN, results) == (2, 1)
+    assert "would stand for none; of 2 that are bold 1 would be." in doubt_lines(PLAN, results)[0]
+
+
+def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
+    results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1, 60.2), supcon=(72.0,))
+    assert by_methods_alone(PLAN, results) is None  # no alpha lends
+    for seed, value in enumerate((70.0, 71.5, 73.0)):
+        step = PLAN.step(f"alpha-0-{seed}")
+        results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][0], {"linear": value})
+    assert by_methods_alone(PLAN, results) == (1, 2)  # SupSiam - SupCon: +2.1, which the alpha's spread hides
+    assert ("- Among the lenders are SupSiam's other alphas, which are of one method and have the same seeds: without "
+            "them another word would stand for 1, and 2 differences would be bold.") in doubt_lines(PLAN, results)
 
 
 def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:

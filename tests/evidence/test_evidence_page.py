@@ -13,13 +13,14 @@ from evidence.answers import best_alpha, best_alphas, collapse_lines, gaps, pair
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
 from evidence.markdown import slug
-from evidence.page import SOLO_LEARN, write_page
+from evidence.page import write_page
 from evidence.plan import cifar_plan
 from evidence.results import read_results, waiting, write_result
 from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
 from evidence.short import put_short, short_text
 from evidence.spread import Gap, Pooled, gap, mean_text, pooled
 from evidence.summary import differences, widened
+from evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
 
@@ -95,38 +96,42 @@ def test_the_words_follow_the_numbers() -> None:
     lines = best_alpha(PLAN, results)
     assert len(lines) == 1 + len(ACCURACIES)
     assert lines[0].startswith("- **In 8 accuracies**: yes: 8 (k-NN, linear, ")
-    assert lines[2].startswith("- linear: best at 0.5; 0.5 - 0 = +4.00 [")
+    assert lines[2].startswith("- linear: highest mean at 0.5; 0.5 - 0 = +4.00 [")
     assert lines[2].endswith("]: yes")
     assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[2].endswith(": no")
     told = collapse_lines(PLAN, results)
     assert told[0] == (
-        "- Weight decay 0.0001, the pool alone: prevents collapse (k-NN 69.90 against 0.90 with neither: +69.00 "
-        "[+68.70, +69.30]*; effective rank of the targets 80.0 against 80.0).")
+        "- Weight decay 0.0001, the pool alone: did not collapse where the run with neither did, one seed each "
+        "(k-NN 69.90 against 0.90 with neither; effective rank of the targets 80.0 against 80.0).")
     assert told[3] == told[0].replace("0.0001", "0.0005")
     assert len(told) == 6
     mild = {name: one for name, one in results.items() if "harsh" not in name}
     assert collapse_lines(PLAN, mild) == told[:3]  # nothing is said of cells that were not asked for
-    assert "does not prevent" in collapse_lines(PLAN, whole({**LEVELS, "collapse-ema": 1.0}))[1]
+    lost = whole({**LEVELS, "collapse-ema": 1.0})
+    assert ": collapsed as the run with neither did, one seed each (" in collapse_lines(PLAN, lost)[1]
     well = whole({**LEVELS, "collapse-neither": 60.0})
-    assert "cannot be told, for with neither nothing collapsed" in collapse_lines(PLAN, well)[0]
+    (line, *_) = collapse_lines(PLAN, well)
+    assert "cannot be told: with neither nothing collapsed here, while in the paper it did" in line
+    assert "k-NN 69.90 against 59.90 with neither: +10.00 [+9.70, +10.30]*; " in line  # both are healthy
 
 
 def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     results = whole(LEVELS)
     assert variance_lines(PLAN, results)[0] == (
-        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000]: cannot be told apart; it does not rise at each step of alpha 0, "
-        "0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
+        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000]: cannot be told apart; its mean does not rise at each step of "
+        "alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
     for step in PLAN.steps:
         if step.stage == "alpha" or step.name.startswith(("final-supsiam", "final-simsiam")):  # which is alpha 1
             alpha = float(step.settings.get("loss.alpha", 0.5 if step.method == "supsiam" else 1))
             results[step.name]["values"] |= {"ratio": 0.5 + alpha / 5 + step.seed / 1000, "train_ratio": 0.5 - alpha}
             seeds = step.seed / 1000
             results[step.name]["values"] |= {"within": 0.5 + seeds, "total": 1 - alpha / 2 + seeds}
-    shrinks, grows, within, total = variance_lines(PLAN, results)
-    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198]: yes; it rises at each step of alpha 0, 0.2, 0.5, "
-                       "0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
-    assert ": no; it does not rise at" in grows
-    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002]: cannot be told apart; it does not rise")
+    shrinks, grows, within, inside, total = variance_lines(PLAN, results)
+    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198]: yes; its mean rises at each step of alpha 0, 0.2, "
+                       "0.5, 0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
+    assert ": no; its mean does not rise at" in grows
+    assert inside == "- S_W alone, 0.5 - 1 = +0.000 [-0.002, +0.002]."
+    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002]: cannot be told apart; its mean does not")
     assert total == "- S_T alone: 0 - 1 = +0.500 [+0.498, +0.502]. The theorems hold S_T fixed."
     assert variance_lines(PLAN, {}) == ["- not measured yet"]
 
@@ -155,8 +160,8 @@ def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results)[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
-        "- Weight decay 0.0001, EMA alone: does not prevent collapse (k-NN - against 0.90 with neither; effective rank "
-        "of the targets 80.0 against 80.0).")
+        "- Weight decay 0.0001, EMA alone: collapsed as the run with neither did, one seed each (k-NN - against 0.90 "
+        "with neither; effective rank of the targets 80.0 against 80.0).")
 
 
 def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no_collapse() -> None:
@@ -202,9 +207,27 @@ def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> N
         step = PLAN.step(f"final-simsiam-{seed}")
         results[step.name] = result(PLAN, step, PLAN.pilots["simsiam"][2], {"linear": 57.0 + seed / 10})
     page = write_page(PLAN, results, [])
-    assert "own\npilots chose: here it is higher on 1 of 1 accuracies; linear here - there = +0.90 [" in page
+    assert ("own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
+            "there = +0.90 [") in page
     assert ("- **SupSiam - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight decay for "
             "both): helps: 8 of 8 accuracies; linear +16.00 [") in page
+
+
+def test_which_commit_made_which_seeds_of_an_alpha_is_said_where_there_are_several() -> None:
+    results = whole(LEVELS)
+    assert by_commit(alpha_rows(PLAN, results)) == ""
+    for seed in (1, 2):
+        results[f"alpha-0.8-{seed}"]["commit"] = "abc1234"
+    told = by_commit(alpha_rows(PLAN, results))
+    assert "alpha 0 (seed 0, 1, 2), 0.2 (seed 0, 1, 2), 0.5 (seed 0, 1, 2), 0.8 (seed 0), 1 (seed" in told
+    assert "; abc1234 alpha 0.8 (seed 1, 2). What a commit" in told
+
+
+def test_a_ratio_of_no_spread_is_not_shown() -> None:
+    """A collapsed run has S_W/S_T of what rounding left."""
+    row = method_rows(PLAN, whole(LEVELS))["simclr"]
+    some = [{**row.results[0], "values": {"ratio": 0.9, "total": total}} for total in (0.5, 0.0)]
+    assert [ratio_cell(row._replace(results=[each])) for each in some] == ["0.900", "-"]
 
 
 def test_how_close_a_choice_was_is_shown() -> None:
@@ -358,7 +381,8 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     assert ("](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies "
             "(yes: 8 where all 8 are allowed for).\n") in told
     assert ("](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "
-            "both together: prevents collapse; with weight decay 0.0005 the pool alone, ") in told
+            "both together: did not collapse where the run with neither did, one seed each; with weight decay 0.0005 "
+            "the pool alone, ") in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
     assert "inside-0-1) not measured yet.\n" in short_text(PLAN, few)
     assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))

@@ -281,7 +281,7 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     result = few_shot_of(run, path, 3, 3, 2, 10)
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
-    assert run.reporter.warnings == ["x: 1 classes have no more than 3 images and are left out: dog"]
+    assert run.reporter.warnings == ["x: 1 class has no more than 3 images and is left out: dog"]
     assert message(few_shot_of, run, path, 4, 3) == (
         f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
         "--shots, or add images")

@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import supancl.trainer
 from supancl import recipe
 from supancl.cli import main
 from supancl.data.sources import open_data
@@ -71,7 +72,7 @@ def test_an_alpha_with_a_failed_run_is_named_and_not_compared() -> None:
     assert text.endswith("; alpha = 0 failed and is not compared (seed 1)")
     found[3]["failed"] = "the loss"
     text = recommendation(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("alpha = 1 is the only one of which no run failed (linear accuracy 70.50%, 2 seed(s))")
+    assert text.startswith("alpha = 1 is the only one of which no run failed (linear accuracy 70.50%, 2 seeds)")
     found[5]["failed"] = "the loss"
     text = recommendation(found, [0.0, 0.5, 1.0], "linear")
     assert text.startswith("no alpha can be recommended: runs of every alpha failed; alpha = 0 failed")
@@ -289,11 +290,33 @@ def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finish
     assert len(begun) == 3
 
 
-def test_runs_that_collapsed_are_only_tried_again(tmp_path: Path) -> None:
+def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> None:
     failed = {"a": many.Failed("it collapsed", 3)}
     told = str(many.RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
-    assert told.endswith(f"is in {tmp_path}, and --retry goes on with them from their last checkpoint; a: it collapsed")
-    assert many.way_on({**failed, "b": many.Failed("no number", 4)}) == "--retry --on-nan skip"
+    assert told.startswith("1 of 2 runs failed and is in no mean (a); ")
+    assert told.endswith(f"is in {tmp_path}, and --retry --on-collapse warn goes on with them from their last "
+                         "checkpoint; a: it collapsed")
+    other = {"b": many.Failed("no number", 4)}
+    assert many.way_on(other) == "--retry --on-nan skip"
+    assert many.way_on({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
+
+
+def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
+    small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16,
+             "train.on_collapse": "stop", "train.log_every": 1}
+    recipes = {"one": recipe("digits.supsiam").with_set(small)}
+    data, out, quiet = open_data(recipes["one"].data, 1), tmp_path / "study", Console(quiet=True)
+    failed = many.train_all(recipes, data, out, quiet, jobs=1).failed["one"]
+    assert failed.collapsed
+    assert "--resume" not in failed.reason  # that is for who trains one run
+    again = many.train_all(recipes, data, out, quiet, jobs=1, retry=True).failed["one"]
+    assert again.reason.startswith("the representation had collapsed by step 3 and train.on_collapse is 'stop', so ")
+    assert "--resume" not in again.reason
+    asked = {"one": recipes["one"].with_set({"train.on_collapse": "warn"})}
+    found = many.train_all(asked, data, out, quiet, jobs=1, retry=True)
+    assert not found.failed
+    assert found.trained["one"].collapsed
 
 
 def test_runs_side_by_side_all_fail_and_each_is_told(tmp_path: Path, capsys) -> None:

@@ -168,8 +168,8 @@ def test_rows_without_two_seeds_in_common_are_not_told_apart() -> None:
              {"queue": [80.0, 90.0, None], "none": [None, 89.0, 70.0], "odd": [None, None, 75.0]}.items()
              for seed, value in enumerate(values)]
     assert differences(found, "queue") == [
-        "linear, none minus queue: cannot be told apart, with 1 seed(s) of both",
-        "linear, odd minus queue: cannot be told apart, with 0 seed(s) of both",
+        "linear, none minus queue: cannot be told apart, with 1 seed of both",
+        "linear, odd minus queue: cannot be told apart, with 0 seeds of both",
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     (out / "none-seed-1" / FAILED).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 4
-    assert "1 of 4 runs failed and are in no mean (none-seed-1)" in capsys.readouterr().err
+    assert "1 of 4 runs failed and is in no mean (none-seed-1)" in capsys.readouterr().err
     result = json.loads((out / "study.json").read_text())
     queue, none = result["summary"]
     assert (queue["failed"], none["failed"], none["n"]) == (0, 1, 2)
@@ -190,7 +190,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     text = (out / "study.md").read_text()
     assert "| failed |" in text
     assert "- failed, and in no mean: none-seed-1: the loss is not finite" in text
-    assert "cannot be told apart, with 1 seed(s) of both" in text
+    assert "cannot be told apart, with 1 seed of both" in text
 
 
 def test_data_that_one_row_cannot_take_are_refused_before_any_is_trained(tmp_path: Path, capsys) -> None:

@@ -17,10 +17,10 @@ from supancl.cli import main
 from supancl.config import to_json
 from supancl.run import RunFolder
 from supancl.studies.paper_numbers import PAPER, TRANSFER
-from supancl.studies.table_cells import average_ranks, fill
+from supancl.studies.table_cells import Line, _spread_notes, average_ranks, fill
 from supancl.studies.table_formats import FORMATS, as_csv, as_latex, as_markdown, as_text
 from supancl.studies.table_layouts import BEYOND, LAYOUTS, YES
-from supancl.studies.table_runs import read_entries
+from supancl.studies.table_runs import Score, read_entries
 from supancl.studies.tables import table_name
 from supancl.studies.toy_train import FULL, QUICK, READINGS
 
@@ -488,3 +488,18 @@ def test_two_settings_of_one_cell_of_table_h1_are_refused(tmp_path: Path, capsys
     line = refused(capsys, "h1", str(a), str(b))
     assert "one cell for cifar10.byol, and the runs have two settings of it" in line
     assert "give the runs of one of them" in line
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([Score(1.0)], []),
+        ([Score(1.0), Score(2.0, sd=0.5, n=2)], ["±: standard deviation over the runs"]),
+        ([Score(1.0, interval=0.3)], ["± of a single run: the 95% interval of its evaluation"]),
+    ],
+)
+def test_what_a_spread_is_is_said_where_one_is_printed(scores: list[Score], said: list[str]) -> None:
+    layout = next(iter(LAYOUTS.values()))
+    columns = layout.paper.columns
+    line = Line("", ("x",), dict(zip(columns, scores, strict=False)))
+    assert _spread_notes(layout, [line]) == said

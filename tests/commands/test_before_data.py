@@ -1,0 +1,119 @@
+"""What is wrong with a request whatever the data are is said before they are read, which may take an hour."""
+
+import numpy as np
+import pytest
+
+from supancl.checkpoint import save_encoder
+from supancl.commands import detect
+from supancl.data import benchmarks
+from supancl.detect import train as detect_train
+from supancl.encoders import EncoderSpec
+from supancl.errors import BadInput
+from supancl.judge import Subject, sources
+from tests.files import archive, noise, supancl
+from tests.judge.made import encoder, run_folder, source
+
+
+def refuse(*_: object, **__: object) -> None:
+    pytest.fail("too late: it has been read")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Runs to judge and sources to judge them on, none of which can be read."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("run", "other"):
+        run_folder(tmp_path / name)
+    (tmp_path / "other" / "evaluate").write_text("in the way")
+    vectors = EncoderSpec("linear", channels=1, size=4, width=3, mean=(0.0,), std=(1.0,))
+    save_encoder(tmp_path / "vectors.safetensors", encoder(spec=vectors), (), "x")
+    source(tmp_path / "x.npz", train=60, val=30, test=30)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "one").touch()
+    save_encoder(tmp_path / "wide.safetensors", encoder(spec=EncoderSpec("cnn", 3, 8, 12)), (), "x")
+    for module in (sources, detect, detect_train, benchmarks):
+        for reader in ("open_source", "open_benchmark", "open_scenes", "open_test"):
+            if hasattr(module, reader):
+                monkeypatch.setattr(module, reader, refuse)
+    return tmp_path
+
+
+NO_LAYER = "encoder 'cnn' has no layer 'tow'; it has pooled, 0, 1"
+IN_THE_WAY = "cannot write in other (Not a directory); judge a copy of it instead"
+VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    *[((f"evaluate {name}", "run", *ON_X, "--layer", "tow"), NO_LAYER)
+      for name in ("knn", "linear", "variance", "transfer", "fewshot")],
+    (("embed", "run", *ON_X, "--layer", "tow", "--out", "e.npz"), NO_LAYER),
+    (("evaluate transfer", "run", VECTORS, *ON_X, "--layer", "5"), "encoder 'linear' has no layer '5'; it has pooled"),
+    *[((f"evaluate {name}", "other", *ON_X), IN_THE_WAY) for name in ("knn", "linear", "variance", "fewshot")],
+    (("evaluate transfer", "run", "other", *ON_X), IN_THE_WAY),
+    (("embed", "run", *ON_X, "--out", "x.npz/e.npz"), "cannot write in x.npz (Not a directory); choose another --out"),
+    (("evaluate finetune", "run", *ON_X, "--out", "there"), "there exists; remove it or choose another --out"),
+    (("evaluate finetune", "run", *ON_X, "--out", "x.npz/tuned"), "cannot write in x.npz/tuned (Not a directo"),
+    (("evaluate finetune", VECTORS, "--data", "toy"), "toy: fine-tuning crops images, these are vectors; give an"),
+    (("evaluate linear", VECTORS, "--data", "toy", "--probe", "sgd", "--augmented"),
+     "vectors.safetensors: --augmented crops images, this encoder takes vectors; leave it out"),
+    (("evaluate transfer", "run", *ON_X, "--data", "y.npz"), "no data at 'y.npz'; did you mean 'x.npz'?"),
+    (("evaluate fewshot", "run", *ON_X, "--data", "pets@there"), "pets: not in there (looked for "),
+    (("detect train", "wide.safetensors", "--data", ".", "--out", "new"), "encoder 'cnn' is no ResNet as torchv"),
+    (("detect train", "random:resnet18", "--data", ".", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a dire"),
+    (("detect crops", "--data", ".", "--out", "there"), "there is not empty; choose another --out"),
+    (("detect crops", "--data", ".", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a directory);"),
+    (("detect crops", "--data", ".", "--out", "new", "--margin", "nan"), "margin nan and least 16: wanted at least 0"),
+    (("detect crops", "--data", ".", "--out", "new", "--margin", "inf"), "margin inf and least 16: wanted at least 0"),
+    (("import", "x.npz", "--out", "wide.safetensors"), "wide.safetensors exists already; choose another --out"),
+    (("import", "x.npz", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a directory); choose another --out"),
+    (("tables", "5", "nowhere", "--out", "x.npz/5.md"), "--out x.npz/5.md: cannot be written (Not a directory); name"),
+])
+def test_a_request_that_no_data_can_mend_is_refused_first(words, told, place, capsys):
+    before = sorted(place.rglob("*"))
+    said = supancl(capsys, *words[0].split(), *words[1:])
+    assert said.code == 2, said.err
+    assert said.err.startswith(f"supancl: {told}"), said.err
+    assert said.err.count("\n") == 1
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_detector_is_tested_after_asking_whether_its_scores_can_be_kept(place, monkeypatch, capsys):
+    monkeypatch.setattr(detect, "load_detector", lambda path: None)
+    said = supancl(capsys, "detect", "eval", "there", "--data", ".", "--device", "cpu", "--out", "x.npz/scores")
+    assert said.err == "supancl: cannot write in x.npz/scores (Not a directory); choose another --out\n"
+
+
+def test_a_layer_that_gives_nothing_to_take_is_refused_by_a_look_at_a_blank_image():
+    made = encoder()
+    made.check_layer("0")
+    made.check_layer("pooled")
+
+    class Pair(type(made.body[0])):
+        def forward(self, images):
+            return super().forward(images), images
+
+    made.train()
+    norm = made.body[1].forward
+    made.body[0].__class__, made.body[1].forward = Pair, lambda pair: norm(pair[0])
+    with pytest.raises(BadInput, match="layer '0' of encoder 'cnn' gives neither vectors, tokens nor maps"):
+        made.check_layer("0")
+    assert made.training
+
+
+UNLABELLED = {"train_labels": np.full(12, -1), "val_images": noise(6, 8, 8), "val_labels": np.arange(6) % 2}
+
+
+@pytest.mark.parametrize(("protocol", "arrays", "told"), [
+    ("knn", UNLABELLED, "d.npz: k-NN needs labelled images, both to compare with and to judge; there are 0 and 6"),
+    ("knn", {"train_labels": np.zeros(12, int)}, "d.npz: only class '0' among the images to compare with"),
+    ("linear", {"train_labels": np.array([0] * 11 + [1]), "val_images": noise(6, 8, 8), "val_labels": np.arange(6) % 2},
+     "d.npz: class '1' has fewer than 2 training images; holding a part of each class out needs 2"),
+])
+def test_labels_that_cannot_be_judged_by_are_refused_before_features_are_taken(
+    protocol, arrays, told, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "run")
+    archive(tmp_path / "d.npz", train_images=noise(12, 8, 8), **arrays)
+    monkeypatch.setattr(Subject, "features", refuse)
+    assert supancl(capsys, "evaluate", protocol, "run", "--data", "d.npz").err.startswith(f"supancl: {told}")

@@ -1,0 +1,171 @@
+"""A newcomer's first week: runs do not get into each other, faults are placed."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl import Align, BadInput, Interrupted, Reporter, pretrain, recipe
+from supancl.importing import open_encoder
+from supancl.judge.naming import data_name
+from supancl.recipes import RECIPES
+from supancl.run import RunFolder
+from tests.files import TINY, class_folders, contents, supancl
+from tests.judge.made import run_folder
+from tests.tiny import assert_same_bits, final_state
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"
+
+
+# --- one folder, one run ----------------------------------------------------------------------------------------------
+
+
+def test_a_study_does_not_get_into_a_run(tmp_path, capsys):
+    run = run_folder(tmp_path / "run")
+    before = contents(run)
+    words = ("digits.supsiam", "--data", "digits", "--epochs", "1", "--out", run)
+    for command in (("study", "positives"), ("alpha",), ("collapse",)):
+        said = supancl(capsys, *command, *words)
+        assert said.code == 2
+        assert said.err == (f"supancl: {run} already holds a run, and a study is a folder of runs; choose another "
+                            "--out\n")
+    assert contents(run) == before
+
+
+def test_a_run_does_not_get_between_other_runs(tmp_path, capsys):
+    run_folder(tmp_path / "runs" / "first")
+    before = contents(tmp_path)
+    said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--out", tmp_path / "runs")
+    assert said.code == 2
+    assert said.err == (f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; choose "
+                        f"another --out: {tmp_path}/runs/NAME\n")
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_is_no_run_is_answered_with_a_run_in_it(tmp_path, capsys):
+    run_folder(tmp_path / "runs" / "first")
+    said = supancl(capsys, "evaluate", "knn", tmp_path / "runs", "--data", "digits")
+    assert said.code == 2
+    assert said.err == (f"supancl: {tmp_path}/runs is no run folder: no encoder.safetensors in it; did you mean "
+                        f"'{tmp_path}/runs/first'?\n")
+
+
+def test_half_a_recipe_is_named_by_tables(tmp_path, capsys):
+    run = run_folder(tmp_path / "run")
+    text = (run / "recipe.json").read_text()
+    (run / "recipe.json").write_text(text[: len(text) // 2])
+    said = supancl(capsys, "tables", "1", run)
+    assert said.code == 2
+    assert said.err == (f"supancl: {run}/recipe.json: not a recipe.json of supancl; bring back the file as the run "
+                        "wrote it, or choose another --out\n")
+
+
+def test_tables_without_a_name_ask_for_that_alone(capsys):
+    assert "required: NAME (see" in supancl(capsys, "tables").err
+
+
+# --- data that move ---------------------------------------------------------------------------------------------------
+
+
+class StopAt(Reporter):
+    def stepped(self, step, row):
+        if step == 3:
+            raise Interrupted("stopped", 2)
+
+
+def photos_run(tmp_path, name, reporter=None):
+    chosen = recipe("digits.supsiam").with_set({
+        "data.source": str(tmp_path / "photos"), "train.epochs": 2, "train.batch_size": 4, "encoder.width": 8,
+        "pool.size": 16, "train.device": "cpu", "train.checkpoint_every": 2, "train.monitor_every": 0})
+    return pretrain(chosen, out=tmp_path / name, reporter=reporter)
+
+
+def test_a_run_goes_on_where_its_data_have_been_moved_to(tmp_path, capsys):
+    class_folders(tmp_path / "photos", each=8)
+    photos_run(tmp_path, "whole")
+    with pytest.raises(Interrupted):
+        photos_run(tmp_path, "run", StopAt())
+    resume = ("pretrain", "--resume", "--out", tmp_path / "run", "--quiet", "--data")
+    said = supancl(capsys, *resume, class_folders(tmp_path / "copy", each=8))  # its own are where they were
+    assert said.code == 2
+    assert "differs from data.source" in said.err
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    said = supancl(capsys, *resume, class_folders(tmp_path / "others", ("cat", "cow"), each=8))
+    assert said.code == 2
+    assert "the data have changed since the run began" in said.err
+    said = supancl(capsys, *resume, tmp_path / "moved")
+    assert said.code == 0, said.err
+    assert_same_bits(final_state(tmp_path / "run"), final_state(tmp_path / "whole"))
+    assert RunFolder(tmp_path / "run").read_recipe()[0].data.source == str(tmp_path / "moved")
+    assert supancl(capsys, "evaluate", "knn", tmp_path / "run", "--device", "cpu").code == 0
+
+
+def test_a_name_keeps_its_letters_and_fits_in_a_file_name():
+    assert data_name("/data/Fotos Müller") == "Fotos-Müller"
+    assert data_name("/data/Mu\u0308ller") == "Müller"  # as macOS spells it
+    assert data_name("/data/花 と 鳥.npz") == "花-と-鳥"
+    assert data_name("/data/" + "鳥" * 84) == "鳥" * 66
+    assert data_name("/data/a b:c") == "c"
+
+
+def test_nothing_that_a_table_lists_could_be_read(tmp_path, capsys):
+    with open(tmp_path / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), ("nowhere/a.png", "cat"), ("nowhere/b.png", "dog")])
+    said = supancl(capsys, "data", "show", tmp_path / "t.csv")
+    assert said.code == 2
+    assert "no training image could be read, such as " in said.err
+    assert "nowhere/a.png; mend the files, or what lists them" in said.err
+
+
+def test_a_table_in_another_encoding_is_told_which(tmp_path, capsys):
+    (tmp_path / "t.csv").write_bytes("path,label\nMüller.png,cat\n".encode("latin-1"))
+    assert "; save it in that encoding" in supancl(capsys, "data", "show", tmp_path / "t.csv").err
+
+
+# --- encoders of others -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_to_be_fetched_again(tmp_path):
+    (tmp_path / "page.pth").write_text("<!DOCTYPE html>")
+    with pytest.raises(BadInput, match=r"is damaged \(it is no file of tensors\); copy or fetch it again"):
+        open_encoder(tmp_path / "page.pth")
+
+
+@pytest.mark.parametrize("given", [{"mean": (123.7, 116.3, 103.5)}, {"std": (58.4, 57.1, 57.4)}])
+def test_statistics_of_bytes_are_refused(tmp_path, given):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(BadInput, match=r"(mean 123.7|std 58.4): it is of pixels from 0 to 1; divide by 255"):
+        open_encoder(tmp_path / "w.pth", **given)
+
+
+# --- a file of one's own ----------------------------------------------------------------------------------------------
+
+
+def run_own(tmp_path, changed, *words):
+    (tmp_path / "my losses.py").write_text(changed)
+    command = [sys.executable, "my losses.py", *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file(tmp_path):
+    text, words = EXAMPLE.read_text(), ("pretrain", "mine.spread", "--epochs", "1", "--set", "data.limit=128")
+    line = next(i for i, each in enumerate(text.splitlines(), start=1) if "anchors.std(1)" in each)
+    broken = run_own(tmp_path, text.replace("anchors.std(1)", "anchors.stdd(1)"), *words, "--out", "run")
+    assert broken.returncode == 2
+    told = " ".join(broken.stderr.split())
+    assert f"my losses.py line {line}, in __call__: AttributeError: 'Tensor' object has no attribute 'stdd'" in told
+    assert "internal error" not in told
+    mended = run_own(tmp_path, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
+    assert mended.returncode == 0, mended.stderr
+    assert " ".join(mended.stdout.split()).endswith("judge it with: python 'my losses.py' evaluate knn run")
+
+
+def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):
+    monkeypatch.setitem(RECIPES, "mine.plain", lambda: recipe("digits.simsiam"))
+    assert recipe("mine.plain").name == "mine.plain"
+    assert isinstance(recipe("mine.plain").loss, Align)

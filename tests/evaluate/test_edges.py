@@ -1,0 +1,85 @@
+"""Where a measure's rule just begins or just ends to hold: two classes, a distance of nothing, the last row."""
+
+import hashlib
+import importlib
+import math
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from supancl import linear_accuracy
+from supancl.evaluate import Features, few_shot, knn_accuracies, logistic, neighbours, sample_episodes
+from tests.evaluate.blobs import blobs
+
+
+@pytest.mark.parametrize("regularization", [1e-3, 1.0])
+def test_two_classes_are_enough_for_a_linear_probe_and_it_is_scikit_learns_on_standardised_features(
+    regularization: float,
+) -> None:
+    fit, test = (blobs(90, classes=2, noise=3.0, seed=seed) for seed in (0, 1))
+    fit = Features(fit.values * torch.tensor([1.0, 50.0, 1.0, 1.0, 0.01, 1.0]) + 7, fit.labels)
+    test = Features(test.values * torch.tensor([1.0, 50.0, 1.0, 1.0, 0.01, 1.0]) + 7, test.labels)
+    scaler = StandardScaler().fit(fit.values.double().numpy())
+    model = LogisticRegression(C=regularization, max_iter=2000)
+    model.fit(scaler.transform(fit.values.double().numpy()), fit.labels.numpy())
+    right = model.predict(scaler.transform(test.values.double().numpy())) == test.labels.numpy()
+    assert linear_accuracy(fit, test, regularization) == pytest.approx(100 * right.mean())
+    nobody = Features(test.values, torch.full((90,), -1))
+    assert math.isnan(linear_accuracy(fit, nobody, regularization))
+
+
+def test_no_reference_is_nearer_than_the_same_point() -> None:
+    features = blobs(200)
+    found = neighbours(features, features.values, 3, "l2").similarity
+    assert float(found.max()) == 0.0  # by rounding alone, some would be above it
+    torch.testing.assert_close(found[:, 0], torch.zeros(200), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["reference", "queries"])
+def test_where_one_side_has_no_label_there_is_no_accuracy_for_any_k(side: str) -> None:
+    both = {"reference": blobs(30), "queries": blobs(20, seed=1)}
+    both[side] = Features(both[side].values, torch.full((len(both[side].labels),), -1))
+    found = knn_accuracies(both["reference"], both["queries"], (1, 5))
+    assert list(found) == [1, 5]
+    assert all(math.isnan(value) for value in found.values())
+
+
+def test_the_iterations_of_a_transfer_are_those_of_all_its_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("supancl.evaluate.transfer")
+    counted: list[int] = []
+
+    def solve(*args: object, **named: object) -> object:
+        counted.append((solution := logistic.solve(*args, **named)).iterations)  # type: ignore[arg-type]
+        return solution
+
+    def path(*args: object) -> object:
+        for solution in logistic.path(*args):  # type: ignore[arg-type]
+            counted.append(solution.iterations)
+            yield solution
+
+    monkeypatch.setattr(module, "solve", solve)
+    monkeypatch.setattr(module, "path", path)
+    found = module.transfer(blobs(60), blobs(40, seed=1), blobs(40, seed=2), weights=(1e-2, 1.0, 1e2))
+    assert len(counted) >= 3 + 1 + 1  # each weight roughly, the best of them again, and the refit
+    assert found.iterations == sum(counted)
+
+
+def test_of_partly_labelled_features_the_labelled_rows_count_with_their_own_labels() -> None:
+    reference, queries = blobs(60), blobs(40, seed=1)
+    known = torch.arange(40) % 3 != 0
+    partly = Features(queries.values, torch.where(known, queries.labels, -1))
+    kept = partly.labelled()
+    assert torch.equal(kept.values, queries.values[known])
+    assert torch.equal(kept.labels, queries.labels[known])
+    only = Features(queries.values[known], queries.labels[known])
+    assert only.labelled() is only
+    assert knn_accuracies(reference, partly, (1, 7)) == knn_accuracies(reference, only, (1, 7))
+
+
+def test_episodes_are_named_by_what_was_drawn_so_that_results_of_other_sessions_pair() -> None:
+    features = blobs(60)
+    episodes = sample_episodes(features.labels, 3, 2, 4, 5, seed=1)
+    drawn = hashlib.sha256(episodes.support.numpy().tobytes() + episodes.query.numpy().tobytes()).hexdigest()
+    assert few_shot(features, 3, 2, 4, 5, seed=1).drawn == drawn[:16]

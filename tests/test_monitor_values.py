@@ -1,0 +1,89 @@
+"""Every value that the monitor writes, worked out again by its definition; and how its count of low signs goes on."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from supancl.evaluate import embed
+from supancl.monitor import COLLAPSED_RANK, COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor
+from supancl.pools import Queue
+from supancl.trainer import Trainer
+from tests.tiny import tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
+
+
+def test_a_row_holds_its_definitions() -> None:
+    data = tiny_data(120)
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    pool = Queue(10, 8, len(data.classes))
+    for labels in (torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.long)):
+        pool.push(torch.randn(6, 8), labels)
+    targets = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    row = Monitor(data, True).measure(encoder, targets, pool, CPU)
+
+    alike = F.normalize(targets, dim=1)
+    assert row["std"] == pytest.approx(float((alike - alike.mean(0)).square().sum(1).mean().sqrt()), rel=1e-5)
+    found, reference = embed(encoder, data.held_out), embed(encoder, data.train)
+    values, labels = F.normalize(found.values.double(), dim=1), found.labels
+    within = [float((z - values[labels == y].mean(0)).square().sum()) for z, y in zip(values, labels, strict=True)]
+    total = [float((z - values.mean(0)).square().sum()) for z in values]
+    assert row["s_w"] == pytest.approx(sum(within) / len(within))
+    assert row["s_t"] == pytest.approx(sum(total) / len(total))
+    assert row["s_w/s_t"] == pytest.approx(sum(within) / sum(total))
+    near = values @ F.normalize(reference.values.double(), dim=1).T
+    right = []
+    for similarity, label in zip(near, labels.tolist(), strict=True):
+        votes = torch.zeros(len(data.classes), dtype=torch.float64)
+        for at in similarity.topk(20).indices.tolist():
+            votes[reference.labels[at]] += math.exp(float(similarity[at]) / 0.1)
+        right.append(int(votes.argmax()) == label)
+    assert row["knn"] == pytest.approx(100 * sum(right) / len(right))
+    assert row["pool_coverage"] == pytest.approx(2 / len(data.classes))
+    assert row["pool_staleness"] == pytest.approx(4 / 10)  # ten slots: four of the first push, six of the second
+
+
+def test_features_that_are_all_one_have_no_ratio() -> None:
+    data = tiny_data(60)
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.zero_()
+    row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU)
+    assert row["s_t"] == 0.0
+    assert math.isnan(row["s_w/s_t"])
+    assert not {"std", "effective_rank", "pool_coverage"} & row.keys()
+
+
+@pytest.mark.parametrize(
+    ("supervised", "size", "least"), [(False, 1000, COLLAPSED_RANK), (False, 60, 6.0), (True, 60, 1.0)]
+)
+def test_the_least_rank_follows_the_batch_and_the_classes(supervised: bool, size: int, least: float) -> None:
+    data = tiny_data(60, 3)
+    monitor = Monitor(data, supervised)
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    monitor.measure(encoder, torch.randn(size, 64, generator=torch.Generator().manual_seed(0)), None, CPU)
+    assert monitor.least_rank == least
+    assert monitor.low_ranks == 0
+
+
+def test_a_spread_at_the_bound_is_not_low_and_what_was_counted_goes_on_in_the_next_session() -> None:
+    data = tiny_data(60)
+    monitor = Monitor(data, True)
+    monitor.note(COLLAPSED_STD)
+    assert monitor.low_readings == 0
+    monitor.note(COLLAPSED_STD - 1e-6)
+    monitor.note(COLLAPSED_STD - 1e-6)
+    monitor.low_ranks, monitor.told = 1, True
+    again = Monitor(data, True)
+    again.load(monitor.state())
+    assert (again.low_readings, again.low_ranks, again.collapsed, again.told) == (2, 1, False, True)
+    again.note(0.0)
+    assert again.collapsed
+
+
+def test_the_bounds_are_those_that_the_documents_name() -> None:
+    """docs/monitor.md: below 0.1 at three logged steps in a row, or below 10 at two checks in a row."""
+    assert (COLLAPSED_STD, IN_A_ROW, COLLAPSED_RANK, RANKS_IN_A_ROW) == (0.1, 3, 10.0, 2)
