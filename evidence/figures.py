@@ -17,7 +17,7 @@ from evidence.plan import Plan
 from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
 from evidence.spread import half_interval
-from evidence.summary import ASKED, PAIRS
+from evidence.summary import ASKED, PAIRS, widened
 from supancl.report.pictures import COLOURS, MARKERS
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
@@ -109,6 +109,7 @@ def compared(plan: Plan, results: Results) -> bool:
 def forest(plan: Plan, results: Results, path: Path) -> None:
     """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
     found = {pair: each for pair in PAIRS if (each := gaps(plan, results, *pair))}
+    sure = {pair: widened(plan, results, *pair) for pair in found}
     colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(ASKED) for pair in pairs}
     figure = Figure(figsize=(13, 1.6 + 0.55 * len(found)), layout="constrained")
     for axis, measure in zip(figure.subplots(2, 4, sharey=True).flat, ACCURACIES, strict=True):
@@ -117,7 +118,8 @@ def forest(plan: Plan, results: Results, path: Path) -> None:
                 continue
             one = each[measure]
             if one.low is not None and one.high is not None:
-                axis.plot([one.low, one.high], [height, height], color=colours[pair], linewidth=1.5)
+                axis.plot([one.low, one.high], [height, height], color=colours[pair],
+                          linewidth=3.5 if measure in sure[pair] else 1.2, solid_capstyle="butt")
             axis.plot([one.mean], [height], "o", markersize=5, color=colours[pair],
                       markerfacecolor="white" if one.borrowed else colours[pair])
         axis.axvline(0, color="black", linewidth=0.8)

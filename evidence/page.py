@@ -51,8 +51,8 @@ COMMITS = """Runs were trained and judged by the code of
   judged before and after had the same Pets accuracy and GTSRB episodes ([log](docs/log.md)); nothing else was judged
   twice."""
 FOREST = """
-Each dot is a difference in points with its 95% interval; a hollow one borrows its spread. Right of the line the first
-method is better. Each panel has its own scale.
+Each dot is a difference in points with its 95% interval; a hollow one borrows its spread, and a thick line is bold in
+the tables. Right of the line the first method is better. Each panel has its own scale.
 """
 
 
