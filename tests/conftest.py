@@ -1,8 +1,12 @@
 import hashlib
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+
+from tests.forked import forking
 
 # the cores are shared between test processes, and bit-exactness is promised at equal thread counts
 torch.set_num_threads(1)
@@ -22,6 +26,13 @@ def cache_root(caches, monkeypatch, request):
     root = caches / hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("SUPANCL_CACHE", str(root))
     return root
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """What to add to the environment of a process so that the commands it starts need not import torch again."""
+    with TemporaryDirectory(prefix="forks-") as folder, forking(Path(folder)) as environment:  # sockets want short paths
+        yield environment
 
 
 @pytest.hookimpl(wrapper=True)

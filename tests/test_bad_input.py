@@ -520,7 +520,7 @@ FILES = [
         "run holds no encoder.safetensors; has the run finished its first epoch?", KNN),
     Row("an encoder cut short", with_run(lambda run: torn(run / "encoder.safetensors"), flags("run")),
         re.compile(r"run/encoder\.safetensors: not a safetensors file \(.+\); copy it again, or where a run "
-                   r"wrote it, have it written anew with pretrain --resume"), KNN),
+                   r"wrote it, have it written anew by going on with that run: --resume"), KNN),
     Row("an encoder without a description", lambda tmp: (str(described({"a": torch.zeros(1)})(tmp).name),),
         re.compile(r"e\.safetensors: no known format \(moco, .+\); its first tensors are a\. "
                    r"Name the architecture: torchvision:NAME@FILE or timm:NAME@FILE"), KNN),

@@ -172,7 +172,7 @@ def test_a_source_says_where_its_value_comes_from_not_where_its_neighbours_do() 
     assert ours.fields()["optimizer.lr"] == (0.7, "App. H")
 
 
-SMALL = {"resnet50": 64, "vit-small": 32, "cifar-resnet18": 16}  # sides that the architectures take in a moment
+SMALL = {"resnet50": 32, "vit-small": 32, "cifar-resnet18": 16}  # sides that the architectures take in a moment
 
 
 @pytest.mark.parametrize("name", RECIPES)

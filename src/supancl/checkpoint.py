@@ -318,7 +318,16 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
         raise BadInput(f"{file}: not a safetensors file ({reason(error)}); copy it again, or where a "
-                       "run wrote it, have it written anew with pretrain --resume") from None
+                       "run wrote it, have it written anew by going on with that run: --resume") from None
+
+
+def readable(file: Path) -> bool:
+    """Whether a safetensors file is there and whole."""
+    try:
+        read_safetensors(file)
+    except BadInput:
+        return False
+    return True
 
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:

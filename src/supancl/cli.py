@@ -75,10 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
             named = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(named), args.debug)
-        place = fault_in_own(error)
-        if place:
-            text = f"{place}: {type(error).__name__}: {error}; mend it there (--debug shows the way to it)"
-            return report_error(BadInput(text), args.debug)
+        if fault := fault_in_own(error):
+            return report_error(BadInput(fault), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
 
 
@@ -133,7 +131,7 @@ def entry() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
-    if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).parent):
+    if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parent):
         call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
     sys.exit(main())
 

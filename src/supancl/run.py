@@ -21,6 +21,7 @@ from supancl.errors import BadInput
 from supancl.files import check_place, held, unwritable, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 
+MADE_BY = {"recipe.json": "pretrain", "detect.json": "detect train"}  # the file that a run begins with -> its command
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
@@ -52,6 +53,23 @@ class RunFolder:
     def check_place(self) -> None:
         """Refuse a place that cannot be written in, without making anything."""
         check_place(self.path)
+
+    def check_free(self, resume: bool) -> None:
+        """Refuse a folder that holds a run, or what is left of one: its log and checkpoints would be taken for ours."""
+        for file, command in MADE_BY.items():
+            if file != self.recipe_file.name and (self.path / file).exists():
+                raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
+        if self.holds_run and not resume:
+            raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
+        below = [] if self.holds_run else sorted(self.path.glob("*/recipe.json"))
+        if below:
+            way = f"continue one of them: --out {below[0].parent}" if resume else (
+                f"choose another --out: {self.path / 'NAME'}")
+            raise BadInput(f"{self.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; {way}")
+        if self.remains:
+            raise BadInput(f"{self.path} holds {self.remains[0].relative_to(self.path)} of a run but no "
+                           f"{self.recipe_file.name}; bring that back and continue with --resume, or choose another "
+                           "--out")
 
     def create(self) -> None:
         try:

@@ -15,6 +15,7 @@ from supancl.checkpoint import encoder_file
 from supancl.config import flattened
 from supancl.data.readers import check_apart
 from supancl.data.sources import Data, absolute_source, same_source
+from supancl.data.tars import is_tar, tar_files
 from supancl.data.views import Crops
 from supancl.errors import BadInput, counted
 from supancl.losses import CrossEntropy
@@ -181,21 +182,8 @@ def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator
         folder = folder_of(recipe, out)
         folder.create()
     with folder.locked():
-        check_free(folder, resume)  # again: reading the data takes time, in which another run may have begun here
+        folder.check_free(resume)  # again: reading the data takes time, in which another run may have begun here
         yield folder.path
-
-
-def check_free(folder: RunFolder, resume: bool) -> None:
-    """Refuse a folder that holds a run, or what is left of one."""
-    if folder.holds_run and not resume:
-        raise BadInput(f"{folder.path} already holds a run; continue it with --resume, or choose another --out")
-    below = [] if folder.holds_run else sorted(folder.path.glob("*/recipe.json"))
-    if below:
-        raise BadInput(f"{folder.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; choose "
-                       f"another --out: {folder.path / 'NAME'}")
-    if folder.remains:
-        raise BadInput(f"{folder.path} holds {folder.remains[0].relative_to(folder.path)} of a run but no "
-                       "recipe.json; bring that back and continue with --resume, or choose another --out")
 
 
 def other_settings(key: str, folder: RunFolder) -> str:
@@ -216,17 +204,28 @@ def stays(asked: str, kept: str) -> bool:
 
     That it is the same data, by their files' names and labels, is seen once they are read (check_same_data).
     """
-    return same_source(asked, kept) or (Path(kept).is_absolute() and not Path(kept).exists())
+    return same_source(asked, kept) or _gone(kept)
+
+
+def _gone(source: str) -> bool:
+    """Whether a source that a run kept by its absolute path, as NAME@ROOT and hf:PATH do too, is no longer there."""
+    root = source if Path(source).is_absolute() else source.partition("@")[2] or source.removeprefix("hf:")
+    if not Path(root).is_absolute() or Path(root).exists():
+        return False
+    try:
+        return not (is_tar(root) and tar_files(root))  # {000..009}.tar is no file
+    except BadInput:
+        return True
 
 
 def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one put together by hand has not been yet
     if not resume or not folder.holds_run:
+        folder.check_place()  # all before the data are read, which may take an hour
+        folder.check_free(resume)
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        folder.check_place()  # all before the data are read, which may take an hour
-        check_free(folder, resume)
         check_apart(recipe.data.source, folder.path)
         if init is not None:
             encoder_file(Path(init))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from supancl.capture import from_compiler
-from supancl.checkpoint import Writer, initialize, load_newest
+from supancl.checkpoint import Writer, initialize, load_newest, readable, save_encoder
 from supancl.data.sources import Data, open_data
 from supancl.data.stream import stream_remarks
 from supancl.distributed import Ranks, desynchronize, opened
@@ -200,10 +200,12 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     folder.tidy()
     if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
         folder.write_recipe(trainer.recipe, data.classes, data.described)
-    elif trainer.step < trainer.steps:
-        for name in KEPT:  # which steps are left out, and where the run ends, hangs on them from here on
+    else:
+        for name in KEPT if trainer.step < trainer.steps else ():  # what is left of the run hangs on them
             folder.note_setting(trainer.recipe, "train", name)
         folder.note_setting(trainer.recipe, "data", "source")  # they may have moved
+    if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would end with it
+        save_encoder(folder.encoder, trainer.branches.encoder, data.classes, trainer.recipe.name)  # type: ignore[arg-type]
     folder.keep_metrics_until(trainer.step)
 
 

@@ -3,20 +3,23 @@
 import csv
 import os
 import subprocess
-import sys
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from supancl import Align, BadInput, Interrupted, Reporter, pretrain, recipe
+from supancl import Align, BadInput, Interrupted, Reporter, cli, errors, pretrain, recipe, register
+from supancl.checkpoint import load_encoder
 from supancl.importing import open_encoder
 from supancl.judge.naming import data_name
-from supancl.recipes import RECIPES
+from supancl.recipes import RECIPES, own
 from supancl.run import RunFolder
+from supancl.start import stays
+from supancl.studies import many
 from tests.files import TINY, class_folders, contents, supancl
 from tests.judge.made import run_folder
-from tests.tiny import assert_same_bits, final_state
+from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"
 
@@ -43,7 +46,22 @@ def test_a_run_does_not_get_between_other_runs(tmp_path, capsys):
     assert said.code == 2
     assert said.err == (f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; choose "
                         f"another --out: {tmp_path}/runs/NAME\n")
+    for words in (("pretrain",), ("pretrain", "digits.supsiam", *TINY)):
+        said = supancl(capsys, *words, "--resume", "--out", tmp_path / "runs")
+        assert said.code == 2
+        assert said.err == (f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; continue "
+                            f"one of them: --out {tmp_path}/runs/first\n")
     assert contents(tmp_path) == before
+
+
+def test_a_run_does_not_get_into_that_of_a_detector(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "detect.json").write_text("{}")
+    for more in ((), ("--resume",)):
+        said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--out", tmp_path / "run", *more)
+        assert said.code == 2
+        assert said.err == f"supancl: {tmp_path}/run holds a run of supancl detect train; choose another --out\n"
+    assert contents(tmp_path) == {"run": None, "run/detect.json": b"{}"}
 
 
 def test_a_folder_that_is_no_run_is_answered_with_a_run_in_it(tmp_path, capsys):
@@ -104,6 +122,42 @@ def test_a_run_goes_on_where_its_data_have_been_moved_to(tmp_path, capsys):
     assert supancl(capsys, "evaluate", "knn", tmp_path / "run", "--device", "cpu").code == 0
 
 
+def test_a_finished_run_keeps_the_new_place_too_and_gets_its_encoder_back(tmp_path, capsys):
+    class_folders(tmp_path / "photos", each=8)
+    run = RunFolder(photos_run(tmp_path, "run").folder)
+    weights, before = load_encoder(run.path).state_dict(), run.read_recipe()[0]
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    run.encoder.write_bytes(run.encoder.read_bytes()[:100])
+    knn = ("evaluate", "knn", run.path, "--device", "cpu")
+    assert "written anew by going on with that run: --resume" in supancl(capsys, *knn).err
+    resume = ("pretrain", "--resume", "--out", run.path, "--quiet", "--on-nan", "skip", "--data", tmp_path / "moved")
+    assert supancl(capsys, *resume).code == 0
+    assert_same_bits(load_encoder(run.path).state_dict(), weights)
+    after = run.read_recipe()[0]
+    assert after.data.source == str(tmp_path / "moved")
+    assert after.train == before.train  # how it was trained stays as it was
+    assert supancl(capsys, *knn).code == 0
+    written = run.encoder.stat().st_mtime_ns
+    assert supancl(capsys, *resume).code == 0
+    assert run.encoder.stat().st_mtime_ns == written  # a whole one is left as it is
+
+
+@pytest.mark.parametrize(("kept", "there", "moved"), [
+    ("{}/photos", ["photos"], False), ("{}/photos", [], True), ("{}/me@home", [], True),
+    ("{}/s-{{000..001}}.tar", ["s-000.tar", "s-001.tar"], False), ("{}/s-{{000..001}}.tar", ["s-000.tar"], True),
+    ("{}/*.tar", ["s-000.tar"], False), ("{}/*.tar", [], True), ("{}/shards", ["shards"], False),
+    ("pets@{}/sets", ["sets"], False), ("pets@{}/sets", [], True), ("torchvision:CIFAR10@{}/sets", [], True),
+    ("hf:{}/set", ["set"], False), ("hf:{}/set", [], True), ("hf:someone/set", [], False), ("digits", [], False),
+    ("photos", [], False), ("", [], False),
+])
+def test_another_place_is_taken_where_the_kept_one_is_gone_alone(kept, there, moved, tmp_path):
+    for name in there:
+        (tmp_path / name).touch() if name.endswith(".tar") else (tmp_path / name).mkdir()
+    kept = kept.format(tmp_path)
+    assert stays("/elsewhere", kept) is moved
+    assert stays(kept, kept)
+
+
 def test_a_name_keeps_its_letters_and_fits_in_a_file_name():
     assert data_name("/data/Fotos Müller") == "Fotos-Müller"
     assert data_name("/data/Mu\u0308ller") == "Müller"  # as macOS spells it
@@ -145,24 +199,71 @@ def test_statistics_of_bytes_are_refused(tmp_path, given):
 # --- a file of one's own ----------------------------------------------------------------------------------------------
 
 
-def run_own(tmp_path, changed, *words):
+def run_own(tmp_path, forks, changed, *words):
     (tmp_path / "my losses.py").write_text(changed)
-    command = [sys.executable, "my losses.py", *words]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [f"{Path(forks['SUPANCL_FORKS']).parent}/python", "my losses.py", *words]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **forks})
 
 
-def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file(tmp_path):
+def test_a_fault_in_ones_own_file_is_placed_there_and_the_advice_calls_that_file(tmp_path, forks):
     text, words = EXAMPLE.read_text(), ("pretrain", "mine.spread", "--epochs", "1", "--set", "data.limit=128")
     line = next(i for i, each in enumerate(text.splitlines(), start=1) if "anchors.std(1)" in each)
-    broken = run_own(tmp_path, text.replace("anchors.std(1)", "anchors.stdd(1)"), *words, "--out", "run")
+    broken = run_own(tmp_path, forks, text.replace("anchors.std(1)", "anchors.stdd(1)"), *words, "--out", "run")
     assert broken.returncode == 2
     told = " ".join(broken.stderr.split())
     assert f"my losses.py line {line}, in __call__: AttributeError: 'Tensor' object has no attribute 'stdd'" in told
     assert "internal error" not in told
-    mended = run_own(tmp_path, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
+    mended = run_own(tmp_path, forks, text, "pretrain", "--resume", "--out", "run")  # nothing has to be removed
     assert mended.returncode == 0, mended.stderr
     assert " ".join(mended.stdout.split()).endswith("judge it with: python 'my losses.py' evaluate knn run")
+
+
+class Base:
+    """A class of one's own that is registered by those made from it alone."""
+
+    supervised = False
+
+    def sees_batch(self, pool):
+        return False
+
+    def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        return anchors.mean() if self.kind == "bare" else anchors.nothing
+
+
+@pytest.fixture
+def inherited(monkeypatch):
+    """Losses whose call is that of a class above them, forgotten after the test."""
+    monkeypatch.setattr(own, "OWN", {})
+    return {kind: register(make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True,
+                                          namespace={"__module__": __name__}))
+            for kind in ("bare", "broken")}
+
+
+def test_a_loss_is_held_to_what_it_gives_where_its_call_is_that_of_a_class_above(tmp_path, inherited):
+    chosen = replace(tiny_recipe("simsiam"), loss=inherited["bare"]())
+    with pytest.raises(BadInput, match=r"bare: gave a Tensor of shape \(\); wanted Terms"):
+        pretrain(chosen, tiny_data(), out=tmp_path / "run")
+
+
+def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tmp_path, inherited):
+    chosen = replace(recipe("digits.simsiam").with_set({"data.limit": 128}), loss=inherited["broken"]())
+    with pytest.raises(BadInput, match=r"test_first_week.py line \d+, in __call__: AttributeError: 'Tensor' .*nothing"):
+        many._train_in_worker(chosen, tmp_path / "run")
+    with pytest.raises(BadInput, match="already holds a run") as told:  # what says itself what is wrong stays
+        pretrain(chosen, out=tmp_path / "run")
+    assert own.fault_in_own(told.value) == ""
+
+
+def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "site").symlink_to(Path(cli.__file__).resolve().parent)
+    for link in (tmp_path / "site" / "cli.py", Path(cli.__file__).resolve()):
+        monkeypatch.setattr(errors, "_called", ["supancl"])
+        monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "cli.py"))
+        monkeypatch.setattr(cli, "main", lambda: 0)
+        monkeypatch.setattr("sys.argv", [str(link)])
+        with pytest.raises(SystemExit):
+            cli.entry()
+        assert errors.program() == "supancl"
 
 
 def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):

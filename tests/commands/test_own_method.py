@@ -54,10 +54,9 @@ def test_the_page_shows_the_example():
 
 
 @pytest.mark.parametrize("block", re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL), ids=["own", "seeds"])
-def test_every_command_of_the_page_runs(block, tmp_path):
+def test_every_command_of_the_page_runs(block, tmp_path, forks):
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True,
+    done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env={**os.environ, **forks}, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     if "own_method" in block:

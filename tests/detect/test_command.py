@@ -71,7 +71,7 @@ def test_a_detector_does_not_get_into_a_run_of_another_kind(place, tmp_path, cap
         assert sorted(each.name for each in out.iterdir()) == [name]
     told = capsys.readouterr().err
     assert f"{tmp_path}/recipe.json holds a run of supancl pretrain; choose another --out" in told
-    assert f"{tmp_path}/metrics.jsonl holds metrics.jsonl of a run but no detect.json; choose another --out" in told
+    assert f"{tmp_path}/metrics.jsonl holds metrics.jsonl of a run but no detect.json; bring that back and" in told
 
 
 def test_several_seeds_have_a_mean_and_a_spread(place, tmp_path, capsys):

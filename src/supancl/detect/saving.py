@@ -39,16 +39,6 @@ class DetectFolder(RunFolder):
         self.recipe_file = path / "detect.json"
         self.detector = path / "detector.safetensors"
 
-    def check_free(self, resume: bool) -> None:
-        """Refuse a folder that holds a run, of whatever kind: its log and checkpoints would be taken for ours."""
-        if (self.path / "recipe.json").exists():
-            raise BadInput(f"{self.path} holds a run of supancl pretrain; choose another --out")
-        if self.holds_run and not resume:
-            raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
-        if self.remains:
-            raise BadInput(f"{self.path} holds {self.remains[0].relative_to(self.path)} of a run but no detect.json; "
-                           "choose another --out")
-
     def write_settings(self, settings: dict[str, Any]) -> None:
         content = {"schema_version": SCHEMA_VERSION, **settings, "versions": versions(), "commit": commit()}
         text = json.dumps(jsonable(to_json(content)), indent=2) + "\n"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import checked, from_json, hints
-from supancl.errors import BadInput
+from supancl.errors import BadInput, SupanclError
 from supancl.losses import Align, Loss, Terms
 from supancl.pools import PoolSpec
 
@@ -68,8 +68,9 @@ def register(section: Section) -> Section:
         raise BadInput(f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
                        "whose runs would be read back with this class; give one of them another kind (one that is "
                        "defined no more goes with its process: restart Python)")
-    if room == "loss" and inspect.isfunction(vars(section).get("__call__")):
-        setattr(section, "__call__", _looked_at(section.__call__, name))  # noqa: B010 - a class has another one too
+    call = section.__call__ if room == "loss" else None  # may be that of a class above it
+    if inspect.isfunction(call) and call.__module__ != Align.__module__:
+        setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too
     OWN[room, kind] = section
     return section
 
@@ -117,20 +118,23 @@ def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_in_own(error: BaseException) -> str:
-    """'FILE line N, in NAME' where an error came out of a file with a loss or a pool of one's own; else empty."""
+    """What to say of an error that came out of a file with a loss or a pool of one's own; empty of any other."""
+    if isinstance(error, SupanclError):  # says itself what is wrong
+        return ""
     places = {os.path.abspath(_place(section)) for section in OWN.values()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if os.path.abspath(frame.filename) in places:
-            return f"{frame.filename} line {frame.lineno}, in {frame.name}"
+            return (f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
+                    "there (--debug shows the way to it)")
     return ""
 
 
-def _looked_at(call: Any, name: str) -> Any:
+def _looked_at(call: Any) -> Any:
     """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
 
     @functools.wraps(call)
     def looked_at(self: Any, anchors: Tensor, *rest: Any, **named: Any) -> Any:
-        terms = call(self, anchors, *rest, **named)
+        terms, name = call(self, anchors, *rest, **named), type(self).__name__
         if not isinstance(terms, Terms):
             raise BadInput(f"{name}: gave {_kind_of(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
         for field, term in zip(Terms._fields, terms, strict=True):

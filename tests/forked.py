@@ -1,0 +1,101 @@
+"""Commands in processes of their own, forked from one that has imported torch and the like, so that they start at once.
+
+What is ours is imported by every command anew, as where a user starts it; only the libraries are there already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LIBRARIES = (
+    "matplotlib.figure", "rich.table", "safetensors.torch", "sklearn.datasets", "torch._inductor.config",
+    "torch.utils.tensorboard", "torchvision",
+)  # fmt: skip
+
+
+def ask(words: list[str]) -> int:
+    """Has the process at $SUPANCL_FORKS fork for the words, with this one's streams, folder and environment."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(os.environ["SUPANCL_FORKS"])
+        wanted = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(server, [len(wanted).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(wanted)
+        return int(server.recv(16) or b"1")
+
+
+def serve(place: str) -> None:
+    """Forks for everyone who asks, one after the other; whoever is forked returns from here as that command ends."""
+    for name in LIBRARIES:
+        __import__(name)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(place)
+    listening.listen()
+    print("ready", flush=True)
+    while listening in select.select([listening, sys.stdin], [], [])[0]:  # whoever started it is gone: stdin ends
+        asking, _ = listening.accept()
+        length, streams, _, _ = socket.recv_fds(asking, 8, 3)
+        with asking.makefile("rb") as given:
+            words, folder, environment = json.loads(given.read(int.from_bytes(length, "big")))
+        child = os.fork()
+        if child == 0:
+            for own, stream in enumerate(streams):
+                os.dup2(stream, own)
+            for kept in (*streams, listening.detach(), asking.detach()):
+                os.close(kept)
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            begin(*words)
+            return
+        for stream in streams:
+            os.close(stream)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        asking.sendall(str(code if code >= 0 else 128 - code).encode())
+        asking.close()
+
+
+def begin(program: str, *words: str) -> None:
+    """What the console script does, or python with a file, on the streams as they now are."""
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    if program == "supancl":
+        sys.argv = [program, *words]
+        from supancl.cli import entry
+
+        entry()
+    sys.argv = list(words)
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+@contextmanager
+def forking(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment in which `supancl` and `python FILE` are forked."""
+    place, path = str(folder / "socket"), str(Path(__file__).resolve())
+    for program in ("supancl", "python"):
+        (folder / program).write_text(f'#!/bin/sh\nexec "{sys.executable}" -IS "{path}" ask {program} "$@"\n')
+        (folder / program).chmod(0o755)
+    command, pipe = [sys.executable, "-P", path, "serve", place], subprocess.PIPE
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield {"SUPANCL_FORKS": place, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ask":
+        sys.exit(ask(sys.argv[2:]))
+    serve(sys.argv[2])
