@@ -31,7 +31,7 @@ def cache_root(caches, monkeypatch, request):
 @pytest.fixture(scope="session")
 def forks():
     """What to add to the environment of a process so that the commands it starts need not import torch again."""
-    with TemporaryDirectory(prefix="forks-") as folder, forking(Path(folder)) as environment:  # sockets want short paths
+    with TemporaryDirectory(prefix="forks-") as folder, forking(Path(folder)) as environment:  # sockets: short paths
         yield environment
 
 
