@@ -10,7 +10,7 @@ from typing import NamedTuple
 from evidence.plan import HARSH, Plan
 from evidence.results import Results, choose
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
-from evidence.spread import Gap, Pooled, gap, mean_text
+from evidence.spread import Gap, Pooled, gap, mean_text, over_images
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
 CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"
@@ -24,6 +24,7 @@ CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
 AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
 STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
 AGAINST_COLLAPSE = {(True, False): "the pool alone", (False, True): "EMA alone", (True, True): "both together"}
+TESTED = 10_000  # test images of CIFAR-100, and of CIFAR-10
 NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
 
 
@@ -210,9 +211,11 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
         return "not measured yet" if "missing" in lacking else "cannot be told, a run failed", ""
     if None in (lost(without), lost(row)):
         return "cannot be told, k-NN was not measured", ""
-    apart = gap(row.values("knn"), without.values("knn"), others)
-    told = f"k-NN {mean_text(row.values('knn'))} against {mean_text(without.values('knn'))} with neither"
-    if apart is not None and not lost(row) and not lost(without):  # how far healthy seeds lie apart says nothing else
+    ours, theirs = row.values("knn"), without.values("knn")
+    told = f"k-NN {mean_text(ours)} against {mean_text(theirs)} with neither"
+    if ours and theirs and (lost(row) or lost(without)):  # how far healthy seeds lie apart says nothing of these
+        told += f": {over_images(statistics.fmean(ours), statistics.fmean(theirs), TESTED).text()} over test images"
+    elif (apart := gap(ours, theirs, others)) is not None:
         told += f": {apart.text()}"
     ranks = [mean_text(each.last("target_effective_rank"), 1) for each in (row, without)]
     told += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"

@@ -14,6 +14,7 @@ from evidence.answers import (
     CONTRASTIVE_QUESTION,
     STANDING,
     STANDING_QUESTION,
+    TESTED,
     VARIANCE_QUESTION,
     best_alpha,
     collapse_lines,
@@ -34,7 +35,6 @@ from evidence.tables import alpha_table, collapse_table, main_table, paper_colum
 from supancl.recipes import recipe
 from supancl.studies.paper_numbers import SIX
 
-TESTED = 10_000  # test images of CIFAR-100, and of CIFAR-10
 PETS_TESTED = 3_669
 
 BEST = """The alpha inside with the highest mean against the better end. It was picked by these same numbers, so its

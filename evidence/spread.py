@@ -76,6 +76,17 @@ def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
     return Pooled(math.sqrt(squares / freedom), freedom)
 
 
+def over_images(ours: float, theirs: float, images: int) -> Gap:
+    """A difference of two accuracies in percent, with the 95% interval that so many test images leave.
+
+    >>> over_images(60.0, 1.0, 10_000).text()
+    '+59.00 [+58.02, +59.98]'
+    """
+    parts = sum(percent * (100 - percent) for percent in (ours, theirs)) / images
+    reach = float(stats.norm.ppf(0.975)) * math.sqrt(parts)
+    return Gap(ours - theirs, ours - theirs - reach, ours - theirs + reach)
+
+
 def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None,
         picked_of: int = 1) -> Gap | None:
     """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;

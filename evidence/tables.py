@@ -157,7 +157,8 @@ def collapse_table(plan: Plan, results: Results) -> str:
 Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
 paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay at
 which SimSiam collapsed in an earlier prototype, and were added to the plan after the first four had come out. The
-intervals of the differences borrow the spread of the longer runs' seeds. A run counts as collapsed by the
+intervals of the differences borrow the spread of the longer runs' seeds; where a run collapsed, whose seeds would not
+vary as those do, they are over test images alone. A run counts as collapsed by the
 [monitor](docs/monitor.md)'s verdict, or where k-NN is below {NOTHING:g}. The loss is the last epoch's mean. The
 projector ends in batch norm without a scale, so features that are the same for all images become targets of length 0,
 and the loss 0.
