@@ -161,14 +161,14 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
                          f"step of alpha {steps} ({values})")
     inside = variance_gaps(plan, results, "within", alpha=0.5)
     if inside:
-        lines.append(f"- S_W alone, 0.5 - 1 = {test_and_train(inside)}.")
+        lines.append(f"- S_W alone, 0.5 - 1 = {of_both_splits(inside)}.")
     totals = variance_gaps(plan, results, "total")
     if totals:
-        lines.append(f"- S_T alone: 0 - 1 = {test_and_train(totals)}. The theorems hold S_T fixed.")
+        lines.append(f"- S_T alone: 0 - 1 = {of_both_splits(totals)}. The theorems hold S_T fixed.")
     return lines or ["- not measured yet"]
 
 
-def test_and_train(found: Mapping[str, Gap]) -> str:
+def of_both_splits(found: Mapping[str, Gap]) -> str:
     return "; ".join(f"{one.text(3)}{' (train)' * measure.startswith('train')}" for measure, one in found.items())
 
 

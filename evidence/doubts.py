@@ -71,12 +71,8 @@ def bold_by_welch(plan: Plan, results: Results) -> tuple[int, int]:
     """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
     found = each(plan, results)
     own = [one for one in found if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1]
-    bold = [one for one in own if is_told(gap(one.ours, one.theirs, picked_of=len(found)))]
-    return len(bold), sum(is_told(welch(one.ours, one.theirs, len(found))) for one in bold)
-
-
-def is_told(found: Gap | None) -> bool:
-    return found is not None and found.verdict in ("helps", "hurts")
+    bold = [one for one in own if (strict := gap(one.ours, one.theirs, picked_of=len(found))) and strict.is_told]
+    return len(bold), sum(welch(one.ours, one.theirs, len(found)).is_told for one in bold)
 
 
 def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
@@ -91,7 +87,7 @@ def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
     words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
     strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
     changed = sum(word is None or word.verdict != one.gap.verdict for one, word in zip(found, words, strict=True))
-    return changed, sum(map(is_told, strict))
+    return changed, sum(one is not None and one.is_told for one in strict)
 
 
 def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:

@@ -8,6 +8,7 @@ from typing import Any
 from evidence.markdown import table
 from evidence.plan import Plan
 from evidence.results import Results, waiting
+from supancl.errors import counted
 
 STAGES = {"pilot": "pilots", "final": "main table", "alpha": "alpha sweep", "collapse": "collapse cells"}
 COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s", "images/s, whole", "judge s", "commit")
@@ -22,12 +23,11 @@ def told(plan: Plan, results: Results) -> str:
     left = waiting(plan, results)
     listed = {what: [step.name for step in left if step.stage == stage] for stage, what in STAGES.items()}
     missing = [f"- {what}: {', '.join(names)}" for what, names in listed.items() if names]
-    count = f"{len(left)} {'run' if len(left) == 1 else 'runs'}"
     return f"""## Failed, collapsed and missing
 
 {chr(10).join(lines) or "No run failed or collapsed."}
 
-Missing: {f"{count}.{chr(10)}{chr(10)}{chr(10).join(missing)}" if left else "nothing; the plan is done."}
+Missing: {chr(10).join([f"{counted(len(left), 'run')}.", "", *missing]) if left else "nothing; the plan is done."}
 """
 
 

@@ -30,7 +30,7 @@ from evidence.markdown import table
 from evidence.plan import Plan
 from evidence.results import Results, waiting
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, method_rows
-from evidence.summary import certainty, counted, summary_lines, summary_table, widened
+from evidence.summary import certainty, summary_lines, summary_table, tallied, widened
 from evidence.tables import alpha_table, collapse_table, main_table, paper_columns, pilot_table, second, uncertain
 from supancl.recipes import recipe
 from supancl.studies.paper_numbers import SIX
@@ -172,7 +172,7 @@ def second_simsiam(plan: Plan, results: Results) -> list[str]:
     found = row_gaps(plan, results, ours, plain)
     linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
     return [f"- **SupSiam - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight decay for "
-            f"both): {counted({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
+            f"both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
 
 
 def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:

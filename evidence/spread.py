@@ -37,6 +37,11 @@ class Gap(NamedTuple):
             return "cannot be told with one seed"
         return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.verdict in ("helps", "hurts")
+
 
 def t_reach(freedom: float, picked_of: int = 1) -> float:
     """How many deviations a 95% interval reaches; for the best of several Bonferroni's, which allows for picking."""

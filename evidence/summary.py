@@ -44,10 +44,10 @@ def widened(plan: Plan, results: Results, ours: str, theirs: str) -> set[str]:
     """The measures whose verdict stands with an interval that allows for all differences of the page (Bonferroni)."""
     family = max(1, len(differences(plan, results)))
     found = gaps(plan, results, ours, theirs, picked_of=family)
-    return {measure for measure, one in found.items() if one.verdict in ("helps", "hurts")}
+    return {measure for measure, one in found.items() if one.is_told}
 
 
-def counted(verdicts: Mapping[str, str]) -> str:
+def tallied(verdicts: Mapping[str, str]) -> str:
     """Name -> verdict, as how often each is given."""
     said = dict.fromkeys(verdicts.values())
     return "; ".join(f"{word}: {list(verdicts.values()).count(word)} of {len(verdicts)}" for word in said)
@@ -68,16 +68,16 @@ def summary_table(plan: Plan, results: Results, page: str = "") -> str:
 def cell(found: Mapping[str, Gap], sure: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
     verdicts = {measure: words.get(found[measure].verdict, found[measure].verdict)
                 for measure in measures if measure in found}
-    told = counted(verdicts) or "not measured yet"
+    told = tallied(verdicts) or "not measured yet"
     return f"**{told}**" if verdicts and set(verdicts) <= sure else told
 
 
 def summary_lines(plan: Plan, results: Results, page: str = "") -> list[str]:
     """The other questions, a line each."""
     found = best_alphas(plan, results)
-    inside = counted({one.measure: one.inside for one in found})
+    inside = tallied({one.measure: one.inside for one in found})
     sure = sum(one.inside == "yes" and one.strict.verdict == "helps" for one in found)
-    variance, alone = (counted(variance_verdicts(plan, results, part)) for part in ("ratio", "within"))
+    variance, alone = (tallied(variance_verdicts(plan, results, part)) for part in ("ratio", "within"))
     collapse: dict[tuple[str, str], list[str]] = {}
     for one in collapse_cells(plan, results):
         collapse.setdefault((one.decay, one.verdict), []).append(one.what)
@@ -98,7 +98,7 @@ def certainty(plan: Plan, results: Results) -> str:
     if not found:
         return "No two methods can be compared yet."
     sure = sum(len(widened(plan, results, *pair)) for pair in PAIRS)
-    given = sum(one.verdict in ("helps", "hurts") for one in found)
+    given = sum(one.is_told for one in found)
     return (f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
             f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "
             f"{sum(one.borrowed for one in found)} have one seed on a side and borrow the spread of "

@@ -60,17 +60,18 @@ class Interrupted(SupanclError):
         return type(self), (str(self), self.signal_number)  # it crosses processes in a study
 
 
-_called = ["supancl"]
+_program = "supancl"
 
 
-def call_it(program: str) -> None:
+def call_it(name: str) -> None:
     """Whoever gives the command line another name, a file of one's own, is told it in every way out."""
-    _called[0] = program
+    global _program
+    _program = name
 
 
 def program() -> str:
     """How the command line is called, for commands that a user is to type: `supancl`, or `python FILE`."""
-    return _called[0]
+    return _program
 
 
 def counted(number: int, one: str, several: str | None = None, form: str = "") -> str:

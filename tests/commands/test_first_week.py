@@ -257,7 +257,7 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "site").symlink_to(Path(cli.__file__).resolve().parent)
     for link in (tmp_path / "site" / "cli.py", Path(cli.__file__).resolve()):
-        monkeypatch.setattr(errors, "_called", ["supancl"])
+        monkeypatch.setattr(errors, "_program", "supancl")
         monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "cli.py"))
         monkeypatch.setattr(cli, "main", lambda: 0)
         monkeypatch.setattr("sys.argv", [str(link)])
