@@ -1,0 +1,102 @@
+"""Run folders that supancl 0.1.0 wrote (tests/kept/make.py) go on, are judged and are tabulated as they were then."""
+
+import json
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from supancl import load_encoder, pretrain
+from supancl.cli import main
+from supancl.run import RunFolder
+
+from .detect.drawn import write_voc
+from .kept.make import RUNS, narrow_resnet
+
+KEPT = Path(__file__).parent / "kept" / "0.1.0"
+EXPECTED = json.loads((KEPT / "expected.json").read_text())
+STOPPED = [name for name, (*_, stop) in RUNS.items() if stop is not None]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A copy that may be written in; evaluations kept the run's path as it was typed, so that is where we are."""
+    monkeypatch.chdir(shutil.copytree(KEPT, tmp_path / "kept"))
+    return Path()
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stopped_run_goes_on_as_it_would_have_then(kept, name):
+    run = pretrain(None, out=kept / name, resume=True)
+    stop = RUNS[name][3]
+    after = [row for row in run.metrics if row["step"] > stop]
+    assert [(row["kind"], row["step"]) for row in after] == [(row["kind"], row["step"]) for row in EXPECTED[name]]
+    for row, then in zip(after, EXPECTED[name], strict=True):
+        for key in ("loss", "ssl", "sup", "lr", "knn", "s_w/s_t"):
+            if then.get(key) is not None:
+                assert row[key] == pytest.approx(then[key], rel=1e-4, abs=1e-7), (row["step"], key)
+    assert run.encoder.width == 8
+
+
+def test_a_finished_run_is_finished(kept):
+    before = (kept / "finished" / "encoder.safetensors").read_bytes()
+    run = pretrain(None, out=kept / "finished", resume=True)
+    assert run.metrics == RunFolder(KEPT / "finished").metrics()
+    assert (kept / "finished" / "encoder.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("protocol", ["knn", "variance", "transfer", "fewshot"])
+def test_a_finished_run_is_judged_as_then(kept, protocol):
+    more = {"transfer": ["--data", "digits"], "fewshot": ["--data", "digits", "--shots", "1,5", "--episodes", "20"]}
+    then = {file.name: json.loads(file.read_text()) for file in Path("finished/evaluate").glob(f"{protocol}*.json")}
+    assert then
+    for name in then:
+        (kept / "finished" / "evaluate" / name).unlink()
+    assert main(["evaluate", protocol, "finished", *more.get(protocol, ()), "--quiet"]) == 0
+    for name, was in then.items():
+        now = json.loads((kept / "finished" / "evaluate" / name).read_text())
+        assert now["weights"] == was["weights"]
+        for key in ("accuracy", "within", "ratio", "weight"):
+            if key in was:
+                assert now[key] == pytest.approx(was[key], rel=1e-4), (name, key)
+
+
+def test_a_linear_probe_of_it_is_close_to_what_it_was(kept):
+    """Not equal: 0.1.0 stopped its solver early and chose the ridge on images that the encoder was trained on."""
+    then = json.loads(Path("finished/evaluate/linear.json").read_text())
+    assert main(["evaluate", "linear", "finished", "--quiet"]) == 0
+    now = json.loads(Path("finished/evaluate/linear.json").read_text())
+    assert now["accuracy"] == pytest.approx(then["accuracy"], abs=10)
+    assert now["weights"] == then["weights"]
+
+
+def test_its_features_are_written(kept, tmp_path):
+    assert main(["embed", "finished", "--data", "digits", "--out", str(tmp_path / "features.npz"), "--quiet"]) == 0
+    with np.load(tmp_path / "features.npz") as written:
+        values = next(written[name] for name in written.files if written[name].ndim == 2)
+    assert values.shape[1] == load_encoder(kept / "finished").width
+    assert np.isfinite(values).all()
+
+
+def test_the_results_of_a_study_stand_in_a_table(kept):
+    assert main(["tables", "1", "study", "--json", "table.json", "--quiet"]) == 0
+    then = [json.loads(file.read_text())["accuracy"] for file in Path("study").glob("M-all-*/evaluate/knn.json")]
+    lines = json.loads(Path("table.json").read_text())["lines"]
+    shown = [line["ours"]["knn"]["mean"] for line in lines if "knn" in line["ours"]]
+    assert len(then) == len(shown) == 2
+    assert pytest.approx(sum(then) / 2) in shown
+
+
+def test_a_detector_is_tested_and_goes_on(kept, tmp_path):
+    root = tmp_path / "drawn"
+    write_voc(root, {"train": range(4), "val": range(4, 6)})
+    settings = json.loads(Path("detector/detect.json").read_text())
+    settings["data"]["root"] = str(root)
+    Path("detector/detect.json").write_text(json.dumps(settings))
+    then = json.loads(Path("detector/evaluate/detect.json").read_text())
+    with mock.patch("torchvision.models.resnet18", narrow_resnet):
+        assert main(["detect", "eval", "detector", "--device", "cpu", "--json", "scores.json"]) == 0
+        assert main(["detect", "train", "--resume", "--out", "detector", "--quiet"]) == 0
+    assert json.loads(Path("scores.json").read_text())["AP"] == pytest.approx(then["AP"], rel=1e-3)
