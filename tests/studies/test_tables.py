@@ -200,11 +200,11 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
 
 
 def test_csv_has_plain_numbers(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", recipe(IMAGENET), {"detect-voc": {"ap": 51.5, "ap50": 79.25}})
+    make_run(tmp_path / "a", recipe(IMAGENET), {"linear": {"probe": "sgd", "accuracy": 51.5}})
     rows = list(csv.DictReader(io.StringIO(as_csv(laid("4", tmp_path / "a")))))
     row = next(row for row in rows if row["Method"] == "SupSiam†")
-    assert (row["VOC AP"], row["VOC AP paper"], row["VOC AP paper interval"]) == ("51.5", "53.89", "0.26")
-    assert (row["Top-1"], row["VOC AP n"], rows[0]["VOC AP"]) == ("", "1", "")
+    assert (row["Top-1"], row["VOC AP paper"], row["VOC AP paper interval"]) == ("51.5", "53.89", "0.26")
+    assert (row["VOC AP"], row["Top-1 n"], rows[0]["Top-1"]) == ("", "1", "")
 
 
 def test_an_average_over_some_data_sets_says_so(tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys) -> None:
         "supancl: unknown table 'table9'; known: 1, 2, 3, 4, 5, 6, 7, 8, F.1, F.2, F.3, G.1, H.1")
     assert refused(capsys, "Table F.9").startswith("supancl: unknown table 'Table F.9'; did you mean 'F.")
     assert "no such folder; name run folders" in refused(capsys, "5", str(tmp_path / "nowhere"))
-    assert "no run (recipe.json), no evaluate/*.json and no toy.json" in refused(capsys, "5", str(tmp_path))
+    assert "no run (recipe.json), no evaluate/*.json, no toy.json" in refused(capsys, "5", str(tmp_path))
     assert f"--out {tmp_path}: is a folder; name a file" in refused(capsys, "5", "--out", str(tmp_path))
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(capsys, "5", "--out", str(tmp_path / "file" / "x"))

@@ -200,6 +200,15 @@ def reads(source: str) -> Reads:
     return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
 
 
+def data_set_of(source: str) -> str | None:
+    """The data set of the registry that a source is by its name: NAME@ROOT, a library's name, a file's or a folder's.
+
+    >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
+    ['cifar10', 'cifar100', 'cifar10']
+    """
+    return registered(source) or reads(source).data_set or known_as(data_name(source))
+
+
 def known_as(name: str) -> str | None:
     """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
 
