@@ -23,9 +23,10 @@ from supancl.studies.table_detectors import ScoredDetector
 
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}
 MONITOR = "the monitor's last check"
+PROJECTED = "projector features of training images"
 # (layer, split) of `evaluate variance` -> order of preference and words; the paper's, as we read it, comes first
 VARIANCES = {
-    ("projector", "train"): (0, "projector features of training images"),
+    ("projector", "train"): (0, PROJECTED),
     ("pooled", "held-out"): (1, "encoder features of held-out images"),
     ("pooled", "test"): (1, "encoder features of test images"),
 }
@@ -90,8 +91,8 @@ class Entry:
         kind, _, rest = measure.partition(":")
         if kind in ("within", "ratio"):
             for kept in self._fitting("variance", kind):
-                order, words = VARIANCES[str(kept.get("layer", "pooled")), str(kept.get("split", "held-out"))]
-                yield _found(kept, kind, words, (order,), scale=100 if kind == "ratio" else 1)
+                place, words = VARIANCES[str(kept.get("layer", "pooled")), str(kept.get("split", "held-out"))]
+                yield _found(kept, kind, words, (place,), scale=100 if kind == "ratio" else 1)
         elif kind == "knn":
             for kept in self._fitting("knn", "accuracy"):
                 yield _found(kept, "accuracy", images_of(kept), (_image_order(kept),))
