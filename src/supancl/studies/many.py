@@ -170,7 +170,7 @@ def train_all(
 def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
     for name, recipe in recipes.items():
         folder = RunFolder(out / name)
-        _check_same(recipe, folder)
+        check_same_recipe(recipe, folder)
         check_data(recipe, data)
         if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
             check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
@@ -279,7 +279,8 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
     )
 
 
-def _check_same(recipe: Recipe, folder: RunFolder) -> None:
+def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse a folder that holds a run with other settings than this recipe's."""
     if not folder.holds_run:
         return
     kept = flattened(folder.read_recipe()[0])

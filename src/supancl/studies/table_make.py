@@ -16,7 +16,17 @@ from supancl.judge import Plan as SuitePlan
 from supancl.judge import Subject, suite_of
 from supancl.judge.naming import registered
 from supancl.judge.sources import data_for
-from supancl.studies.many import Failed, RunsFailed, check_jobs, data_of, default_jobs, place_of, train_all
+from supancl.run import RunFolder
+from supancl.studies.many import (
+    Failed,
+    RunsFailed,
+    check_jobs,
+    check_same_recipe,
+    data_of,
+    default_jobs,
+    place_of,
+    train_all,
+)
 from supancl.studies.measures import Judge, Measurement, has_projector
 from supancl.studies.table_cells import fill
 from supancl.studies.table_formats import FORMATS
@@ -34,6 +44,8 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     out = Path(args.out or f"runs/table-{layout.name}")
     plan = make_plan(layout, args, out)
     place_of(str(out), out.name, plan.runs[0].recipe)
+    for run in plan.runs:
+        check_same_recipe(run.recipe, RunFolder(run.folder))
     states = show_plan(plan, args, console)
     if args.dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
