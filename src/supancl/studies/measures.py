@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from supancl.data.sources import same_source
+from supancl.errors import BadInput
 from supancl.judge import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
 from supancl.judge.naming import source_of, unusual
 from supancl.run import RunFolder
 from supancl.train import Reporter
 
 PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
+# what a study shows -> the protocol and its field
+JUDGED = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
 VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
 
 
@@ -70,6 +73,14 @@ class Judge:
         own, weights = subject.recipe.data.source, subject.weights
         kept = next((kept for kept in evaluations_of(run) if wanted.is_result(kept, own, weights)), None)
         return kept if kept is not None else wanted.measure(subject)
+
+    def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
+        """One number of a result; None, and a warning, where these data cannot give it."""
+        try:
+            return float(self.result(run, wanted)[field])
+        except BadInput as error:
+            self.reporter.warn(f"{run.name}: {wanted.protocol} is not measured: {error}")
+            return None
 
 
 def has_projector(run: Path) -> bool:

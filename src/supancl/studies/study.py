@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.console import table
+from supancl.console import Terminal, table
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest
 from supancl.files import write_text
@@ -39,14 +39,13 @@ from supancl.studies.many import (
     spread,
     train_all,
 )
-from supancl.studies.measures import Judge, Measurement, has_projector, read_json
+from supancl.studies.measures import JUDGED, Judge, Measurement, has_projector, read_json
 from supancl.studies.study_rows import STUDIES, Study
 
 MEASURES = {
     # key -> (title, decimals)
     "knn": ("k-NN %", 2), "linear": ("linear %", 2), "ratio": ("S_W/S_T", 3), "ssl": ("l_ssl", 3), "sup": ("l_sup", 3),
 }
-JUDGED = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,9 +82,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
                for name, row in rows.items() for seed in range(args.seeds)}
     runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    judge = Judge(base.train.device)
+    judge = Judge(base.train.device, Terminal(console))
     found = [
-        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge, console)}
+        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge)}
         for name in rows for seed in range(args.seeds)
     ]
     result: dict[str, Any] = {
@@ -149,27 +148,23 @@ def run_name(row: str, seed: int) -> str:
     return f"{row}-seed-{seed}"
 
 
-def judged(runs: Runs, name: str, out: Path, on_test: bool, judge: Judge, console: Console) -> dict[str, Any]:
+def judged(runs: Runs, name: str, out: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
     """What a run gave; one that failed gave no numbers, and why is said."""
     if name in runs.failed:
         failure = runs.failed[name]
         return {**dict.fromkeys(MEASURES), "collapsed": failure.collapsed, "failed": failure.reason}
-    return {**measured(runs.trained[name], out / name, on_test, judge, console), "failed": None}
+    return {**measured(runs.trained[name], out / name, on_test, judge), "failed": None}
 
 
-def measured(run: Trained, folder: Path, on_test: bool, judge: Judge, console: Console) -> dict[str, Any]:
+def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
     """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them, measured once.
 
-    What cannot be measured on these data is None, and why is said.
+    What cannot be measured on these data is None.
     """
     split = "test" if on_test else "held-out"
     found: dict[str, Any] = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup")}
-    for key, (protocol, field) in JUDGED.items():
-        try:
-            found[key] = judge.result(folder, Measurement(protocol, split))[field]
-        except BadInput as error:
-            found[key] = None
-            console.print(f"{folder.name}: no {protocol}: {error}")
+    found |= {key: judge.number(folder, Measurement(protocol, split), field)
+              for key, (protocol, field) in JUDGED.items()}
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
         judge.result(folder, Measurement("variance", "train", layer="projector"))
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
