@@ -102,8 +102,11 @@ def test_the_papers_settings_are_the_defaults() -> None:
     ("work", "line"),
     [
         (lambda: linear_probe(blobs(40), blobs(40, classes=3)), "test split: no image of class 3"),
-        (lambda: linear_probe(Features(torch.randn(3, 2), torch.tensor([0, 0, 1])), blobs(4, 2, 2)),
-         "class 1 has 1 image; holding out a part of each class needs 2"),
+        (lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
+         "every class has 1 image; holding out a part of a class needs 2"),
+        (lambda: linear_probe(blobs(40), blobs(40), choose="half"), "choose = 'half' with 40 test images"),
+        (lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
+         "choose features: no image of the training classes"),
         (lambda: linear_probe(blobs(40), blobs(40), weights=()), "weights: at least one is needed"),
         (lambda: hold_out(torch.zeros(4), 1.0), "share = 1: must lie between 0 and 1"),
         (lambda: sgd_probe(lambda epoch: [], blobs(40)), "classes: the number of classes is needed"),
