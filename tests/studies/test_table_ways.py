@@ -11,6 +11,7 @@ import pytest
 
 from supancl import recipe
 from supancl.detect.spec import detect_spec
+from supancl.judge.protocols import TRAINED_IMAGES
 from supancl.run import RunFolder
 from supancl.studies.table_entry import Entry
 from tests.studies.test_tables import IMAGENET, laid, make_run
@@ -19,7 +20,8 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
 
 
 def linear(value: float, probe: str = "lbfgs", split: str = "held-out", judged: str = "train") -> dict[str, Any]:
-    return {"protocol": "linear", "base": "linear", "probe": probe, "split": split, "judged": judged, "accuracy": value}
+    return {"protocol": "linear", "base": "linear", "probe": probe, "split": split, "judged": judged, "accuracy": value,
+            "chosen_on": "other half"}
 
 
 def cells(filled: Any, column: str) -> dict[str, float]:
@@ -92,6 +94,17 @@ def test_a_study_of_0_1_0_is_shown_and_not_ranked_with_others(tmp_path: Path) ->
     assert pytest.approx(sum(old) / 2) in [line.ours["linear"].mean for line in lines]
     assert sorted(line.places["linear"] for line in lines if "linear" in line.places) == [0, 1, 2]
     assert "C = 1 (a study of 0.1.0)" in note_on(filled, "Linear")
+
+
+def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path: Path) -> None:
+    of = {"supsiam": linear(70.0), "simsiam": linear(60.0), "byol": linear(90.0) | {"chosen_on": TRAINED_IMAGES},
+          "supbyol": {key: value for key, value in linear(95.0).items() if key != "chosen_on"}}
+    for method, result in of.items():
+        make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
+    filled = laid("4", *sorted(tmp_path.iterdir()))
+    assert {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours} == {
+        "SupSiam†": 0, "SimSiam": 1, "BYOL": None, "SupBYOL†": None}
+    assert "convex probe of 0.1.0, held-out images (SupBYOL†)" in note_on(filled, "Top-1")
 
 
 # --- CIFAR, crossed ---------------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ class Measurement:
             return False
         if not same_source(source_of(kept), self.source or own):
             return False
-        if self.protocol == "linear" and kept.get("probe") != self.probe:
+        if self.protocol == "linear" and (kept.get("probe") != self.probe or (
+                self.probe == "lbfgs" and "chosen_on" not in kept)):  # 0.1.0 did not say, and chose otherwise
             return False
         split = "test" if kept.get("judged") == "test" else kept.get("split")
         at_hand = split == self.split or kept.get("split") == self.split

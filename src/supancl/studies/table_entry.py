@@ -16,6 +16,7 @@ from supancl.data.sources import same_source
 from supancl.errors import BadInput
 from supancl.evaluate.kept import encoder_key
 from supancl.judge.naming import registered, source_of, unusual
+from supancl.judge.protocols import TRAINED_IMAGES
 from supancl.judge.sources import data_set_of
 from supancl.recipes import Recipe
 from supancl.run import RunFolder
@@ -99,7 +100,7 @@ class Entry:
         elif kind == "linear":
             for kept in self._fitting("linear", "accuracy", rest):
                 named = str(kept.get("probe", "lbfgs"))
-                words = PROBES.get(named, f"{named} (a study of 0.1.0)")
+                words = probe_of(kept)
                 other, images = int(named != probe), _image_order(kept)
                 order = (other, images) if probe == "sgd" else (images, other)  # Table 4: the paper's probe above all
                 yield _found(kept, "accuracy", f"{words}, {images_of(kept)}", order if named in PROBES else (2, 2))
@@ -220,6 +221,16 @@ class Entry:
             return ""
         known = data_set_of(self.recipe.data.source) if self.recipe.data.source else None
         return known if known in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
+
+
+def probe_of(kept: Mapping[str, Any]) -> str:
+    """By which probe a linear accuracy was found, in words; the convex one by the images that chose its ridge."""
+    named, chosen_on = str(kept.get("probe", "lbfgs")), kept.get("chosen_on")
+    if named not in PROBES:
+        return f"{named} (a study of 0.1.0)"
+    if named == "lbfgs" and (chosen_on is None or chosen_on == TRAINED_IMAGES):
+        return PROBES[named] + (" of 0.1.0" if chosen_on is None else f" (ridge chosen on {TRAINED_IMAGES})")
+    return PROBES[named]
 
 
 def images_of(kept: Mapping[str, Any]) -> str:
