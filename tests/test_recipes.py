@@ -16,6 +16,7 @@ SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
 EXPECTED = {
     *(f"imagenet100.{method}{suffix}" for method in EIGHT for suffix in ("", "-256")),
     "imagenet100.supcon-pool", "imagenet100.supcon-pool-256",
+    "imagenet100.crossentropy", "imagenet100.crossentropy-256",
     *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol")),
     *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in SIX),
     *(f"cifar100.{method}" for method in ("moco2", "supmoco", "crossentropy", "supsiam-nopool", "supbyol-nopool")),
