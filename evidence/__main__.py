@@ -100,13 +100,18 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from evidence.figures import draw
+    from evidence.imagenet_page import imagenet_part
     from evidence.page import write_page
     from evidence.results import read_results
     from evidence.short import put_short
 
+    if args.plan in BEYOND:  # their part alone, to look at: RESULTS.md has all of them
+        print(imagenet_part(args.results, plan))
+        return
     results = read_results(args.results, plan)
     drawn = draw(plan, results, args.results / "maps", args.figures)
-    args.out.write_text(write_page(plan, results, drawn), encoding="utf-8")
+    text = write_page(plan, results, drawn) + imagenet_part(args.results / "imagenet")
+    args.out.write_text(text, encoding="utf-8")
     if args.readme:
         put_short(args.readme, plan, results)
     print(f"{args.out}: {len(results)} runs; figures: {', '.join(drawn) or 'none yet'}")

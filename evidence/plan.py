@@ -50,6 +50,7 @@ class Speeds:
     others: float = GUESSED
     compile_seconds: float = COMPILE_SECONDS
     task_seconds: float = TASK_SECONDS
+    epoch_seconds: float = EPOCH_SECONDS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from evidence.plan import (
-    EPOCH_SECONDS,
     SHARERS,
     START_SECONDS,
     Plan,
@@ -117,7 +116,7 @@ def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = 
         return START_SECONDS + passes * (SHARERS if shared else 1) + judging
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
     speed = expected_speed(pace_of(step.method, step.settings), results, shared, plan.speeds)
-    training = images / speed + step.epochs * EPOCH_SECONDS
+    training = images / speed + step.epochs * plan.speeds.epoch_seconds
     return START_SECONDS + training + plan.speeds.compile_seconds * (not compiled) + judging
 
 
