@@ -41,7 +41,7 @@ def test_an_image_has_the_same_evaluation_view_alone_and_in_a_ragged_batch():
     images = [bytes_of(1, h, w, seed=h)[0] for h, w in ((80, 130), (95, 70), (17, 23))]
     together = evaluation_view(padded(images), 24, MEAN, STD)
     for view, image in zip(together, images, strict=True):
-        torch.testing.assert_close(view, evaluation_view(padded([image]), 24, MEAN, STD)[0], rtol=1e-4, atol=1e-5)
+        assert torch.equal(view, evaluation_view(padded([image]), 24, MEAN, STD)[0])
 
 
 # --- the whole view ------------------------------------------------------------------------------------------------
@@ -98,6 +98,26 @@ def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, 
     torch.testing.assert_close(one, other, rtol=0, atol=5e-5)  # 1e-5 before it is divided by 0.2
     assert one.is_contiguous()
     assert other.is_contiguous()
+
+
+def some_rows(draws: Draws, rows: torch.Tensor) -> Draws:
+    return Draws._make(None if drawn is None else drawn[rows] for drawn in draws)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [8, 9, 24, 32, 65, 96, 160, 224])
+def test_a_row_has_the_same_bits_whichever_rows_are_rendered_with_it(size, channels):
+    """Images of differing sizes, so that the canvas depends on the neighbours too."""
+    count, mean, std = 8, MEAN[:channels], STD[:channels]
+    sides = torch.randint(size // 2, 2 * size, (count, 2), generator=seeded(size)).tolist()
+    images = [bytes_of(1, height, width, channels, seed=height)[0] for height, width in sides]
+    batch, crops = padded(images), Crops(size=size, blur=0.8, solarize=0.3)
+    draws = crops.draw(2 * count, batch.sizes.repeat(2, 1), seeded(3), 2)
+    together = render_in_chunks(crops, batch.pixels, draws, mean, std)
+    for chosen in ([0], [3], [7], [1, 6], [5, 2, 4], [7, 6, 5, 4, 3, 2, 1]):
+        rows = torch.tensor([*chosen, *(count + row for row in chosen)])
+        alone = render_in_chunks(crops, padded([images[row] for row in chosen]).pixels, some_rows(draws, rows), mean, std)
+        assert torch.equal(alone, together[rows]), chosen
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -107,7 +107,8 @@ def resize_taps(start: Tensor, length: Tensor, pixels: int, size: int) -> Taps:
     first = (centre - reach + 0.5).floor()  # the leftmost pixel whose middle may lie inside the triangle
     index = first + torch.arange(math.ceil(2 * max(1.0, pixels / size)), device=start.device)
     weight = triangle(index, centre, reach, start, length)
-    return Taps(index.long().clamp(0, pixels - 1), weight / weight.sum(-1, keepdim=True))
+    total = weight.cumsum(-1)[..., -1:]  # one after another: how `sum` adds depends on how many zeros follow
+    return Taps(index.long().clamp(0, pixels - 1), weight / total)
 
 
 def triangle(index: Tensor, centre: Tensor, reach: Tensor, start: Tensor, length: Tensor) -> Tensor:
@@ -270,7 +271,7 @@ def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     n, channels, height, width = images.shape
     row = torch.arange(n * channels, device=images.device)[:, None, None]
     source, weight = blur_taps(sigma, width, kernel)
-    lines = images.permute(0, 3, 1, 2).reshape(n * width, channels * height)
+    lines = images.permute(0, 3, 1, 2).contiguous().view(n * width, channels * height)  # others are summed otherwise
     across = weighted_lines(lines, row[:n] * width + source, _for_each(weight, width, images.dtype))
     lines = _turned(across.view(n, width, channels * height)).view(n * channels * height, width)
     source, weight = blur_taps(sigma.repeat_interleave(channels), height, kernel)

@@ -6,7 +6,6 @@ themselves are in `augment`.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from supancl.errors import BadInput
 CHUNK = 2**18  # values of a chunk: a megabyte stays in a core's own cache
 WORTH_A_THREAD = 2**13  # values of a row; below, operations are too short for a second thread to find work
 REACH = 5.7  # standard deviations beyond which a Gaussian is below 1e-7 of its peak
+SMALL_KERNEL = 6  # pixels on either side: that of 128 px
 
 # one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
 PerView = Fraction | tuple[Fraction, Fraction]
@@ -346,15 +346,17 @@ def _only(images: Tensor, which: Tensor, change: Callable[[Tensor], Tensor]) -> 
 
 
 def _blurred(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    chosen = sigma.nonzero()[:, 0]
-    if len(chosen) == 0:
-        return images
-    kernel = min(kernel, 2 * math.ceil(REACH * float(sigma.max())) + 1)  # a narrow Gaussian needs few pixels
-    if len(chosen) == len(sigma):
-        return augment.blur(images, sigma, kernel)
-    blurred = augment.blur(images.index_select(0, chosen), sigma[chosen], kernel)
+    """Blur each row with the kernel that its own sigma needs, so that a row does not depend on its neighbours."""
+    full = kernel // 2
+    # a narrow Gaussian needs few pixels; of a small kernel, a call for each width costs more than it saves
+    half = (REACH * sigma).ceil().clamp(max=full) if full > SMALL_KERNEL else full * (sigma > 0)
+    halves = half.int().unique().tolist()
+    if len(halves) == 1:
+        return augment.blur(images, sigma, 2 * halves[0] + 1) if halves[0] else images
     images = augment.upright(images)
-    _put(blurred, images, chosen)
+    for each in halves[halves[0] == 0 :]:
+        rows = (half == each).nonzero()[:, 0]
+        _put(augment.blur(images.index_select(0, rows), sigma[rows], 2 * each + 1), images, rows)
     return images
 
 
@@ -364,18 +366,27 @@ def _put(values: Tensor, into: Tensor, rows: Tensor) -> None:
 
 
 def evaluation_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """The one view without randomness: the centre 7/8 of the short side as a square (256 -> 224), normalised.
+    """The one view without randomness: the box of `evaluation_boxes` as (size, size), normalised.
 
-    Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
     Vectors pass as they are.
     """
     if batch.pixels.ndim == 2:
         return batch.pixels
-    sizes = _sizes(batch).double()
-    short = sizes.amin(1)
-    side = torch.where(short > size, (short * (7 / 8)).clamp(min=size), short)
-    box = torch.stack([(sizes[:, 0] - side) / 2, (sizes[:, 1] - side) / 2, side, side], dim=1)
-    return augment.normalized(augment.crop_and_resize(batch.pixels, box.float(), size) / 255, mean, std)
+    box = evaluation_boxes(_sizes(batch), size)
+    return augment.normalized(augment.crop_and_resize(batch.pixels, box, size) / 255, mean, std)
+
+
+def evaluation_boxes(sizes: Tensor, size: int) -> Tensor:
+    """(n, 4) top, left, height, width of the central square of images of these (height, width), in whole pixels.
+
+    It is 7/8 of the short side wide: of images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
+    Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
+    Offsets are rounded as torchvision's CenterCrop does.
+    """
+    short = sizes.amin(1, keepdim=True).double()
+    side = torch.where(short > size, (short * (7 / 8)).round(), short)
+    corner = ((sizes - side) / 2).round()  # halves to even, as Python's round
+    return torch.cat([corner, side, side], dim=1).float()
 
 
 def _sizes(batch: Batch) -> Tensor:

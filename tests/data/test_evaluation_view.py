@@ -1,0 +1,115 @@
+"""The view without randomness against torchvision: boxes of every shape, pixels of some, photographs as they are read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2 as T
+import torchvision.transforms.v2.functional as TF
+from PIL import Image
+
+from supancl.data.augment import normalized
+from supancl.data.images import Batch, decode
+from supancl.data.views import evaluation_boxes, evaluation_view
+from supancl.evaluate.features import whole_view
+from tests.data.test_augment import MEAN, STD
+from tests.files import noise
+
+SIZES = (32, 48, 64, 96, 128, 160, 192, 224)
+SIDES = range(30, 401)
+
+
+@cache
+def offset(length: int, crop: int) -> int:
+    """Where torchvision's CenterCrop begins along a side."""
+    return int(TF.center_crop(torch.arange(length)[None], [1, crop])[0, 0])
+
+
+def crop_of(short: int, size: int) -> int:
+    """How wide the crop is: all of a small image, else `size` of one resized to 8/7 of it, else 7/8 of it."""
+    if short <= size:
+        return short
+    return size if short == round(size * 8 / 7) else round(short * 7 / 8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_box_of_every_shape_is_that_of_torchvisions_centre_crop(size):
+    side = torch.arange(SIDES.start, SIDES.stop)
+    sizes = torch.cartesian_prod(side, side)
+    crops = [crop_of(short, size) for short in SIDES]
+    of_short = torch.tensor(crops)[sizes.amin(1) - SIDES.start]
+    table = torch.full((SIDES.stop, SIDES.stop), -1)
+    for crop in set(crops):
+        for length in SIDES:
+            if length >= crop:
+                table[length, crop] = offset(length, crop)
+    expected = torch.stack([table[sizes[:, 0], of_short], table[sizes[:, 1], of_short], of_short, of_short], dim=1)
+    assert int(expected.min()) >= 0
+    assert torch.equal(evaluation_boxes(sizes, size), expected.float())
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """An image as a source has it."""
+
+    image: Image.Image
+
+    def __str__(self) -> str:
+        return "an image"
+
+    def stamp(self) -> tuple[int, int]:
+        return 0, 0
+
+    def open(self) -> Image.Image:
+        return self.image.copy()
+
+
+def by_torchvision(image: Image.Image, size: int) -> torch.Tensor:
+    """(3, size, size) in [0, 1]: what is larger than the margin needs is resized by Pillow, the rest in floats."""
+    margin = round(size * 8 / 7)
+    if min(image.size) > margin:
+        image = T.Resize(margin)(image)
+    crop = T.CenterCrop(crop_of(min(image.size), size))(image)
+    pixels = torch.from_numpy(np.array(crop)).permute(2, 0, 1)
+    return TF.resize(pixels.double() / 255, [size, size], antialias=True)
+
+
+def test_the_pixels_of_200_shapes_are_torchvisions():
+    draw = random.Random(0)
+    for number in range(200):
+        size, height, width = draw.choice(SIZES), draw.choice(SIDES), draw.choice(SIDES)
+        image = Image.fromarray(noise(height, width, 3, seed=number))
+        pixels = decode(InMemory(image), 3, short_side=round(size * 8 / 7))
+        expected = TF.normalize(by_torchvision(image, size), list(MEAN), list(STD)).float()
+        found = evaluation_view(Batch(pixels[None]), size, MEAN, STD)[0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=lambda said, at=(height, width, size):
+                                   f"{at}: {said}")
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 341), (341, 256), (256, 257), (256, 256), (259, 256)])
+def test_of_a_photograph_at_256_the_central_224_pixels_are_not_touched(height, width):
+    pixels = torch.from_numpy(noise(1, 3, height, width))
+    expected = normalized(TF.center_crop(pixels, [224, 224]) / 255, MEAN, STD)
+    assert torch.equal(evaluation_view(Batch(pixels), 224, MEAN, STD), expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_image_decoded_for_the_view_is_never_resampled(size):
+    short = round(size * 8 / 7)
+    for long in range(short, short + 6):
+        pixels = torch.from_numpy(noise(1, 3, long, short, seed=long))
+        expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)
+        assert torch.equal(evaluation_view(Batch(pixels), size, MEAN, STD), expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_whole_view_crops_as_torchvision_too(size):
+    for long in range(size, size + 6):
+        pixels = torch.from_numpy(noise(1, 3, long, size, seed=long))
+        expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)
+        assert torch.equal(whole_view(Batch(pixels), size, MEAN, STD), expected)
