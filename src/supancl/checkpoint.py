@@ -75,7 +75,7 @@ class Writer:
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
         """`save_encoder` of the encoder as it is now."""
         metadata = _metadata(encoder, classes, recipe)
-        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: _write_encoder(path, kept, metadata))
+        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
 
     def wait(self) -> None:
         """Until everything is on disk; raises what kept it from getting there."""
@@ -230,13 +230,46 @@ def _save(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, file)
 
 
+# --- safetensors files ------------------------------------------------------------------------------------------------
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and metadata so that equal content gives equal bytes, and nobody sees half a file."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+
+    def write(temporary: Path) -> None:
+        save_file(plain, temporary, metadata=dict(metadata))
+        _sort_header(temporary)
+
+    write_atomically(path, write)
+
+
+def _sort_header(file: Path) -> None:
+    """Rewrite the header of a safetensors file in one order; the library takes a hash map's, which changes.
+
+    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at the offsets it
+    states, which count from its end: as long as the length stays, nothing else moves.
+    """
+    with open(file, "r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(length))
+        metadata = dict(sorted(header.pop("__metadata__").items()))
+        tensors = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
+        entries = {name: {key: entry[key] for key in ("dtype", "shape", "data_offsets")} for name, entry in tensors}
+        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise RuntimeError(f"the header of {file.name} grew from {length} to {len(text)} bytes when it was sorted")
+        opened.seek(8)
+        opened.write(text.ljust(length))
+
+
 # --- the encoder alone ------------------------------------------------------------------------------------------------
 
 
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
     """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
-    _write_encoder(path, weights, _metadata(encoder, classes, recipe))
+    save_safetensors(path, weights, _metadata(encoder, classes, recipe))
 
 
 def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
@@ -251,11 +284,6 @@ def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[s
         "classes": json.dumps(classes),
         "recipe": recipe,
     }
-
-
-def _write_encoder(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    plain = {name: value.contiguous() for name, value in weights.items()}
-    write_atomically(path, lambda temporary: save_file(plain, temporary, metadata=metadata))
 
 
 def load_encoder(path: Path | str) -> Encoder:

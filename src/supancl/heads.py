@@ -14,11 +14,13 @@ from supancl.config import Count
 class MLP:
     """Widths of the hidden layers and of the output, and where batch norm and bias stand.
 
+    A hidden width of None is that of what comes in: the encoder's, for a projector.
+
     >>> MLP(hidden=(512,), out=2048).build(2048)[-1].out_features
     2048
     """
 
-    hidden: tuple[Count, ...] = ()
+    hidden: tuple[Count | None, ...] = ()
     out: Count | None = None  # None: the number of classes, for a classifier
     norm: Literal["batch", "none"] = "batch"
     last_norm: Literal["none", "batch", "batch-no-affine"] = "none"
@@ -32,7 +34,8 @@ class MLP:
         if self.out is None:
             raise ValueError("MLP.out is not known yet; give it the number of classes first")
         layers: list[nn.Module] = []
-        for hidden in self.hidden:
+        for wanted in self.hidden:
+            hidden = width if wanted is None else wanted
             normed = self.norm == "batch"
             layers.append(nn.Linear(width, hidden, bias=self.bias == "auto" and not normed))
             if normed:

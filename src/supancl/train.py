@@ -26,6 +26,7 @@ from supancl.files import reason
 from supancl.layers import plain
 from supancl.monitor import alarm, all_the_same, going_on
 from supancl.recipes import Recipe
+from supancl.recipes.recipe import describe_resolution
 from supancl.reuse import is_kept, trainer_for
 from supancl.run import MetricsLog, NoLog, RunFolder
 from supancl.signals import signals_noted
@@ -105,6 +106,8 @@ def _pretrained(
     reporter: Reporter, ranks: Ranks,
 ) -> Run:
     settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
+    if recipe is not None and (line := describe_resolution(recipe, settings)):
+        reporter.note(line)
     device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
     chosen = with_speed(settings, device, len(found.train), ranks.size)
     for name in KEPT:

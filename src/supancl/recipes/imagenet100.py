@@ -19,6 +19,7 @@ from supancl.encoders import EncoderSpec
 from supancl.heads import MLP
 from supancl.losses import Contrast
 from supancl.pools import PoolSpec
+from supancl.recipes.head_sources import HEAD_SOURCES
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
 from supancl.schedules import ScheduleSpec
 
@@ -43,10 +44,12 @@ SOURCES = {
     "data.short_side": "released code (resize 256)",
     "views": "released code, following SimCLR (Sec. 5.1)",
     "encoder": "Sec. 5.1: ResNet-50",
-    "heads": "App. C; norm and bias from the released code",
+    "heads": "App. C",
+    "heads.projector.hidden": "App. C states the depth; widths as in the released code",
     "branches": "App. C",
     "pool": "Sec. 5.1",
     "pool.rate": "our choice",
+    "pool.start": "our choice: the released code's MoCo queues start random",
     "loss": "App. C",
     "loss.alpha": "Sec. 5.1",
     "loss.form": "released code: the scale the learning rates belong to",
@@ -83,7 +86,7 @@ def build(method: str) -> Recipe:
         optimizer=OptimizerSpec("sgd", lr=LEARNING_RATE[method], reference_batch=128, weight_decay=1e-4),
         schedule=ScheduleSpec(warmup_epochs=40 if siam else 0),
         train=TrainSpec(epochs=200, batch_size=128),
-        sources={**SOURCES, **BEYOND.get(method, {})},
+        sources={**SOURCES, **HEAD_SOURCES.get(method, {}), **BEYOND.get(method, {})},
     )
 
 

@@ -32,6 +32,7 @@ from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFin
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.recipes.own import fault_in_own
+from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reuse import one_step
 from supancl.run import RunFolder, next_folder
 from supancl.start import HOW, agrees, asked_anew, check_data, check_same_data, pick_device, with_short_side
@@ -132,6 +133,10 @@ def train_all(
     of them cannot be: other settings, or data that have changed, would make two studies of it.
     """
     by_one("a study")
+    written, recipes = recipes, {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
+    for line in dict.fromkeys(describe_resolution(written[name], recipe) for name, recipe in recipes.items()):
+        if line:
+            console.print(line)
     _check_place(next(iter(recipes.values())), out)
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))

@@ -12,7 +12,7 @@ from supancl.methods import METHODS
 from supancl.recipes import Recipe
 from supancl.recipes.own import has_own
 from supancl.studies.paper_numbers import PAPER, PaperTable
-from supancl.studies.table_runs import published
+from supancl.studies.table_runs import published, published_forms
 
 BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
 
@@ -87,9 +87,8 @@ def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
     if has_own(recipe):
         return False
-    own = published(recipe)
-    if own is not None:
-        return (recipe.loss, recipe.pool, recipe.branches) == (own.loss, own.pool, own.branches)
+    if forms := published_forms(recipe):
+        return (recipe.loss, recipe.pool, recipe.branches) in [(own.loss, own.pool, own.branches) for own in forms]
     row = METHODS.get(recipe.method)
     ours = (recipe.loss, recipe.pool.kind, recipe.branches.target)
     return row is not None and ours == (row.loss, row.pool.kind, row.branches.target)

@@ -20,6 +20,7 @@ from supancl.evaluate.kept import encoder_key
 from supancl.judge.groups import INCIDENTAL, group_of
 from supancl.judge.naming import registered, source_of, unusual
 from supancl.recipes import RECIPES, Recipe, recipe, released
+from supancl.recipes.recipe import resolve_warmup
 from supancl.run import RunFolder
 from supancl.studies import toy_tables
 from supancl.studies.many import failure_of, spread
@@ -219,12 +220,22 @@ def published(built: Recipe) -> Recipe | None:
     return released(own) if built.compat == "released-code" else own
 
 
+def published_forms(built: Recipe) -> list[Recipe]:
+    """Every form of the package's own recipe that a run of it may have; none where there is no such recipe.
+
+    A run of 0.1.0 with compat="released-code" has the pool and the branches of the paper's form.
+    """
+    own = published(built)
+    return [] if own is None else [own] if own.compat == "paper" else [own, recipe(built.name)]
+
+
 def changes(built: Recipe) -> dict[str, Any]:
     """The fields in which a recipe differs from the package's own of that name."""
     own = published(built)
     if own is None:
         return {}
-    kept = flattened(own)
+    as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
+    kept = {**flattened(as_long), "train.epochs": own.train.epochs}
     told = (*INCIDENTAL, "views.size")  # encoder.size says that one too
     return {key: value for key, value in flattened(built).items()
             if key not in told and kept.get(key) != value and (kept.get(key), value) != ("auto", "fp32")}
