@@ -207,7 +207,12 @@ class Driver:
         """Judging included; what was compiled here before is compiled quickly."""
         if self.is_trained(step):
             return judging_seconds(step, self.plan, known)
-        return expected_seconds(step, self.plan, known, compiled=kind_of(step) in self.kinds, shared=self.shared)
+        measured = {**self.told_by_runs(), **known}
+        return expected_seconds(step, self.plan, measured, compiled=kind_of(step) in self.kinds, shared=self.shared)
+
+    def told_by_runs(self) -> dict[str, dict[str, Any]]:
+        """What the runs of this machine say of their training, those that are not judged yet among them."""
+        return {path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TOLD}")}
 
     def wanted(self, step: Step) -> bool:
         return not self.only or any(word in step.name for word in self.only)

@@ -41,8 +41,8 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 TRAINED_ON = {"imagenet": "mini_imagenet", "cifar100": "cifar100"}  # plan -> its data set
 KERNELS = "kernels.tar.gz"  # what the compiler made, in parts
-PART = 15 * 2**20  # bytes of a file that goes back
-PARTS = 5
+PART = 14 * 2**20  # bytes of a file that goes back
+PARTS = 4
 ROOM = 16 * 2**30  # bytes that must be free for runs to lie in memory
 
 

@@ -52,6 +52,9 @@ class Speeds:
     task_seconds: float = TASK_SECONDS
     epoch_seconds: float = EPOCH_SECONDS
 
+    def of(self, pace: str) -> float:
+        return self.by_method.get(pace, self.others)
+
 
 @dataclass(frozen=True)
 class Step:

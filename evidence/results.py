@@ -123,21 +123,26 @@ def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = 
 def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -> float:
     """Images a second: the least that runs of its pace had under like conditions, else a first guess.
 
-    The least, since a run that does not end in time is lost, and one that ends early loses nothing. For the same reason
-    a run beside others is never expected to be faster than the guess: the mark says that others were there for some of
-    the time, and one that was alone for most of it says nothing of two side by side.
+    The least, since a run that does not end in time is lost, and one that ends early loses nothing. A guess is
+    corrected by the slowest run of any pace, beside what was guessed for that one. A single run corrects it downwards
+    only: if it was alone for most of its time, it says nothing of two side by side.
     """
-    mine = [float(result["images_per_second"]) for result in results.values()
-            if pace_of(result["method"], result["settings"]) == pace and result["images_per_second"]
-            and result["shared"] == shared and result["stage"] != "detect"]
-    guess = guesses.by_method.get(pace, guesses.others) / (SHARERS if shared else 1)
+    share = SHARERS if shared else 1
+    measured = [(pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
+                for result in results.values() if result["images_per_second"] and result["shared"] == shared
+                and result["stage"] != "detect"]
+    mine = [speed for one, speed in measured if one == pace]
+    ratios = [speed * share / guesses.of(one) for one, speed in measured]
+    scale = min(ratios) if shared and len(ratios) > 1 else min([1.0, *ratios])
+    guess = guesses.of(pace) / share * scale
     return min([*mine, guess] if shared else mine or [guess])
 
 
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
     """A guess, or the longest that a run with as many evaluations took."""
     tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
-    alike_ones = (float(result["judge_seconds"]) for result in results.values() if len(result["commands"]) == 1 + tasks)
+    alike_ones = (float(result["judge_seconds"]) for result in results.values()
+                  if len(result.get("commands", ())) == 1 + tasks)  # one that is trained and not judged has none
     return max([plan.speeds.task_seconds * tasks, *alike_ones])
 
 

@@ -1,5 +1,6 @@
 """The plan of ImageNet photographs: its rows, their recipes, how they are judged, and its part of the page."""
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,32 @@ def test_a_final_run_that_cannot_end_in_time_gives_way_to_a_shorter_row(tmp_path
     assert fitting[0] == "pilot-supsiam-0"
     assert [step.name for step in Driver(PLAN, tmp_path, tmp_path, until=450.0).possible({})][:3] == [
         "final-supsiam-0", "final-simsiam-0", "final-supcon-0"]
+
+
+def test_a_run_that_was_slower_than_guessed_makes_the_others_expected_slower(tmp_path: Path) -> None:
+    """The second pair of a lease is begun before the first is judged: what they say of their speed counts at once."""
+    driver = Driver(PLAN, tmp_path / "results", tmp_path, shared=True)
+    step = PLAN.step("final-supbyol-0")
+    guessed = driver.expected(step, {})
+    ran = {"final-supsiam-0": 9_000.0, "final-simsiam-0": 10_000.0}
+    for name, speed in ran.items():
+        one = made(PLAN.step(name), shared=True, images_per_second=speed)
+        told = {key: one[key] for key in ("name", "stage", "method", "settings", "images_per_second", "shared")}
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "evidence.json").write_text(json.dumps(told))
+    images = 200 * 27_000
+    assert driver.expected(step, {}) - guessed == pytest.approx(
+        images / (16_500 / 22_000 * 9_000) - images / (16_500 / 1.85))
+
+
+def test_two_runs_side_by_side_that_were_faster_than_guessed_make_the_others_expected_faster() -> None:
+    step = PLAN.step("final-supcon-0")
+    fast = [made(PLAN.step(f"final-{method}-0"), shared=True, images_per_second=15_000.0)
+            for method in ("supsiam", "simsiam")]
+    guessed, one, two = (expected_seconds(step, PLAN, {each["name"]: each for each in fast[:count]}, shared=True)
+                         for count in range(3))
+    assert guessed == one  # it may have been alone for most of its time
+    assert guessed - two == pytest.approx(200 * 27_000 / (22_000 / 1.85) - 200 * 27_000 / 15_000)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
