@@ -122,6 +122,17 @@ def test_classes_of_one_image_are_fitted_and_choose_nothing() -> None:
     assert not bool(hold_out(train.labels)[0])
 
 
+def test_test_images_may_lack_a_class_and_those_of_unknown_classes_are_wrong() -> None:
+    train, test = blobs(80), blobs(90, seed=1)
+    some = test.labels != 2
+    right = fitted_by_scikit_learn(train, train, 1.0, test)
+    found = linear_probe(train, Features(test.values[some], test.labels[some]), weights=(1.0,))
+    assert found.accuracy == pytest.approx(100 * float(right[some].double().mean()))
+    unknown = Features(test.values, torch.where(some, test.labels, 9))
+    found = linear_probe(train, unknown, weights=(1.0,))
+    assert found.accuracy == pytest.approx(100 * float((right & some).sum()) / 90)
+
+
 def test_a_dead_unit_does_no_harm() -> None:
     train, test = blobs(80), blobs(80, seed=1)
     dead = [Features(torch.cat([part.values, torch.full((80, 1), 7.0)], 1), part.labels) for part in (train, test)]
@@ -177,9 +188,9 @@ def test_the_papers_settings_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("work", "line"),
     [
-        (lambda: linear_probe(blobs(40), blobs(40, classes=3)), "test split: no image of class 3"),
+        (lambda: linear_probe(blobs(40), blobs(40, width=3)), "test features are 3 wide, train features 6"),
         (lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
-         "every class has 1 image; holding out a part of a class needs 2"),
+         "every class has 1 image"),
         (lambda: linear_probe(blobs(40), blobs(40), choose="half"), "choose = 'half' with 40 test images"),
         (lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
          "choose features: no image of the training classes"),

@@ -75,7 +75,7 @@ def hold_out(labels: Tensor, share: float = 0.1, seed: int = 0) -> Tensor:
         raise BadInput(f"share = {share:g}: must lie between 0 and 1")
     _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     if int(sizes.max()) < 2:
-        raise BadInput("every class has 1 image; holding out a part of a class needs 2")
+        raise BadInput("every class has 1 image; to hold a part of a class out it needs 2, so add images")
     order = _shuffle_by_class(row, seed)
     rank = torch.empty_like(row)
     rank[order] = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
@@ -135,18 +135,20 @@ def linear_probe(
     - "halves": each half of the test images is judged with the weight that is best on the other half;
     - None: a stratified `share` held out of train chooses, and the classifier is fitted again on all of train.
 
-    Of weights that are equally good the strongest is taken. The objective is the one of `supancl.evaluate.logistic`,
-    summed over images, the bias in the ridge. Weights are compared by rough solutions in single precision. The tested
-    classifier is the optimum in double precision: its parameters are within `tolerance` of it, relative to their norm.
+    Test images of a class that train does not have count as wrong. Of weights that are equally good the strongest is
+    taken. The objective is the one of `supancl.evaluate.logistic`, summed over images, the bias in the ridge. Weights
+    are compared by rough solutions in single precision. The tested classifier is the optimum in double precision: its
+    parameters are within `tolerance` of it, relative to their norm.
     """
-    splits, classes = check_splits(train=train, test=test)
+    splits, classes = check_splits(train=train)
     if not weights or min(weights) <= 0:
         raise BadInput("weights: at least one is needed, and all above 0")
-    choice = _choice(splits["train"], splits["test"].labels.cpu(), classes, choose, share, seed)
+    test = _renumbered("test", test, classes, train.values.shape[1])
+    choice = _choice(splits["train"], test.labels.cpu(), classes, choose, share, seed)
     values, labels, held = choice.fit.values.to(device), choice.fit.labels.to(device), choice.held.to(device)
     space = Standardized(values)
     single = space.rows(values, torch.float32)
-    asked, truth = space.rows(splits["test"].values.to(device), torch.float64), splits["test"].labels.to(device)
+    asked, truth = space.rows(test.values.to(device), torch.float64), test.labels.to(device)
     judging, their_labels = (single[held], labels[held]) if choice.half is None else (asked.float(), truth)
     right, starts = {}, {}
     for solution in path(Problem(single[~held], labels[~held], len(classes)), sorted(set(weights)), CHOOSING):
@@ -174,11 +176,9 @@ def _choice(train: Features, asked: Tensor, classes: Tensor, choose: Features | 
     if choose is None:
         return Choice(train, hold_out(train.labels.cpu(), share, seed), None, f"{share:.0%} of training")
     if isinstance(choose, Features):
-        known = check_features("choose", choose)
-        known = Features(*(part[torch.isin(known.labels, classes.to(known.labels))] for part in known))
-        if not len(known.labels):
+        theirs = _renumbered("choose", choose, classes, train.values.shape[1]).labelled()
+        if not len(theirs.labels):
             raise BadInput("choose features: no image of the training classes, so no ridge can be chosen")
-        theirs = Features(known.values, torch.searchsorted(classes.to(known.labels), known.labels))
         held = torch.arange(len(train.labels) + len(theirs.labels)) >= len(train.labels)
         both = (torch.cat([mine, other.to(mine)]) for mine, other in zip(train, theirs, strict=True))
         return Choice(Features(*both), held, None, "held-out")
@@ -186,6 +186,17 @@ def _choice(train: Features, asked: Tensor, classes: Tensor, choose: Features | 
         raise BadInput(f"choose = {choose!r} with {counted(len(asked), 'test image')}: give features, None, or "
                        "'halves' of two test images or more")
     return Choice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(asked, seed), "other half")
+
+
+def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> Features:
+    """The labelled rows with the number of their class among the `classes`; -1 where it is none of them."""
+    known = check_features(name, features)
+    if known.values.shape[1] != width:
+        raise BadInput(f"{name} features are {known.values.shape[1]} wide, train features {width}: embed both with the "
+                       "same encoder")
+    classes = classes.to(known.labels)
+    number = torch.searchsorted(classes, known.labels).clamp(max=len(classes) - 1)
+    return Features(known.values, torch.where(classes[number] == known.labels, number, -1))
 
 
 def _best(right: Mapping[float, Tensor], among: Tensor | None = None) -> float:

@@ -44,6 +44,7 @@ class Plan:
     episodes: int = 2000
     seed: int = 0
     k: int = 20
+    fill_queries: bool = False
 
     def __post_init__(self) -> None:
         for protocol in self.protocols:
@@ -85,8 +86,10 @@ class Plan:
         kind = f"{self.ways}w{shots}s"
         settings = {"ways": self.ways, "shots": shots, "queries": self.queries, "episodes": self.episodes,
                     "seed": self.seed}
+        settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
         return Task(f"fewshot {kind}", name, f"fewshot-{name}-{kind}", settings, lambda subject: few_shot_of(
-            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed))
+            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed,
+            fill_queries=self.fill_queries))
 
 
 @dataclass(frozen=True)
