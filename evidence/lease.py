@@ -187,7 +187,7 @@ class Lease:
             subprocess.run(["nvidia-cuda-mps-control", "-d"], env=shared, check=False, timeout=20,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
             subprocess.run([sys.executable, "-c", "import torch; torch.zeros(1).cuda().sum().item()"], env=shared,
-                           check=True, timeout=60, capture_output=True)
+                           check=True, timeout=120, capture_output=True)
         except (OSError, subprocess.SubprocessError) as error:
             say(f"the multi-process service does not work ({error}); the drivers take turns on the GPU")
             return mine
