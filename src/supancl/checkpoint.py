@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from supancl.config import from_json, to_json
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import beside, digest, reason, write_atomically, write_text
+from supancl.heads import MLP
 
 SCHEMA_VERSION = 1
 KEPT = 2
@@ -76,6 +77,11 @@ class Writer:
         """`save_encoder` of the encoder as it is now."""
         metadata = _metadata(encoder, classes, recipe)
         self._hand_over("encoder", encoder.body.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
+
+    def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
+        """`save_projector` of the projector as it is now."""
+        metadata = _projector_metadata(projector, recipe)
+        self._hand_over("projector", projector.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
 
     def wait(self) -> None:
         """Until everything is on disk; raises what kept it from getting there."""
@@ -286,22 +292,77 @@ def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[s
     }
 
 
+def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
+    """projector.safetensors: the weights of the online projector, and the spec of its layers."""
+    weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
+    save_safetensors(path, weights, _projector_metadata(projector, recipe))
+
+
+def _projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
+    head, width = MLP.describe(projector.state_dict())
+    return {"schema_version": str(SCHEMA_VERSION), "head": json.dumps(to_json(head)), "input_width": str(width),
+            "recipe": recipe}
+
+
+def load_projector(path: Path | str) -> nn.Sequential:
+    """The online projector of a run folder, or of the run whose encoder.safetensors this is, in eval mode.
+
+    Runs of 0.1.0 wrote no projector.safetensors; theirs is taken from the checkpoint that the encoder is from.
+    """
+    folder = Path(path).parent if Path(path).name == "encoder.safetensors" else Path(path)
+    file = folder / "projector.safetensors"
+    if file.exists():
+        weights, (described, width) = _read_described(file, "a projector", "head", "input_width")
+        head = from_json(MLP, described, "head")
+    else:
+        weights = _projector_of_checkpoint(folder)
+        head, width = MLP.describe(weights)
+    projector = head.build(width)
+    try:
+        projector.load_state_dict(weights)
+    except RuntimeError:
+        raise BadInput(f"{file}: its tensors do not fit its description; copy it again") from None
+    return projector.eval()
+
+
+def _projector_of_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Of the newest checkpoint that holds the same encoder as encoder.safetensors does."""
+    encoder = read_safetensors(encoder_file(folder))[0] if (folder / "encoder.safetensors").exists() else {}
+    for file in reversed(checkpoints(folder / "checkpoints")):
+        try:
+            state = load_checkpoint(file)["branches"]
+        except Damaged:
+            continue
+        if encoder and all(torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value)
+                           for name, value in encoder.items()):
+            return {name.removeprefix("projector."): value for name, value in state.items()
+                    if name.startswith("projector.")}
+    raise BadInput(f"{folder} has no projector.safetensors, and no checkpoint with the projector of its encoder; name "
+                   "a run folder that has, finish the run with --resume, or choose another --layer")
+
+
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = encoder_file(Path(path))
-    weights, metadata = read_safetensors(file)
-    try:
-        version, described = int(metadata["schema_version"]), json.loads(metadata["encoder"])
-    except (KeyError, ValueError, RecursionError):
-        raise BadInput(f"{file}: no description of an encoder in it; was it written by supancl?") from None
-    if version > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    weights, (described,) = _read_described(file, "an encoder", "encoder")
     try:
         encoder = from_json(EncoderSpec, described, "encoder").build()
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
+
+
+def _read_described(file: Path, what: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """The weights in a file, and what its metadata say under these keys."""
+    weights, metadata = read_safetensors(file)
+    try:
+        version, described = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
+    except (KeyError, ValueError, RecursionError):
+        raise BadInput(f"{file}: no description of {what} in it; was it written by supancl?") from None
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    return weights, described
 
 
 def initialize(encoder: Encoder, path: Path | str) -> None:

@@ -159,7 +159,7 @@ def linear_probe(
     rough = Problem(single, labels, len(classes))
     finals = {weight: polish(exact, rough, weight, starts[weight], tolerance) for weight in set(chosen)}
     correct = [(predicted(finals[weight].parameters, asked) == truth).cpu() for weight in chosen]
-    tested = correct[0] if choice.half is None else torch.where(choice.half, *correct)
+    tested = correct[0] if choice.half is None else torch.where(choice.half, correct[0], correct[1])
     tried = sorted(right)
     return LinearProbe(
         accuracy=_percent(tested), weight=_best(right), weights=tuple(tried),

@@ -55,7 +55,8 @@ def finished(subject: Subject, base: str, since: float, source: str, **result: A
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     whole = {"base": base, "source": absolute_source(source), "encoder": subject.where, "label": subject.label,
-             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize, **result,
+             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize,
+             **subject.projector, **result,
              "seconds": round(time.perf_counter() - since, 2),
              "hardware": hardware, "versions": versions(), "commit": commit()}
     subject.keep_result(base, whole)

@@ -153,7 +153,8 @@ def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tup
     """The result, and whether it is of an earlier call; `files` is the data set's key."""
     look = subject.look
     key = {"version": VERSION, "weights": subject.weights, "layer": look.layer, "normalize": look.normalize,
-           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images, **task.settings}
+           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images,
+           **subject.projector, **task.settings}
     name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
     path = out / folder_name(subject) / "evaluate" / f"{name}.json"
     result = earlier(path, key)
