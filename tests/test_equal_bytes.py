@@ -43,7 +43,7 @@ TENSORS = {
 
 def test_processes_with_other_hash_seeds_write_the_same_encoder(tmp_path):
     found: set[str] = set()
-    for seed in ("0", "1", "77"):
+    for seed in ("0", "1"):
         done = subprocess.run([sys.executable, "-c", SAVE, str(tmp_path / f"{seed}.safetensors")], text=True,
                               capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
         found |= set(done.stdout.split())
