@@ -15,6 +15,7 @@ EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "
 EXPECTED = {
     *(f"imagenet100.{method}{suffix}" for method in EIGHT for suffix in ("", "-256")),
     "imagenet100.supcon-pool", "imagenet100.supcon-pool-256",
+    "imagenet100.crossentropy", "imagenet100.crossentropy-256",
     *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol", "supcon", "crossentropy")),
     *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in METHODS),
     "toy.supsiam",
