@@ -60,6 +60,7 @@ def test_any_pushes_into_any_size_leave_what_lists_would_hold(kind, size, batche
         labels_held = [label for _, label in reference.held()]
         assert pool.counts.tolist() == [labels_held.count(label) for label in range(CLASSES)]
         assert float(pool.coverage()) == len(set(labels_held) - {-1}) / CLASSES
+        assert float(pool.coverage(range(CLASSES - 1))) == len(set(labels_held) - {-1}) / (CLASSES - 1)
         query, fallback = torch.arange(-1, CLASSES), units(2, CLASSES + 1, WIDTH, seed=seed + 99)
         expected = mean_by_loop(reference.held(), query.tolist(), fallback)
         torch.testing.assert_close(pool.class_mean(query, fallback), expected, rtol=1e-12, atol=1e-12)

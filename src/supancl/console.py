@@ -42,6 +42,7 @@ class Terminal(Reporter):
         self.last: dict[str, Any] = {}
         self.counting: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.begun, self.told, self.first, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
+        self.labelled = 0  # training images with a label
         atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
 
     def note(self, text: str) -> None:
@@ -79,8 +80,8 @@ class Terminal(Reporter):
             self.note(f"{what}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        labelled = data.train.labelled
-        share = "" if labelled == len(data.train) else f", {labelled} of them labelled"
+        self.labelled = data.train.labelled
+        share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: "
                   f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
                   f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}")
@@ -131,7 +132,10 @@ class Terminal(Reporter):
     def epoch_ended(self, row: dict[str, Any]) -> None:
         shown = {"loss": self.last.get("loss"), "ssl": self.last.get("ssl"), "sup": self.last.get("sup")}
         shown |= {"std": row.get("std"), "rank": row.get("effective_rank"), "S_W/S_T": row.get("s_w/s_t")}
-        shown |= {"k-NN": row.get("knn"), "pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
+        references = row.get("knn_references", self.labelled)
+        sampled = f" (of {references})" if references < self.labelled else ""  # training images compared with
+        shown |= {f"k-NN{sampled}": row.get("knn"), "linear": row.get("linear")}
+        shown |= {"pool": row.get("pool_coverage"), "age": row.get("pool_staleness")}
         shown |= {"img/s": self.last.get("images_per_second")}
         values = "  ".join(f"{name} {compact(value)}" for name, value in shown.items() if value is not None)
         self.note(f"epoch {row['epoch'] + 1:4d}  {values}")

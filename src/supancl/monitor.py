@@ -1,7 +1,7 @@
 """Signs of collapse, measured while training.
 
-std and effective rank: targets of the training step (train mode). S_W, S_T and k-NN: eval mode, L2-normalised
-encoder features of held-out images.
+std and effective rank: targets of the training step (train mode). S_W, S_T, k-NN and the linear classifier: encoder
+features of held-out images in eval mode. The last check of a run measures what `supancl evaluate knn RUN` measures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from supancl.data.stream import WholeStream
 from supancl.encoders import Encoder
 from supancl.errors import Collapsed, NonFinite, program
 from supancl.evaluate import Features, effective_rank, embed, knn_accuracy, variance
+from supancl.evaluate.fixed_ridge import fixed_ridge_accuracy
 from supancl.pools import Pool
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ IN_A_ROW = 3  # readings: one unlucky batch is not a collapse
 # from 177 to 4 between epochs 2 and 20, k-NN with it; healthy runs of that size stay above 32 (docs/monitor.md).
 COLLAPSED_RANK = 10.0
 RANKS_IN_A_ROW = 2  # checks
-MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data
+MOST_IMAGES = 5000  # of each kind, so that an epoch's check costs little on large data; a linear fit has no more
+MOST_AT_LAST = 200_000  # of each kind in the last check: 1.6 GB of features 2048 wide
 PIXELS = 256 * 224**2  # embedded at a time on a GPU: small images in large batches
 
 
@@ -45,21 +47,31 @@ def unit(targets: Tensor) -> Tensor:
     return F.normalize(targets.float(), dim=-1)  # class logits (cross-entropy) come with any norm
 
 
-def judged(split: Split) -> Split:
-    """What the monitor looks at: as many labelled images as it may, for no other tells S_W, S_T or k-NN.
+def sample_labelled(split: Split, most: int) -> Split:
+    """At most so many images of a split, the same ones every time, and labelled ones where it has any.
 
-    Of a split without any label, and of a stream that is not listed, images as they come.
+    A stream that is not listed gives images as they come, with or without a label.
     """
     if 0 < split.labelled < len(split) and not isinstance(split, WholeStream):
         split = split.take((split.labels >= 0).nonzero()[:, 0])
-    return split.some(MOST_IMAGES)
+    return split.some(most)
+
+
+def sample_rows(features: Features, most: int) -> Features:
+    """At most so many rows: of all features of a split, those that `Split.some` would have taken."""
+    if len(features.labels) <= most:
+        return features
+    order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(0))
+    rows = order[:most].sort().values.to(features.values.device)
+    return Features(features.values[rows], features.labels[rows])
 
 
 class Monitor:
     """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.reference, self.held_out = judged(data.train), judged(data.held_out)
+        self.splits, self.present = (data.train, data.held_out), data.train.present()
+        self.reference, self.held_out = (sample_labelled(split, MOST_IMAGES) for split in self.splits)
         # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
         self.low_readings = self.low_ranks = 0
@@ -79,9 +91,13 @@ class Monitor:
         return self.last_std
 
     def measure(
-        self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device, half: bool = False
+        self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device, half: bool = False,
+        last: bool = False,
     ) -> dict[str, Any]:
-        """The values of one epoch. On a GPU features are compared where they are made, in bfloat16 if `half`."""
+        """The values of one epoch. On a GPU features are compared where they are made, in bfloat16 if `half`.
+
+        The `last` check of a run takes all images, up to a bound, and single precision.
+        """
         row: dict[str, Any] = {}
         if len(targets):
             self.last_rank = effective_rank(unit(targets))
@@ -92,18 +108,33 @@ class Monitor:
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= RANKS_IN_A_ROW
         if len(self.held_out):
-            queries = self._features(encoder, self.held_out, device, half)
-            if not bool(torch.isfinite(queries.values).all()):
-                raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
-                                "checkpoint", "try a lower --set optimizer.lr")
-            within, total = variance(queries)
-            row |= {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-            labelled = self.reference.labelled and self.held_out.labelled  # or there is nothing to compare
-            row["knn"] = (knn_accuracy(self._features(encoder, self.reference, device, half), queries) if labelled
-                          else float("nan"))
+            reference, held_out = self.reference, self.held_out
+            if last:
+                reference, held_out = (sample_labelled(split, MOST_AT_LAST) for split in self.splits)
+            row |= self._accuracies(encoder, reference, held_out, device, half and not last)
         if pool is not None:
-            row |= {"pool_coverage": float(pool.coverage()), "pool_staleness": float(pool.staleness())}
+            row |= {"pool_coverage": float(pool.coverage(self.present)), "pool_staleness": float(pool.staleness())}
         return row
+
+    def _accuracies(
+        self, encoder: Encoder, reference: Split, held_out: Split, device: torch.device, half: bool
+    ) -> dict[str, Any]:
+        """What these held-out images, compared with these training images, tell of the encoder."""
+        queries = self._features(encoder, held_out, device, half)
+        if not bool(torch.isfinite(queries.values).all()):
+            raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
+                            "checkpoint", "try a lower --set optimizer.lr")
+        within, total = variance(queries)
+        row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
+        if not reference.labelled or not held_out.labelled:  # there is nothing to compare
+            return row | {"knn": float("nan"), "linear": float("nan")}
+        references = self._features(encoder, reference, device, half)
+        fitted = sample_rows(references.labelled(), MOST_IMAGES)
+        return row | {
+            "knn": knn_accuracy(references, queries), "knn_references": len(references.labelled().labels),
+            "knn_queries": len(queries.labelled().labels), "linear": fixed_ridge_accuracy(fitted, queries),
+            "linear_references": len(fitted.labels),
+        }
 
     @staticmethod
     def _features(encoder: Encoder, split: Split, device: torch.device, half: bool) -> Features:

@@ -8,6 +8,7 @@ nothing here waits for the device: sizes are fixed and counters are tensors.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -84,9 +85,14 @@ class Pool(nn.Module, ABC):
     def stored(self) -> Stored:
         """Everything held."""
 
-    def coverage(self) -> Tensor:
-        """Share of the classes of which at least one target is held."""
-        return (self.counts > 0).double().mean()
+    def coverage(self, classes: Sequence[int] | None = None) -> Tensor:
+        """Share of these classes, or of all, of which at least one target is held; not a number of no class."""
+        held = self.counts > 0
+        return (held if classes is None else held[self._places(classes)]).double().mean()
+
+    def _places(self, classes: Sequence[int]) -> list[int]:
+        """Where `counts` has these classes."""
+        return list(classes)
 
     def staleness(self) -> Tensor:
         """Mean age of the held targets, in pushes; not a number of a pool that keeps no times."""
@@ -312,6 +318,9 @@ class ShardedPrototypes(Prototypes):
     def stored(self) -> Stored:
         labels = torch.arange(self.ranks.rank, self.classes, self.ranks.size, device=self.seen.device)
         return Stored(self.prototypes[:-1], labels, self.seen[:-1])
+
+    def _places(self, classes: Sequence[int]) -> list[int]:
+        return [label // self.ranks.size for label in classes if label % self.ranks.size == self.ranks.rank]
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
         """That of all classes, on the first rank: what one process would hold. Every rank must ask for it."""

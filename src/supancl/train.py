@@ -344,8 +344,9 @@ def _close_epoch(
     done = trainer.step // trainer.steps_per_epoch
     if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
         row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
-        half = settings.precision == "bf16"
-        row |= trainer.ranks.once(lambda: trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device, half))  # type: ignore[arg-type]
+        half, last = settings.precision == "bf16", done == settings.epochs
+        row |= trainer.ranks.once(lambda: trainer.monitor.measure(
+            encoder, targets, trainer.pool, trainer.device, half, last))  # type: ignore[arg-type]
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)

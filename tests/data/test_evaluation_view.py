@@ -1,4 +1,4 @@
-"""The view without randomness against torchvision: boxes of every shape, pixels of some, photographs as they are read."""
+"""The view without randomness against torchvision: the box of every shape, the pixels of some."""
 
 from __future__ import annotations
 

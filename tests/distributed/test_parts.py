@@ -1,5 +1,6 @@
 """Who takes which rows, and what a process does with a part of a batch, without any other process."""
 
+import math
 import re
 import socket
 import threading
@@ -389,6 +390,11 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
     expected = whole.class_mean(asked, fallback)
     for shard in shards:
         torch.testing.assert_close(shard.class_mean(asked, fallback), expected)
+    possible = range(classes - 1)
+    for rank, shard in enumerate(shards):
+        mine = [int(whole.counts[label] > 0) for label in possible if label % size == rank]
+        expected_share = sum(mine) / len(mine) if mine else math.nan
+        assert float(shard.coverage(possible)) == pytest.approx(expected_share, nan_ok=True)
     held = {int(label): row for shard in shards for row, label, valid in zip(*shard.stored(), strict=True) if valid}
     assert sorted(held) == whole.counts.nonzero()[:, 0].tolist()
     for label, row in held.items():

@@ -24,7 +24,7 @@ from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import reason, unwritable, write_atomically
 
-VERSION = 1  # of the view and of how features are taken; a change of either is another number
+VERSION = 2  # of the view and of how features are taken: 2 since crops begin at whole pixels
 
 
 def encoder_key(encoder: Encoder) -> str:

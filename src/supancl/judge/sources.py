@@ -78,12 +78,18 @@ def spec_for(subject: Subject, source: str | None) -> DataSpec:
 
 
 def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None) -> Source:
-    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use."""
+    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
+
+    For the margin view, a run's own source is decoded as the run decoded it; any other no larger than the view needs.
+    """
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
-    spec = DataSpec(source=spec.source, short_side=evaluation_short_side(encoder, view), cache=spec.cache,
+    if view == "margin" and is_own(subject, spec.source):
+        side, resample = spec.short_side, spec.resample  # the pixels that the run's monitor saw, in the same cache
+    else:
+        side, resample = evaluation_short_side(encoder, view), "bicubic" if view == "whole" else "bilinear"
+    spec = DataSpec(source=spec.source, short_side=side, cache=spec.cache,
                     memory_gb=spec.memory_gb, stream=spec.stream,
-                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
-                    resample="bicubic" if view == "whole" else "bilinear")
+                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images, resample=resample)
     name, root = registered(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 

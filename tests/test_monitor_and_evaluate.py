@@ -1,0 +1,170 @@
+"""The monitor's last check and `supancl evaluate` measure the same: same pixels, same references, same numbers."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+
+from supancl import from_arrays, pretrain
+from supancl.evaluate import Features
+from supancl.evaluate.fixed_ridge import RIDGE, fixed_ridge_accuracy
+from supancl.monitor import Monitor, sample_labelled, sample_rows
+from supancl.trainer import Trainer
+from tests.evaluate.blobs import blobs
+from tests.files import supancl
+from tests.tiny import tiny_data, tiny_recipe
+
+CPU = torch.device("cpu")
+SMALL = [
+    "--epochs", "3", "--device", "cpu", "--batch-size", "8", "--set", "encoder.name=cnn", "--set", "encoder.width=8",
+    "--set", "pool.size=16", "--set", "schedule.warmup_epochs=0", "--set", "train.monitor_every=2",
+    "--set", "data.holdout=0.4",
+]  # fmt: skip
+
+
+def photographs(root: Path, each: int = 30) -> Path:
+    """Three classes that differ by the direction of their stripes, in images of any shape, most of them not square."""
+    draw = np.random.default_rng(0)
+    for number, name in enumerate(("across", "down", "slanted")):
+        (root / name).mkdir(parents=True)
+        for i in range(each):
+            height, width = draw.integers(50, 150, 2)
+            y, x = np.mgrid[:height, :width]
+            phase = (y, x, x + y)[number] / draw.uniform(2.2, 6)
+            noise = draw.normal(0, 60, (height, width, 3))
+            pixels = 128 + 50 * np.sin(phase)[..., None] * draw.uniform(0.2, 1, 3) + noise
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / name / f"{i}.png")
+    return root
+
+
+def checks(run: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "monitor"]
+
+
+def result(run: Path, name: str) -> dict:
+    return json.loads((run / "evaluate" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("source", ["photographs", "digits"])
+def test_evaluate_finds_what_the_last_check_found(source, tmp_path, capsys):
+    run = tmp_path / "run"
+    if source == "digits":
+        words = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--set", "encoder.width=16"]
+    else:
+        words = ["cifar100.supsiam", "--data", photographs(tmp_path / "data"), *SMALL]
+    assert supancl(capsys, "pretrain", *words, "--out", run).code == 0
+    last = checks(run)[-1]
+    for protocol in ("knn", "variance"):
+        assert supancl(capsys, "evaluate", protocol, run, "--device", "cpu").code == 0
+    found = result(run, "knn")
+    assert found["accuracy"] == last["knn"]
+    assert (found["references"], found["queries"]) == (last["knn_references"], last["knn_queries"])
+    assert 0 < last["knn"] < 100  # a number that other pixels could change
+    assert result(run, "variance")["within"] == pytest.approx(last["s_w"], rel=1e-12)
+
+
+def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("supancl.monitor.MOST_IMAGES", 25)
+    run, data = tmp_path / "run", photographs(tmp_path / "data")
+    said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", data, *SMALL, "--out", run)
+    first, last = checks(run)
+    assert (first["epoch"], first["knn_references"], first["linear_references"]) == (1, 25, 25)
+    assert (last["epoch"], last["knn_references"], last["linear_references"]) == (2, 54, 25)
+    lines = [line for line in said.out.splitlines() if line.startswith("epoch ")]
+    assert "k-NN (of 25) " in lines[0]
+    assert "k-NN (of" not in lines[1]
+    assert all("linear " in line for line in lines)
+
+
+def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
+    monkeypatch.setattr("supancl.monitor.MOST_AT_LAST", 30)
+    data = tiny_data(120)
+    encoder = Trainer(tiny_recipe(), data, CPU).branches.encoder
+    row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU, last=True)
+    assert (row["knn_references"], row["knn_queries"]) == (30, len(data.held_out))
+
+
+def test_rows_are_sampled_as_images_are():
+    split = sample_labelled(tiny_data(200, unlabelled=0.5).train, 10**6)
+    rows = sample_rows(Features(split.index[:, None].float(), split.labels), 20)
+    few = split.some(20)
+    assert torch.equal(rows.values[:, 0].long(), few.index)
+    assert torch.equal(rows.labels, few.labels)
+
+
+# --- the linear classifier ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_live_classifier_is_scikit_learns_at_that_ridge(seed):
+    fit, test = blobs(300, seed=seed), blobs(2000, seed=seed + 100)
+    mean, scale = fit.values.mean(0), fit.values.std(0, correction=0)
+
+    def rows(features):
+        values = (features.values - mean) / scale
+        return torch.cat([values, torch.ones(len(values), 1)], 1).double().numpy()
+
+    strength = 1 / (2 * RIDGE * len(fit.labels))
+    model = LogisticRegression(C=strength, fit_intercept=False, max_iter=5000, tol=1e-8)
+    model.fit(rows(fit), fit.labels.numpy())
+    expected = 100 * model.score(rows(test), test.labels.numpy())
+    assert fixed_ridge_accuracy(fit, test) == pytest.approx(expected, abs=0.25)
+
+
+def test_without_two_classes_or_a_labelled_image_there_is_no_classifier():
+    values, one, none = torch.randn(6, 4), torch.zeros(6, dtype=torch.long), torch.full((6,), -1)
+    two = torch.arange(6) % 2
+    assert np.isnan(fixed_ridge_accuracy(Features(values, one), Features(values, two)))
+    assert np.isnan(fixed_ridge_accuracy(Features(values, two), Features(values, none)))
+    assert fixed_ridge_accuracy(Features(values, two), Features(values, two + 5)) == 0.0  # classes never met
+
+
+def test_features_that_are_all_one_are_no_error():
+    flat = Features(torch.ones(10, 5), torch.arange(10) % 2)
+    assert 0 <= fixed_ridge_accuracy(flat, flat) <= 100
+
+
+def test_a_check_draws_nothing_from_anybodys_random_numbers():
+    data = tiny_data(90)
+    trainer = Trainer(tiny_recipe(), data, CPU)
+    states = torch.get_rng_state(), trainer.generator.get_state(), random.getstate()
+    rows = [trainer.monitor.measure(trainer.branches.encoder, torch.empty(0, 8), None, CPU, last=last)
+            for last in (False, True, False)]
+    assert rows[0] == rows[2]
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(trainer.generator.get_state(), states[1])
+    assert random.getstate() == states[2]
+
+
+def test_the_classifier_is_in_the_log_and_in_tensorboard_and_absent_without_labels(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for name, unlabelled in (("labelled", 0.0), ("unlabelled", 1.0)):
+        run = tmp_path / name
+        pretrain(tiny_recipe("simsiam"), tiny_data(unlabelled=unlabelled), run)
+        board = EventAccumulator(str(run / "tensorboard")).Reload()
+        there = {"monitor/linear", "monitor/knn", "monitor/knn_references"} & set(board.Tags()["scalars"])
+        row = checks(run)[-1]
+        if unlabelled:
+            assert not there
+            assert row["linear"] is None
+        else:
+            assert len(there) == 3
+            assert board.Scalars("monitor/linear")[-1].value == pytest.approx(row["linear"])
+
+
+# --- the pool -------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_without_a_training_image_does_not_count_as_uncovered(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
+    data = from_arrays(images, np.arange(40) % 3, classes=["one", "two", "three", "none", "nor this"])
+    run = pretrain(tiny_recipe("supsiam"), data, tmp_path / "run")
+    rows = [row for row in run.metrics if row["kind"] == "monitor"]
+    assert [row["pool_coverage"] for row in rows] == [1.0] * len(rows)
