@@ -99,6 +99,13 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
     assert before == after
 
 
+def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> None:
+    words = ["tables", "f2", "--data", "digits", *DIGITS, "--set", "schedule.warmup_epochs=5", "--epochs", "2", "--rows",
+             "M-1", "--out", tmp_path / "out"]
+    run(*words)
+    run(*words)
+
+
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path, capsys) -> None:
     words = ["tables", "f2", "--data", "digits", *DIGITS, "--rows", "M-1", "--out", str(tmp_path / "out")]
     run(*words)

@@ -285,7 +285,10 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
 
 def take(subject: Subject, data: Data, where: str, shown: Shown, args: argparse.Namespace) -> Drawn:
     """The features of the images of one panel; labels are places in the figure's classes."""
-    split_name, split = ("train", data.train) if args.split == "train" else judged(data, args.split, where)
+    if args.split == "train":
+        split, split_name = data.train, "train"
+    else:
+        split, split_name, _ = judged(subject, data, args.split, where)
     ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
     chosen = choose_images(split, ids, args.per_class, args.seed)
     for name, label in zip(shown.classes, ids, strict=True):

@@ -16,6 +16,7 @@ from supancl.judge import Plan as SuitePlan
 from supancl.judge import Subject, suite_of
 from supancl.judge.naming import registered
 from supancl.judge.sources import data_for
+from supancl.recipes.recipe import resolve_warmup
 from supancl.run import RunFolder
 from supancl.studies.many import (
     Failed,
@@ -45,7 +46,7 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     plan = make_plan(layout, args, out)
     place_of(str(out), out.name, plan.runs[0].recipe)
     for run in plan.runs:
-        check_same_recipe(run.recipe, RunFolder(run.folder))
+        check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
     states = show_plan(plan, args, console)
     if args.dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
