@@ -88,8 +88,8 @@ def test_variance_of_projector_features_is_that_by_hand(run):
 
 
 def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
-    for words in ("knn run", "linear run", "linear run --probe sgd --augmented --epochs 1", "transfer run --data digits",
-                  "fewshot run --data digits --episodes 5"):
+    for words in ("knn run", "linear run", "linear run --probe sgd --augmented --epochs 1",
+                  "transfer run --data digits", "fewshot run --data digits --episodes 5"):
         assert main(["evaluate", *words.split(), "--layer", "projector", "--quiet"]) == 0, words
     names = {path.stem for path in (run / "evaluate").iterdir()}
     assert {"knn-layer-projector", "linear-layer-projector"} <= names
