@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,8 +346,8 @@ def test_classes_that_differ_between_splits_are_one_line(place, capsys):
     images, labels = bright(60)
     archive(place / "y.npz", train_images=images, train_labels=labels, test_images=images[labels > 0],
             test_labels=labels[labels > 0], class_names=["ant", "bee", "cow"])
-    for protocol in ("linear", "transfer"):
-        assert one_line(supancl(capsys, "evaluate", protocol, "run0", "--data", "y.npz")) == (
+    for protocol in (["linear", "--probe", "sgd"], ["transfer"]):
+        assert one_line(supancl(capsys, "evaluate", *protocol, "run0", "--data", "y.npz")) == (
             "y.npz: no image of class 'ant' in test, which train has; add images of it, or leave the class out of "
             "every split")
     archive(place / "z.npz", train_images=images[labels > 0], train_labels=labels[labels > 0], test_images=images,
@@ -356,6 +357,22 @@ def test_classes_that_differ_between_splits_are_one_line(place, capsys):
     said = supancl(capsys, "evaluate", "knn", "run0", "--data", "z.npz")
     assert said.code == 0
     assert said.err == "warning: z.npz: class 'ant' has no training image; its 20 images to judge count as wrong\n"
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear", "variance"])
+def test_a_run_that_held_nothing_out_is_judged_on_the_test_split_of_its_data(protocol, place, capsys):
+    source(place / "whole.npz", train=60, test=30)
+    words = ["--epochs", "1", "--batch-size", "20", "--set", "data.holdout=0", "--set", "encoder.width=8", "--quiet"]
+    assert supancl(capsys, "pretrain", "digits.supsiam", "--data", "whole.npz", *words, "--out", "trained").code == 0
+    told = []
+    for more in ((), ("--data", "whole.npz")):
+        said = supancl(capsys, "evaluate", protocol, "trained", *more, "--json", "found.json")
+        assert said.code == 0
+        assert "test split" in said.out + said.err
+        told.append(json.loads(Path("found.json").read_text()))
+        assert (told[-1]["split"], told[-1]["judged"]) == ("test", "test")
+    assert [told[0].get(key) for key in ("accuracy", "ratio")] == [told[1].get(key) for key in ("accuracy", "ratio")]
+    assert {path.stem for path in Path("trained/evaluate").iterdir()} == {f"{protocol}-test"}
 
 
 def test_classes_too_small_for_an_episode_are_named(place, capsys):

@@ -28,11 +28,14 @@ def test_knn(splits: list[Features], metric: str) -> None:
 
 
 def test_transfer_and_linear_probe(splits: list[Features]) -> None:
-    expected = transfer(*splits)
+    transferred = transfer(*splits)
     for features in (splits, [on_gpu(split) for split in splits]):
-        assert transfer(*features, device="cuda").accuracy == pytest.approx(expected.accuracy, abs=1.1)
-        assert linear_probe(*features[:2], weights=(1.0,), device="cuda").accuracy == pytest.approx(
-            linear_probe(*splits[:2], weights=(1.0,)).accuracy, abs=1.1)
+        assert transfer(*features, device="cuda").accuracy == pytest.approx(transferred.accuracy, abs=1.1)
+        for choose in (None, "halves", splits[2]):
+            found = linear_probe(*features[:2], choose, weights=(1.0,), device="cuda")
+            expected = linear_probe(*splits[:2], choose, weights=(1.0,))
+            assert found.accuracy == pytest.approx(expected.accuracy, abs=0.6)  # both are the optimum: one image of 200
+            assert (found.chosen_on, found.images, found.cut_off) == (expected.chosen_on, expected.images, False)
 
 
 def test_few_shot_and_variance(splits: list[Features]) -> None:

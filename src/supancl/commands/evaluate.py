@@ -181,7 +181,7 @@ def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             ["effective rank", result["effective_rank"]], ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
             ["NC2 norms", result["nc2_norms"]], ["NC2 angles", result["nc2_angles"]],
             ["NC2 distance from simplex", result["nc2_simplex"]], ["NC4 % not nearest to own mean", result["nc4"]]]
-    console.print(table(f"{result['images']} {args.split} images", ["measure", "value"],
+    console.print(table(f"{result['images']} {result['split']} images", ["measure", "value"],
                         [[name, f"{value:.4g}"] for name, value in rows]))
     widest = sorted(result["spread"].items(), key=lambda item: -item[1])
     console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
