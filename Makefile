@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# with READY= nothing is installed: the tools of $(VENV) run on the code that PYTHONPATH names
 READY := $(VENV)/.ready
 # one thread per process: two test processes share the two cores instead of fighting over them
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-distributed test-slow test-oldest bench-views bench-data bench-evaluate bench-step bench-scaling \
-	results coverage lint typecheck golden clean
+.PHONY: help demo ci test test-distributed test-paper test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
+	bench-step bench-scaling results coverage lint typecheck golden clean
+.NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/'
@@ -21,7 +23,9 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU cores
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
-test: $(READY)  ## all tests but the slow ones and those of several processes, with branch coverage
+ci: lint typecheck test test-distributed coverage test-paper  ## all that must pass in a clone with nothing beside it
+
+test: $(READY)  ## all tests but those of the targets below, with branch coverage; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/distributed --cov --cov-report=term:skip-covered --cov-fail-under=95
 
 test-distributed: $(READY)  ## 2 and 4 processes against one, their coverage beside that of `make test`
@@ -30,6 +34,16 @@ test-distributed: $(READY)  ## 2 and 4 processes against one, their coverage bes
 
 coverage: $(READY)  ## after both: nearly every branch has been taken
 	$(BIN)/python -m coverage report --skip-covered --fail-under=96
+
+test-paper: $(READY)  ## the paper's tables and figures, from the documented commands to the cell
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/paper || test $$? -eq 5  # 5: no tests yet
+
+test-real: need-shared $(READY)  ## the paper's text and real images: make test-real SUPANCL_SHARED=FOLDER
+	SUPANCL_SHARED="$(SUPANCL_SHARED)" $(BIN)/python -m pytest -n 2 --dist loadfile tests/real
+
+need-shared:
+	@test -n "$(SUPANCL_SHARED)" || { echo "make test-real needs SUPANCL_SHARED=FOLDER, the folder that holds data/ (real images)" \
+		"and paper/ (the paper's text)" >&2; exit 2; }
 
 test-slow: $(READY)  ## the full forms of the studies, minutes each
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow

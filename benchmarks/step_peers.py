@@ -101,7 +101,8 @@ def lightly_head(spec: MLP, width: int) -> nn.Module:
 
     assert spec.out is not None
     blocks: list[tuple[Any, ...]] = []
-    for hidden in spec.hidden:
+    for wanted in spec.hidden:
+        hidden = wanted or width
         blocks.append((width, hidden, nn.BatchNorm1d(hidden) if spec.norm == "batch" else None, nn.ReLU()))
         width = hidden
     last = None if spec.last_norm == "none" else nn.BatchNorm1d(spec.out, affine=spec.last_norm == "batch")

@@ -112,7 +112,7 @@ def cells(record: Record) -> list[str]:
     if "wall" in record:
         rate = f"{number(record['wall']['rate'])} by the clock, {number(own['rate'])} by its log"
     best = best_peer(record)
-    ratio = record.get("ratio")
+    ratio = None if best is None else record.get("ratio")
     half = record.get("middle_half")
     said = "" if ratio is None else f"{ratio:.3f} ({half[0]:.3f}-{half[1]:.3f})" if half else f"{ratio:.2f}"
     peer = "" if best is None else number(best["rate"])
@@ -123,9 +123,18 @@ def cells(record: Record) -> list[str]:
 
 
 def best_peer(record: Record) -> Record | None:
-    """The fastest peer that does the same work."""
-    peers = [peer for peer in record["peers"] if not peer.get("bound")]
+    """The fastest peer that does the same work and was itself run beside ours."""
+    peers = [peer for peer in record["peers"] if not peer.get("bound") and not reservation(peer)]
     return max(peers, key=lambda peer: float(peer["rate"]), default=None)
+
+
+def reservation(peer: Record) -> str:
+    """Why a peer's rate is for orientation alone; empty where the peer itself was run beside ours."""
+    if "spread" not in peer:  # it was not timed here
+        return "its own figure, from another machine"
+    if peer["name"].startswith("released code's step"):
+        return "our rewrite from its description, not the code itself; run beside ours"
+    return ""
 
 
 def judged(record: Record) -> tuple[str, str]:
@@ -166,6 +175,8 @@ def table(records: list[Record]) -> str:
 def markdown(records: list[Record]) -> str:
     """Every table, from what was kept; docs/performance.md holds exactly this between its markers."""
     parts = [_markdown(HEAD, (cells(record) for record in speeds(records)))] if speeds(records) else []
+    if apart := orientation(records):
+        parts += ["For orientation, not measured side by side with the thing itself:", apart]
     every = [[record["key"], each["name"], number(each["rate"]), given(each.get("ms"), ".2f"),
               given(each.get("peak_gb"), ".2f")] for record in speeds(records)
              for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])]
@@ -199,14 +210,29 @@ def markdown(records: list[Record]) -> str:
 
 
 def short(records: list[Record]) -> str:
-    """For the README: ours beside the best of other libraries, where one was measured or has published a figure."""
+    """For the README: ours beside other libraries run in the same call, and, apart from them, what only orients."""
     rows = []
     for record in speeds(records):
         best = best_peer(record)
         if best is not None and not best["name"].startswith("ours"):
-            ratio = f"{record['ours']['rate'] / best['rate']:.1f}"
-            rows.append([record["work"], number(record["ours"]["rate"]), best["name"], number(best["rate"]), ratio])
-    return _markdown(("work", "images/s", "beside", "images/s", "ratio"), rows) + "\n"
+            rows.append(beside(record, best))
+    return (f"Measured side by side, in one run on one machine:\n\n{_markdown(BESIDE, rows)}\n\n"
+            f"For orientation, not measured side by side with the thing itself:\n\n{orientation(records)}\n")
+
+
+BESIDE = ("work", "images/s", "beside", "images/s", "ratio")
+
+
+def beside(record: Record, peer: Record) -> list[str]:
+    return [record["work"], number(record["ours"]["rate"]), peer["name"], number(peer["rate"]),
+            f"{record['ours']['rate'] / peer['rate']:.1f}"]
+
+
+def orientation(records: list[Record]) -> str:
+    """The table of the peers that were not run themselves, with what their figures are."""
+    rows = [[*beside(record, peer), why] for record in speeds(records) for peer in record["peers"]
+            if (why := reservation(peer))]
+    return _markdown((*BESIDE, "what it is"), rows) if rows else ""
 
 
 def _load(record: Record) -> str:

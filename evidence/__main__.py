@@ -7,16 +7,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evidence.imagenet import imagenet_plan, imagenet_rehearsal
 from evidence.plan import PLANS, Plan, kind_of, rehearsal
 from supancl.errors import BadInput, SupanclError, nearest
 
 ROOT = Path(__file__).resolve().parent.parent
+BEYOND = {"imagenet": imagenet_plan, "imagenet-rehearsal": imagenet_rehearsal}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         plan = named_plan(args.plan)
+        args.results = args.results or results_of(args.plan)
         {"plan": show_plan, "run": run, "judge": judge_one, "page": page, "defaults": defaults}[args.what](plan, args)
         return 0
     except SupanclError as error:
@@ -28,8 +31,10 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m evidence", description="The runs behind RESULTS.md, and the page.")
     made.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
     made.add_argument("name", nargs="?", help="of the run to judge")
-    made.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
-    made.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the files, one a run")
+    made.add_argument("--plan", default="cifar100",
+                      help=f"{', '.join([*PLANS, 'imagenet'])}, or one of them with -rehearsal")
+    made.add_argument("--results", type=Path, help="folder of the files, one a run (default: results/, or results/PLAN "
+                      "for the plans after the first)")
     made.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/")
     made.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
     made.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
@@ -42,7 +47,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def results_of(name: str) -> Path:
+    return ROOT / "results" / name if name in BEYOND else ROOT / "results"
+
+
 def named_plan(name: str) -> Plan:
+    if name in BEYOND:
+        return BEYOND[name]()
     base = name.removesuffix("-rehearsal")
     if base not in PLANS:
         raise BadInput(f"--plan {name}: no such plan{nearest(base, PLANS)}")
@@ -89,13 +100,18 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from evidence.figures import draw
+    from evidence.imagenet_page import imagenet_part
     from evidence.page import write_page
     from evidence.results import read_results
     from evidence.short import put_short
 
+    if args.plan in BEYOND:  # their part alone, to look at: RESULTS.md has all of them
+        print(imagenet_part(args.results, plan))
+        return
     results = read_results(args.results, plan)
     drawn = draw(plan, results, args.results / "maps", args.figures)
-    args.out.write_text(write_page(plan, results, drawn), encoding="utf-8")
+    text = write_page(plan, results, drawn) + imagenet_part(args.results / "imagenet")
+    args.out.write_text(text, encoding="utf-8")
     if args.readme:
         put_short(args.readme, plan, results)
     print(f"{args.out}: {len(results)} runs; figures: {', '.join(drawn) or 'none yet'}")

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import torch
 
 from evidence.claims import Claims
 from evidence.judge import judge
-from evidence.plan import COMPILE_SECONDS, START_SECONDS, Plan, Step, kind_of, settings_of, words_of
+from evidence.plan import START_SECONDS, Plan, Step, kind_of, settings_of, words_of
 from evidence.results import (
     Results,
     choose,
@@ -47,6 +48,7 @@ A_RESULT = (0, Collapsed.exit_code, NonFinite.exit_code)
 FEW = 4  # so many next runs of the plan may change places
 FAULTS = 2  # in a row, that are not the runs' own, before a driver gives up
 PAUSE = 0.5  # seconds between looks at what others do
+UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
 Say = Callable[[str], None]
 
 
@@ -160,14 +162,15 @@ class Driver:
 
     def compiled_by_others(self) -> set[str]:
         """The kinds of which another driver has just begun its first run; later their kernels are in the cache."""
+        begin = self.plan.speeds.compile_seconds + START_SECONDS
         return {told["kind"] for told in self.claims.others()
-                if told["compiles"] and time.time() - told["since"] < COMPILE_SECONDS + START_SECONDS}
+                if told["compiles"] and time.time() - told["since"] < begin}
 
     def possible(self, known: Results) -> list[Step]:
         """Wanted, not tried, and short enough; the pilots of some may not be known yet."""
         owed = sum(judging_seconds(step, self.plan, known) for step in self.trained)
         return [step for step in waiting(self.plan, known) if step.name not in self.tried and self.wanted(step)
-                and self.expected(step, known) + owed <= self.left]
+                and self.has_encoder(step) and self.expected(step, known) + owed <= self.left]
 
     def rank(self, step: Step, place: int, busy: set[str]) -> int:
         """What only lacks its judging, then a pilot whose kernels are at hand, then what nobody else compiles.
@@ -192,6 +195,11 @@ class Driver:
             return True
         return bool(self.possible(known)) and bool(self.claims.others())
 
+    def has_encoder(self, step: Step) -> bool:
+        """Whether what a detector is trained from lies on this machine; True for runs that train an encoder."""
+        return step.needs is None or ((self.work / self.plan.scenes).exists()
+                                      and (self.work / "runs" / step.needs / "evaluate").exists())
+
     def is_trained(self, step: Step) -> bool:
         return (self.work / "runs" / step.name / TOLD).exists()
 
@@ -199,7 +207,12 @@ class Driver:
         """Judging included; what was compiled here before is compiled quickly."""
         if self.is_trained(step):
             return judging_seconds(step, self.plan, known)
-        return expected_seconds(step, self.plan, known, compiled=kind_of(step) in self.kinds, shared=self.shared)
+        measured = {**self.told_by_runs(), **known}
+        return expected_seconds(step, self.plan, measured, compiled=kind_of(step) in self.kinds, shared=self.shared)
+
+    def told_by_runs(self) -> dict[str, dict[str, Any]]:
+        """What the runs of this machine say of their training, those that are not judged yet among them."""
+        return {path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TOLD}")}
 
     def wanted(self, step: Step) -> bool:
         return not self.only or any(word in step.name for word in self.only)
@@ -218,6 +231,8 @@ class Driver:
                 raise BadInput(f"{self.work / folder.path} was trained with other settings than the plan has now; "
                                "remove it")
             return True
+        if step.needs is not None:  # a detector takes a minute: one that was stopped is begun again
+            shutil.rmtree(folder.path, ignore_errors=True)
         resumed = folder.holds_run
         self.kinds = [*(kind for kind in self.kinds if kind != kind_of(step)), kind_of(step)]
         code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
@@ -228,7 +243,7 @@ class Driver:
             "command": shlex.join(["supancl", *words]), "exit": code, "why": why, "train_seconds": round(seconds, 1),
             "warnings": [line for line in lines if line.startswith("warning: ")][:8],
             "resumed": resumed, "beside": self.judging is not None, "shared": self.shared,
-            "commit": self.commit, **trained(folder),
+            "commit": self.commit, **(trained(folder) if step.needs is None else UNMEASURED),
         }
         if code not in A_RESULT:
             self.faults.append(f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start "
@@ -238,7 +253,7 @@ class Driver:
             return False
         folder.path.mkdir(parents=True, exist_ok=True)
         write_text(folder.path / TOLD, json.dumps(told))
-        finished = code == 0 and is_finished(folder, folder.read_recipe()[0])
+        finished = code == 0 and (step.needs is not None or is_finished(folder, folder.read_recipe()[0]))
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
         tidied()
         return True
@@ -247,7 +262,8 @@ class Driver:
 
     def lacks(self, step: Step) -> list[str]:
         """Data that judging it needs and that are not there: they may arrive later than those it is trained on."""
-        return list(dict.fromkeys(name for task in self.plan.tasks[step.stage] for name in task.lacks()))
+        tasks = self.plan.tasks_of(step.stage, step.method, step.seed)
+        return list(dict.fromkeys(name for task in tasks for name in task.lacks()))
 
     def judge_next(self) -> None:
         """The first trained run whose data are there: in a process of its own where the next run can be trained
@@ -292,7 +308,7 @@ def trained(folder: RunFolder) -> dict[str, Any]:
     """Speed and the losses of the last epoch, as the run's own log has them."""
     rows = [row for row in folder.metrics() if row["kind"] == "train"]
     if not rows:
-        return {"images_per_second": None, "last": {}, "curve": []}
+        return dict(UNMEASURED)
     last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
     means = {key: statistics.fmean(values) for key in ("loss", "ssl", "sup", "std")
              if (values := [row[key] for row in last if row[key] is not None])}

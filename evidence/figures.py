@@ -18,7 +18,7 @@ from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
 from evidence.spread import half_interval
 from evidence.summary import ASKED, PAIRS, widened
-from supancl.report.pictures import COLOURS, MARKERS
+from supancl.report.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
@@ -132,20 +132,7 @@ def forest(plan: Plan, results: Results, path: Path) -> None:
 
 
 def panels(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """One map an alpha, a class with the same colour and marker in all of them."""
-    side = min(4.2, 16 / len(found))
-    figure = Figure(figsize=(side * len(found), side + 1.0), layout="constrained")
-    axes = figure.subplots(1, len(found), squeeze=False)[0]
-    for axis, (title, content) in zip(axes, found.items(), strict=True):
-        points, labels = np.array(content["points"]), np.array(content["labels"])
-        for label, name in enumerate(content["classes"]):
-            mine = points[labels == label]
-            if len(mine):
-                axis.scatter(mine[:, 0], mine[:, 1], s=6, alpha=0.8, linewidths=0, label=name.replace("_", " "),
-                             color=COLOURS[label % len(COLOURS)], marker=MARKERS[label // len(COLOURS) % len(MARKERS)])
-        axis.set_title(title)
-        axis.set_xticks([])
-        axis.set_yticks([])
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 10), frameon=False, markerscale=2.5)
-    figure.savefig(path, dpi=110)
+    """Draw one map an alpha, a class with the same colour and marker in all of them."""
+    maps = [Panel(title, np.array(content["points"]), np.array(content["labels"])) for title, content in found.items()]
+    classes = [name.replace("_", " ") for name in next(iter(found.values()))["classes"]]
+    draw_panels(maps, classes, path, sheet=Sheet(width=16, side=4.2, font=10, dpi=110))

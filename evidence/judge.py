@@ -32,7 +32,7 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     told, since = json.loads((run / "evidence.json").read_text()), time.perf_counter()
     values: dict[str, float | None] = {}
     commands, failures = [told.pop("command")], {}
-    for task in plan.tasks[told["stage"]] if told["exit"] == 0 else ():
+    for task in plan.tasks_of(told["stage"], told["method"], told["seed"]) if told["exit"] == 0 else ():
         words, wanted = task.of(str(run)), run / "wanted.json"
         commands.append(shlex.join(["supancl", *words]))
         for _ in range(ATTEMPTS):
@@ -42,6 +42,8 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
                 break
         else:
             failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
+    if told["stage"] == "detect" and told["exit"] == 0:
+        values |= detected(run)
     if failures and not values:  # not the run's fault: it is judged again the next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
     if failures and told["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would quietly be no candidate
@@ -92,12 +94,18 @@ def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
     write_text(folder / f"{name}.json", json.dumps(content) + "\n")
 
 
+def detected(run: Path) -> dict[str, float | None]:
+    """What `detect train` measured at its end."""
+    found = json.loads((run / "evaluate" / "detect.json").read_text(encoding="utf-8"))
+    return {key: found[key] for key in ("AP", "AP50", "AP75")}
+
+
 def was_collapsed(run: Path) -> bool:
-    """The monitor's verdict, as the newest checkpoint has it."""
+    """The monitor's verdict, as the newest checkpoint has it; a detector has no such monitor."""
     from supancl.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
-    return state is not None and bool(state["monitor"]["collapsed"])
+    return state is not None and bool(state.get("monitor", {}).get("collapsed"))
 
 
 def data_of(run: Path) -> dict[str, Any]:

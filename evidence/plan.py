@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, DIGITS, Task, rehearsed
@@ -42,8 +43,26 @@ TASK_SECONDS = 12.0  # of an evaluation beside the next runs
 
 
 @dataclass(frozen=True)
+class Speeds:
+    """First guesses for one kind of network and image, in images a second and seconds; measured runs replace them."""
+
+    by_method: Mapping[str, float] = field(default_factory=lambda: GUESS)
+    others: float = GUESSED
+    compile_seconds: float = COMPILE_SECONDS
+    task_seconds: float = TASK_SECONDS
+    epoch_seconds: float = EPOCH_SECONDS
+
+    def of(self, pace: str) -> float:
+        return self.by_method.get(pace, self.others)
+
+
+@dataclass(frozen=True)
 class Step:
-    """One run: a recipe with settings. `follows` names the method whose pilots say learning rate and weight decay."""
+    """One run: a recipe with settings. `follows` names the method whose pilots say learning rate and weight decay.
+
+    A step with `needs` trains no encoder: it trains a detector from the encoder of the run of that name, which must lie
+    on the same machine. `settings` are then the detector's, `epochs` its passes over the images of `Plan.scenes`.
+    """
 
     name: str
     stage: str
@@ -52,6 +71,7 @@ class Step:
     seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     follows: str | None = None
+    needs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,16 @@ class Plan:
     pilots: Mapping[str, tuple[Setting, ...]]
     always: Mapping[str, Any] = field(default_factory=dict)  # settings of every run
     picture: Sequence[str] = ()  # classes whose test images are mapped by t-SNE, of runs of the alpha sweep
+    suffix: str = ""  # of the recipes' names: FAMILY.METHODSUFFIX
+    speeds: Speeds = field(default_factory=Speeds)
+    scenes: str = "data/VOCdevkit"  # what detectors are trained and tested on
+
+    def recipe_name(self, method: str) -> str:
+        return f"{self.family}.{method}{self.suffix}"
+
+    def tasks_of(self, stage: str, method: str, seed: int) -> list[Task]:
+        """The evaluations of a run: those of its stage, less the ones that are not for its method or seed."""
+        return [task for task in self.tasks.get(stage, ()) if task.is_for(method, seed)]
 
     def step(self, name: str) -> Step | None:
         return next((step for step in self.steps if step.name == name), None)
@@ -186,6 +216,8 @@ PLANS = {"cifar100": cifar_plan, "digits": digits_plan}
 
 def kind_of(step: Step) -> str:
     """The same for steps whose kernels are the same to the compiler; rates, decay, seed and alpha are not in them."""
+    if step.needs is not None:
+        return "detector"
     return step.name.replace("harsh-", "") if step.stage == "collapse" else step.method
 
 
@@ -199,20 +231,26 @@ def pace_of(method: str, settings: Mapping[str, Any]) -> str:
 
 def settings_of(step: Step, plan: Plan, chosen: Setting | None) -> dict[str, Any]:
     """Every override of the recipe; of a step that follows pilots, with what they chose."""
+    if step.needs is not None:
+        return dict(step.settings)
     wanted = {**plan.always, **step.settings}
     if step.follows is not None:
         assert chosen is not None
         wanted = {"optimizer.lr": chosen[0], "optimizer.weight_decay": chosen[1], **wanted}
-    if "pool.size" in wanted and recipe(f"{plan.family}.{step.method}").pool.kind == "none":
+    if "pool.size" in wanted and recipe(plan.recipe_name(step.method)).pool.kind == "none":
         wanted.pop("pool.size", None)
     return wanted
 
 
 def words_of(step: Step, plan: Plan, settings: Mapping[str, Any]) -> list[str]:
     """The command that trains it, without `supancl`."""
-    return ["pretrain", f"{plan.family}.{step.method}", "--data", plan.data, "--epochs", str(step.epochs), "--seed",
-            str(step.seed), *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
-            "--out", f"runs/{step.name}"]
+    wanted = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    if step.needs is not None:
+        root = str(PurePosixPath(plan.scenes).parent)
+        return ["detect", "train", f"runs/{step.needs}", "--data", root, "--year", "2012", "--seed", str(step.seed),
+                *wanted, "--out", f"runs/{step.name}"]
+    return ["pretrain", plan.recipe_name(step.method), "--data", plan.data, "--epochs", str(step.epochs), "--seed",
+            str(step.seed), *wanted, "--out", f"runs/{step.name}"]
 
 
 def recipe_of(family: str, method: str, epochs: int, settings: Mapping[str, Any]) -> Recipe:

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from evidence.plan import (
-    COMPILE_SECONDS,
-    EPOCH_SECONDS,
-    GUESS,
-    GUESSED,
     SHARERS,
     START_SECONDS,
-    TASK_SECONDS,
     Plan,
     Setting,
+    Speeds,
     Step,
     identity,
     pace_of,
@@ -31,6 +27,7 @@ from supancl.run import jsonable
 Result = dict[str, Any]
 Results = Mapping[str, Result]
 CHOSEN_BY = "linear"  # of a pilot's values, on the images it held out
+DETECTED_IMAGES, DETECTED_PER_SECOND = 800, 250.0  # a pass of a detector, and a guess of its speed (docs/detection.md)
 
 
 def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
@@ -78,16 +75,19 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
 
 def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
     """None while the pilots it follows are not known."""
+    if step.needs is not None:
+        return f"{step.stage} {step.method}"
     chosen = None if step.follows is None else choose(plan, results, step.follows)
     if step.follows is not None and chosen is None:
         return None
-    return _identity(plan.family, step.method, step.epochs, tuple(settings_of(step, plan, chosen).items()))
+    settings = tuple(settings_of(step, plan, chosen).items())
+    return _identity(plan.family, plan.suffix, step.method, step.epochs, settings)
 
 
 @cache
-def _identity(family: str, method: str, epochs: int, settings: tuple[tuple[str, Any], ...]) -> str:
+def _identity(family: str, suffix: str, method: str, epochs: int, settings: tuple[tuple[str, Any], ...]) -> str:
     """Kept, since every table asks for the same ones."""
-    return identity(recipe_of(family, method, epochs, dict(settings)), method)
+    return identity(recipe_of(family, f"{method}{suffix}", epochs, dict(settings)), method)
 
 
 def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
@@ -110,31 +110,40 @@ def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
 def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True,
                      shared: bool = False) -> float:
     """Training, and judging where it is to be waited for."""
+    judging = judging_seconds(step, plan, results) * judged
+    if step.needs is not None:
+        passes = step.epochs * DETECTED_IMAGES / DETECTED_PER_SECOND
+        return START_SECONDS + passes * (SHARERS if shared else 1) + judging
     images = step.epochs * plan.images * (1 - float(step.settings.get("data.holdout") or 0))
-    speed = expected_speed(pace_of(step.method, step.settings), results, shared)
-    training = images / speed + step.epochs * EPOCH_SECONDS
-    return START_SECONDS + training + COMPILE_SECONDS * (not compiled) + judging_seconds(step, plan, results) * judged
+    speed = expected_speed(pace_of(step.method, step.settings), results, shared, plan.speeds)
+    training = images / speed + step.epochs * plan.speeds.epoch_seconds
+    return START_SECONDS + training + plan.speeds.compile_seconds * (not compiled) + judging
 
 
-def expected_speed(pace: str, results: Results, shared: bool) -> float:
+def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -> float:
     """Images a second: the least that runs of its pace had under like conditions, else a first guess.
 
-    The least, since a run that does not end in time is lost, and one that ends early loses nothing. For the same reason
-    a run beside others is never expected to be faster than the guess: the mark says that others were there for some of
-    the time, and one that was alone for most of it says nothing of two side by side.
+    The least, since a run that does not end in time is lost, and one that ends early loses nothing. A guess is
+    corrected by the slowest run of any pace, beside what was guessed for that one. A single run corrects it downwards
+    only: if it was alone for most of its time, it says nothing of two side by side.
     """
-    mine = [float(result["images_per_second"]) for result in results.values()
-            if pace_of(result["method"], result["settings"]) == pace and result["images_per_second"]
-            and result["shared"] == shared]
-    guess = GUESS.get(pace, GUESSED) / (SHARERS if shared else 1)
+    share = SHARERS if shared else 1
+    measured = [(pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
+                for result in results.values() if result["images_per_second"] and result["shared"] == shared
+                and result["stage"] != "detect"]
+    mine = [speed for one, speed in measured if one == pace]
+    ratios = [speed * share / guesses.of(one) for one, speed in measured]
+    scale = min(ratios) if shared and len(ratios) > 1 else min([1.0, *ratios])
+    guess = guesses.of(pace) / share * scale
     return min([*mine, guess] if shared else mine or [guess])
 
 
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
     """A guess, or the longest that a run with as many evaluations took."""
-    tasks = len(plan.tasks[step.stage])
-    alike_ones = (float(result["judge_seconds"]) for result in results.values() if len(result["commands"]) == 1 + tasks)
-    return max([TASK_SECONDS * tasks, *alike_ones])
+    tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
+    alike_ones = (float(result["judge_seconds"]) for result in results.values()
+                  if len(result.get("commands", ())) == 1 + tasks)  # one that is trained and not judged has none
+    return max([plan.speeds.task_seconds * tasks, *alike_ones])
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:

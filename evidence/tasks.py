@@ -20,6 +20,11 @@ RUN = "{run}"  # stands for the run folder
 class Task:
     words: tuple[str, ...]
     keeps: Callable[[dict[str, Any]], Kept]
+    seeds: tuple[int, ...] = ()  # the seeds whose runs are asked; empty: all
+    not_for: tuple[str, ...] = ()  # methods that do not have what it measures
+
+    def is_for(self, method: str, seed: int) -> bool:
+        return method not in self.not_for and (not self.seeds or seed in self.seeds)
 
     def of(self, run: str) -> list[str]:
         return ["evaluate", self.words[0], run, *self.words[1:]]
@@ -57,6 +62,11 @@ def transferred(found: dict[str, Any]) -> Kept:
     return {str(result["data"]): result["accuracy"] for result in found["results"]}
 
 
+def transferred_as(name: str) -> Callable[[dict[str, Any]], Kept]:
+    """Of one data set that is no folder of the registry, so that its name says where it lay."""
+    return lambda found: {name: found["results"][0]["accuracy"]}
+
+
 def episodes(found: dict[str, Any]) -> Kept:
     """`omniglot_1` and, over its episodes, `omniglot_1_interval`."""
     kept: dict[str, float | None] = {}
@@ -76,6 +86,23 @@ CIFAR_FINAL = (
     Task(("variance", "--split", "test"), spread()),
     Task(("variance", "--split", "train"), spread("train_")),
     Task(("linear", "--data", "data/cifar10.npz", "--split", "test"), accuracy("crossed")),
+    Task(("transfer", "--root", "data", "--sets", "pets"), transferred),
+    Task(("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
+         episodes),
+)
+IMAGENET_PILOT = CIFAR_PILOT
+# the projector of a classifier is that classifier: its outputs are no features
+PROJECTOR = Task(("variance", "--split", "train", "--layer", "projector"), spread("projector_"),
+                 not_for=("crossentropy",))
+IMAGENET_FINAL = (
+    Task(("knn", "--split", "test", "--k", "20,200"), neighbours),
+    Task(("linear", "--split", "test"), accuracy("linear")),
+    Task(("linear", "--split", "test", "--probe", "sgd"), accuracy("linear_sgd"), seeds=(0,)),
+    Task(("variance", "--split", "test"), spread()),
+    Task(("variance", "--split", "train"), spread("train_")),
+    PROJECTOR,
+    Task(("transfer", "--data", "data/cifar10.npz"), transferred_as("cifar10")),
+    Task(("transfer", "--data", "data/cifar100.npz"), transferred_as("cifar100")),
     Task(("transfer", "--root", "data", "--sets", "pets"), transferred),
     Task(("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
          episodes),

@@ -240,6 +240,25 @@ def test_table_gives_ratio_and_judges(parts: dict[str, ModuleType]) -> None:
     assert lines[3] == "agree: needs --data"
 
 
+def test_what_was_not_run_itself_stands_apart(parts: dict[str, ModuleType]) -> None:
+    """A figure of another machine, and a rewrite from a description, are no peers measured side by side."""
+    report = parts["step_report"]
+    published = {"name": "a library (published)", "rate": 500.0}
+    rewrite = a_record("imagenet", 3000, 800)["peers"][0] | {"name": "released code's step, from its description"}
+    rows = [a_record("supcon", 35000, 10000), a_record("vit", 2000, 1, peers=[published], ratio=4.0),
+            a_record("imagenet", 3000, 1, peers=[rewrite], ratio=3.75)]
+    by_work = {line.split("  ")[0]: line for line in report.table(rows).splitlines()}
+    assert "4.00" not in by_work["work of vit"]
+    assert "3.75" not in by_work["work of imagenet"]
+    assert "3.50" in by_work["work of supcon"]
+    for text in (report.short(rows), report.markdown(rows)):
+        side_by_side, apart = text.split("For orientation")
+        assert "a library" not in side_by_side
+        assert rewrite["name"] not in side_by_side
+        assert "| a library (published) | 500.0 | 4.0 | its own figure, from another machine |" in apart
+        assert rewrite["name"] in apart
+
+
 def test_command_gets_lightlys_simsiam_of_the_same_call(parts: dict[str, ModuleType]) -> None:
     command = a_record("command", 40000, 1, wall={"rate": 36000.0, "epoch_s": 1.5}, peers=[])
     parts["step"].beside_command([a_record("supsiam", 36000, 9000), command])
@@ -283,4 +302,8 @@ def test_the_readme_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None
     found = re.search(r"<!-- step-h200 -->\n(.*?)<!-- end step-h200 -->", page, re.S)
     assert found
     assert found[1] == report.short(report.read(ROOT / "benchmarks" / "results" / "step-h200.json"))
-    assert found[1].count("\n") == 7  # a head, and what has a peer
+    side_by_side, apart = found[1].split("For orientation")
+    assert side_by_side.count("| lightly ") == 3
+    for name in ("stable-pretraining", "released code's step"):
+        assert name not in side_by_side
+        assert name in apart

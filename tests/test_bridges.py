@@ -14,7 +14,7 @@ from supancl.encoders import EncoderSpec
 from supancl.heads import MLP
 from supancl.losses import Align, Contrast
 from supancl.methods import METHODS, assemble
-from supancl.pools import Queue
+from supancl.pools import PoolSpec, Queue
 from tests.helpers import POOLS, pool_and_reference, some_labels, units
 
 BATCH, WIDTH, CLASSES = 6, 5, 8
@@ -157,6 +157,27 @@ def test_an_empty_pool_is_no_pool(with_pool, without, positives, kind):
     one = Contrast(positives=positives, against=with_pool)(anchors, targets, labels, empty(kind)).total
     other = Contrast(positives=positives, against=without)(anchors, targets, labels).total
     assert_equal_with_gradients(one, other, anchors, targets)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3, 4, 5], [0, 0, 1, 1, -1, 2]])
+@pytest.mark.parametrize("name", ["moco2", "supmoco"])
+def test_a_queue_that_starts_random_is_negatives_and_nothing_else(name, labels):
+    """The released code's first step: -log softmax of the positives, with every random vector in the denominator."""
+    anchors, targets, labels = batch(labels)
+    loss = METHODS[name].loss
+    pool = PoolSpec("queue", 16, start="random").build(WIDTH, CLASSES, unlabelled=True).double()
+    totals = []
+    for view in range(2):
+        for i in range(BATCH):
+            facing = targets[1 - view]
+            candidates = facing[i : i + 1] if name == "moco2" else facing
+            own = [j for j in range(BATCH) if j == i or (labels[i] >= 0 and labels[j] == labels[i])]
+            logits = torch.cat([candidates, pool.stored().targets]) @ anchors[view, i] / loss.temperature
+            logs = F.log_softmax(logits, 0)
+            totals.append(-logs[[0] if name == "moco2" else own].mean())
+    assert_equal_with_gradients(
+        loss(anchors, targets, labels, pool).total, torch.stack(totals).mean(), anchors, targets
+    )
 
 
 def test_supmoco_does_not_tell_a_pooled_target_from_one_of_the_batch():

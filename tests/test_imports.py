@@ -30,7 +30,8 @@ LAYERS = (
     {"report"},
     {"console"},
     {"flags"},
-    {"studies", "commands"},
+    {"commands"},
+    {"studies"},  # some take encoders and their flags, as commands do
     {"api"},
     {""},  # the package itself, with its public names
     {"cli"},

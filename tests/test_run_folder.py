@@ -200,7 +200,8 @@ def test_classes_are_read_as_names_whatever_stands_there(tmp_path, classes):
 def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"recipe.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "tensorboard", ".lock"}
+    assert names == {"recipe.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "projector.safetensors",
+                     "tensorboard", ".lock"}
     assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt", ".sha256"}
 
 

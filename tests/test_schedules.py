@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from supancl import recipe
+from supancl.recipes.recipe import resolve_warmup
 from supancl.schedules import ScheduleSpec, ema_momentum, learning_rate
 
 EPOCHS, STEPS, PEAK = 10, 5, 0.4
@@ -62,10 +64,18 @@ def test_by_epoch_the_rate_changes_once_an_epoch_along_the_same_curve(warmup):
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 10, 41])
 def test_a_run_shorter_than_its_warm_up_still_reaches_its_peak_and_decays(epochs):
-    values = rates(ScheduleSpec(warmup_epochs=40), epochs=epochs)
+    resolved = resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": epochs}))
+    values = rates(resolved.schedule, epochs=epochs)
     assert max(values) == pytest.approx(PEAK)
     assert min(values) >= 0
     assert values[-1] < PEAK / 2
+
+
+@pytest.mark.parametrize("warmup", [6, 10, 40])
+def test_the_schedule_cuts_nothing_by_itself(warmup):
+    values = rates(ScheduleSpec(warmup_epochs=warmup))
+    warm = min(warmup, EPOCHS) * STEPS
+    assert values[:warm] == pytest.approx([PEAK * (step + 1) / (warmup * STEPS) for step in range(warm)], rel=1e-12)
 
 
 @pytest.mark.parametrize(("start", "steps"), [(0.996, 100), (0.99, 7), (0.0, 4)])

@@ -6,7 +6,7 @@ Align(kind='align', alpha=0.5, form='cosine', samples=None)
 """
 
 from supancl.branches import Branches, BranchSpec, HeadSpec
-from supancl.checkpoint import load_encoder
+from supancl.checkpoint import load_encoder, load_projector
 from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
@@ -37,6 +37,6 @@ __all__ = [
     "Crops", "CrossEntropy", "Data", "DataSpec", "Encoder", "EncoderSpec", "HeadSpec", "Interrupted", "Masks", "Method",
     "NonFinite", "Pool", "PoolSpec", "Prototypes", "Queue", "Recipe", "Reporter", "Run", "SupanclError", "Terms",
     "collapse", "effective_rank", "ema_momentum", "embed", "few_shot", "from_arrays", "import_checkpoint",
-    "knn_accuracy", "learning_rate", "linear_accuracy", "linear_probe", "load_encoder", "open_data", "open_encoder",
-    "pretrain", "recipe", "register", "transfer", "variance",
+    "knn_accuracy", "learning_rate", "linear_accuracy", "linear_probe", "load_encoder", "load_projector", "open_data",
+    "open_encoder", "pretrain", "recipe", "register", "transfer", "variance",
 ]

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from supancl.config import from_json, to_json
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import beside, digest, reason, write_atomically, write_text
+from supancl.heads import MLP
 
 SCHEMA_VERSION = 1
 KEPT = 2
@@ -75,7 +76,12 @@ class Writer:
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
         """`save_encoder` of the encoder as it is now."""
         metadata = _metadata(encoder, classes, recipe)
-        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: _write_encoder(path, kept, metadata))
+        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
+
+    def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
+        """`save_projector` of the projector as it is now."""
+        metadata = _projector_metadata(projector, recipe)
+        self._hand_over("projector", projector.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
 
     def wait(self) -> None:
         """Until everything is on disk; raises what kept it from getting there."""
@@ -230,13 +236,46 @@ def _save(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, file)
 
 
+# --- safetensors files ------------------------------------------------------------------------------------------------
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and metadata so that equal content gives equal bytes, and nobody sees half a file."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+
+    def write(temporary: Path) -> None:
+        save_file(plain, temporary, metadata=dict(metadata))
+        _sort_header(temporary)
+
+    write_atomically(path, write)
+
+
+def _sort_header(file: Path) -> None:
+    """Rewrite the header of a safetensors file in one order; the library takes a hash map's, which changes.
+
+    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at the offsets it
+    states, which count from its end: as long as the length stays, nothing else moves.
+    """
+    with open(file, "r+b") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(length))
+        metadata = dict(sorted(header.pop("__metadata__").items()))
+        tensors = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
+        entries = {name: {key: entry[key] for key in ("dtype", "shape", "data_offsets")} for name, entry in tensors}
+        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise RuntimeError(f"the header of {file.name} grew from {length} to {len(text)} bytes when it was sorted")
+        opened.seek(8)
+        opened.write(text.ljust(length))
+
+
 # --- the encoder alone ------------------------------------------------------------------------------------------------
 
 
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
     """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
-    _write_encoder(path, weights, _metadata(encoder, classes, recipe))
+    save_safetensors(path, weights, _metadata(encoder, classes, recipe))
 
 
 def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[str, str]:
@@ -253,27 +292,77 @@ def _metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) -> dict[s
     }
 
 
-def _write_encoder(path: Path, weights: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    plain = {name: value.contiguous() for name, value in weights.items()}
-    write_atomically(path, lambda temporary: save_file(plain, temporary, metadata=metadata))
+def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
+    """projector.safetensors: the weights of the online projector, and the spec of its layers."""
+    weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
+    save_safetensors(path, weights, _projector_metadata(projector, recipe))
+
+
+def _projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
+    head, width = MLP.describe(projector.state_dict())
+    return {"schema_version": str(SCHEMA_VERSION), "head": json.dumps(to_json(head)), "input_width": str(width),
+            "recipe": recipe}
+
+
+def load_projector(path: Path | str) -> nn.Sequential:
+    """The online projector of a run folder, or of the run whose encoder.safetensors this is, in eval mode.
+
+    Runs of 0.1.0 wrote no projector.safetensors; theirs is taken from the checkpoint that the encoder is from.
+    """
+    folder = Path(path).parent if Path(path).name == "encoder.safetensors" else Path(path)
+    file = folder / "projector.safetensors"
+    if file.exists():
+        weights, (described, width) = _read_described(file, "a projector", "head", "input_width")
+        head = from_json(MLP, described, "head")
+    else:
+        weights = _projector_of_checkpoint(folder)
+        head, width = MLP.describe(weights)
+    projector = head.build(width)
+    try:
+        projector.load_state_dict(weights)
+    except RuntimeError:
+        raise BadInput(f"{file}: its tensors do not fit its description; copy it again") from None
+    return projector.eval()
+
+
+def _projector_of_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Of the newest checkpoint that holds the same encoder as encoder.safetensors does."""
+    encoder = read_safetensors(encoder_file(folder))[0] if (folder / "encoder.safetensors").exists() else {}
+    for file in reversed(checkpoints(folder / "checkpoints")):
+        try:
+            state = load_checkpoint(file)["branches"]
+        except Damaged:
+            continue
+        if encoder and all(torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value)
+                           for name, value in encoder.items()):
+            return {name.removeprefix("projector."): value for name, value in state.items()
+                    if name.startswith("projector.")}
+    raise BadInput(f"{folder} has no projector.safetensors, and no checkpoint with the projector of its encoder; name "
+                   "a run folder that has, finish the run with --resume, or choose another --layer")
 
 
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder of a run folder or of an encoder.safetensors, in eval mode."""
     file = encoder_file(Path(path))
-    weights, metadata = read_safetensors(file)
-    try:
-        version, described = int(metadata["schema_version"]), json.loads(metadata["encoder"])
-    except (KeyError, ValueError, RecursionError):
-        raise BadInput(f"{file}: no description of an encoder in it; was it written by supancl?") from None
-    if version > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    weights, (described,) = _read_described(file, "an encoder", "encoder")
     try:
         encoder = from_json(EncoderSpec, described, "encoder").build()
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     load_weights(encoder, weights, file)
     return encoder.eval()
+
+
+def _read_described(file: Path, what: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
+    """The weights in a file, and what its metadata say under these keys."""
+    weights, metadata = read_safetensors(file)
+    try:
+        version, described = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
+    except (KeyError, ValueError, RecursionError):
+        raise BadInput(f"{file}: no description of {what} in it; was it written by supancl?") from None
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+    return weights, described
 
 
 def initialize(encoder: Encoder, path: Path | str) -> None:

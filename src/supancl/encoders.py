@@ -18,6 +18,7 @@ from supancl.errors import BadInput, counted, nearest
 
 # vision transformers whose names say how large the patches are that they cut an image into
 PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
+PROJECTOR = "projector"  # the layer of a run that comes after its encoder
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -56,6 +57,7 @@ class Encoder(nn.Module):
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
         self.body: nn.Module
         self.body, self.width = _build(spec)
+        self.projector: nn.Module | None = None  # that of its run, where features of it are asked for
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
@@ -69,12 +71,16 @@ class Encoder(nn.Module):
     def features(self, images: Tensor, layer: str = "pooled") -> Tensor:
         """One vector for each image from any depth: what `layer` gives, a module of the body by name.
 
-        "pooled" is the encoder's own output. A map is averaged over its places; of tokens the class token is
+        "pooled" is the encoder's own output, "projector" what its run's projector makes of it, where that was loaded
+        (`load_projector`). A map is averaged over its places; of tokens the class token is
         taken where the encoder reads its own output there, else their mean. No norm is added that the layer does
         not have. A module that is called more than once counts by its last call.
         """
         if layer == "pooled":
             return self(images)  # type: ignore[no-any-return]
+        if layer == PROJECTOR and self.projector is not None:
+            projections: Tensor = self.projector(self(images))
+            return projections
         self._check_name(layer)
         seen: list[Any] = []
         handle = self.body.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append(output))
@@ -90,7 +96,7 @@ class Encoder(nn.Module):
     @torch.inference_mode()
     def check_layer(self, layer: str) -> None:
         """Refuse a layer that `features` would refuse, before there are any images: a blank one is tried."""
-        if layer == "pooled":
+        if layer == "pooled" or (layer == PROJECTOR and self.projector is not None):
             return
         self._check_name(layer)
         shape = (self.size,) if self.spec.name == "linear" else (self.spec.channels, self.size, self.size)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from supancl.config import Count
 
@@ -14,15 +15,36 @@ from supancl.config import Count
 class MLP:
     """Widths of the hidden layers and of the output, and where batch norm and bias stand.
 
+    A hidden width of None is that of what comes in: the encoder's, for a projector.
+
     >>> MLP(hidden=(512,), out=2048).build(2048)[-1].out_features
     2048
     """
 
-    hidden: tuple[Count, ...] = ()
+    hidden: tuple[Count | None, ...] = ()
     out: Count | None = None  # None: the number of classes, for a classifier
     norm: Literal["batch", "none"] = "batch"
     last_norm: Literal["none", "batch", "batch-no-affine"] = "none"
     bias: Literal["auto", "none"] = "auto"  # auto: wherever no batch norm follows and would cancel it
+
+    @staticmethod
+    def describe(weights: Mapping[str, Tensor]) -> tuple[MLP, int]:
+        """The spec and the input width of the head that these weights, named as `build` names them, belong to.
+
+        >>> spec = MLP(hidden=(8,), out=4, last_norm="batch")
+        >>> MLP.describe(spec.build(6).state_dict()) == (spec, 6)
+        True
+        """
+        linear = sorted(int(name.split(".")[0]) for name, value in weights.items() if value.ndim == 2)
+        normed = [f"{place + 1}.running_mean" in weights for place in linear]
+        biased = [f"{place}.bias" in weights for place in linear]
+        widths = [len(weights[f"{place}.weight"]) for place in linear]
+        affine = f"{linear[-1] + 1}.weight" in weights
+        return MLP(
+            tuple(widths[:-1]), widths[-1], "batch" if not linear[:-1] or normed[0] else "none",
+            "none" if not normed[-1] else "batch" if affine else "batch-no-affine",
+            "auto" if all(norm != bias for norm, bias in zip(normed, biased, strict=True)) else "none",
+        ), weights[f"{linear[0]}.weight"].shape[1]
 
     @property
     def depth(self) -> int:
@@ -32,7 +54,8 @@ class MLP:
         if self.out is None:
             raise ValueError("MLP.out is not known yet; give it the number of classes first")
         layers: list[nn.Module] = []
-        for hidden in self.hidden:
+        for wanted in self.hidden:
+            hidden = width if wanted is None else wanted
             normed = self.norm == "batch"
             layers.append(nn.Linear(width, hidden, bias=self.bias == "auto" and not normed))
             if normed:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from supancl.config import Count, Fraction
 from supancl.distributed import ALONE, Part, Ranks
 
-EMPTY = -2  # the label of a slot that holds nothing; -1 is that of a target without one
+EMPTY = -2  # the label of a slot that holds nothing
+UNLABELLED = -1  # that of a target without a label
 
 
 class Stored(NamedTuple):
@@ -37,12 +39,16 @@ class PoolSpec:
     size: Count = 8192
     rate: Fraction = 0.9  # of a prototype: how much of the old value one push keeps
     sharded: bool = False  # prototypes: each of several ranks holds those of its share of the classes
+    start: Literal["empty", "random"] = "empty"  # random: a queue full of unit vectors without a label, as in MoCo
 
     def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = ALONE) -> Pool | None:
         if self.kind == "none":
             return None
         if self.kind == "queue":
-            return Queue(self.size, width, classes, unlabelled=unlabelled)
+            queue = Queue(self.size, width, classes, unlabelled=unlabelled)
+            if self.start == "random":
+                queue.fill_randomly()
+            return queue
         if self.kind == "class-queues":
             return ClassQueues(self.size, width, classes)
         if self.sharded and ranks.size > 1:
@@ -197,6 +203,15 @@ class Queue(_Rings):
     def __init__(self, size: int, width: int, classes: int, unlabelled: bool = False) -> None:
         super().__init__(1, size, width, classes)
         self.unlabelled = unlabelled
+
+    @torch.no_grad()
+    def fill_randomly(self) -> None:
+        """Fill every slot with a random unit vector without a label: a negative for all anchors, a positive for none.
+
+        Drawn from torch's global generator, which a run seeds before its weights are drawn.
+        """
+        self.targets[:-1] = F.normalize(torch.randn_like(self.targets[:-1]), dim=1)
+        self.labels[:-1] = UNLABELLED
 
     def _slots(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         keep = torch.ones_like(labels, dtype=torch.bool) if self.unlabelled else labels >= 0

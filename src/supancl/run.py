@@ -26,7 +26,8 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 class RunFolder:
-    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, tensorboard/, evaluate/."""
+    """recipe.json, metrics.jsonl, checkpoints/, encoder.safetensors, projector.safetensors, tensorboard/,
+    evaluate/."""
 
     row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int, "epoch": int}  # every row of metrics.jsonl
 
@@ -34,6 +35,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.encoder = path / "encoder.safetensors"
+        self.projector = path / "projector.safetensors"
         self.recipe_file = path / "recipe.json"
         self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"

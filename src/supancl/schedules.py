@@ -25,7 +25,9 @@ class ScheduleSpec:
 def learning_rate(
     spec: ScheduleSpec, peak: float, epochs: int, steps_per_epoch: int, predictor: bool = False
 ) -> Schedule:
-    """step (0, 1, ...) -> learning rate of that step.
+    """step (0, 1, ...) -> learning rate of that step, as the spec says it.
+
+    A warm-up that leaves no epochs to decay in is for the recipe to shorten (recipes.recipe.resolve_warmup).
 
     >>> rate = learning_rate(ScheduleSpec(), peak=1.0, epochs=10, steps_per_epoch=1)
     >>> rate(0), round(rate(5), 3)
@@ -33,8 +35,7 @@ def learning_rate(
     """
     if predictor and spec.predictor == "constant":
         return lambda step: peak  # constant for the predictor, warm-up included: App. C
-    # a run cut short (--epochs 10 of a recipe with 40 warm-up epochs) must still reach its peak
-    warmup = min(spec.warmup_epochs, epochs // 2)
+    warmup = spec.warmup_epochs
 
     def rate(step: int) -> float:
         epoch = step / steps_per_epoch if spec.granularity == "step" else float(step // steps_per_epoch)

@@ -20,7 +20,7 @@ from supancl.data.views import Crops
 from supancl.errors import BadInput, counted
 from supancl.losses import CrossEntropy
 from supancl.recipes import Recipe
-from supancl.recipes.recipe import TrainSpec, validated_recipe
+from supancl.recipes.recipe import TrainSpec, resolve_warmup, validated_recipe
 from supancl.run import RunFolder, next_folder
 
 # field -> the value that asks for nothing; a run may change these as it goes on: they say how a step is run and what is
@@ -229,13 +229,14 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
         check_apart(recipe.data.source, folder.path)
         if init is not None:
             encoder_file(Path(init))
-        return with_short_side(recipe)
+        return with_short_side(resolve_warmup(recipe))
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     kept, _ = folder.read_recipe()
     if recipe is None:
         return kept
-    old, new = flattened(replace(kept, sources={})), flattened(replace(with_short_side(recipe), sources={}))
+    old, new = flattened(replace(kept, sources={})), flattened(
+        replace(with_short_side(resolve_warmup(recipe)), sources={}))
     for key, value in new.items():
         if key in HOW:
             continue

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from supancl.capture import from_compiler
-from supancl.checkpoint import Writer, initialize, load_newest, readable, save_encoder
+from supancl.checkpoint import Writer, initialize, load_newest, readable, save_encoder, save_projector
 from supancl.data.sources import Data, open_data
 from supancl.data.stream import stream_remarks
 from supancl.distributed import Ranks, desynchronize, opened
@@ -26,6 +26,7 @@ from supancl.files import reason
 from supancl.layers import plain
 from supancl.monitor import alarm, all_the_same, going_on
 from supancl.recipes import Recipe
+from supancl.recipes.recipe import describe_resolution
 from supancl.reuse import is_kept, trainer_for
 from supancl.run import MetricsLog, NoLog, RunFolder
 from supancl.signals import signals_noted
@@ -105,6 +106,8 @@ def _pretrained(
     reporter: Reporter, ranks: Ranks,
 ) -> Run:
     settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
+    if recipe is not None and (line := describe_resolution(recipe, settings)):
+        reporter.note(line)
     device, found = ranks.each(lambda: _means(settings, data, reporter, ranks))
     chosen = with_speed(settings, device, len(found.train), ranks.size)
     for name in KEPT:
@@ -206,6 +209,8 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
         folder.note_setting(trainer.recipe, "data", "source")  # they may have moved
     if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would end with it
         save_encoder(folder.encoder, trainer.branches.encoder, data.classes, trainer.recipe.name)  # type: ignore[arg-type]
+    if trainer.step == trainer.steps and not readable(folder.projector):
+        save_projector(folder.projector, trainer.branches.projector, trainer.recipe.name)
     folder.keep_metrics_until(trainer.step)
 
 
@@ -334,7 +339,7 @@ def _close_epoch(
     trainer: Trainer, folder: RunFolder, data: Data, targets: Tensor, log: MetricsLog, reporter: Reporter,
     writer: Writer,
 ) -> None:
-    """What an epoch ends with: the monitor's values, and the encoder as it is now."""
+    """What an epoch ends with: the monitor's values, and the encoder and the projector as they are now."""
     settings, encoder = trainer.recipe.train, trainer.branches.encoder
     done = trainer.step // trainer.steps_per_epoch
     if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
@@ -349,6 +354,7 @@ def _close_epoch(
     for remark in dict.fromkeys(chain.from_iterable(trainer.ranks.everyones(own))):
         reporter.warn(remark)
     trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]
+    trainer.ranks.once(lambda: writer.save_projector(folder.projector, trainer.branches.projector, trainer.recipe.name))
 
 
 def _tell_collapse(trainer: Trainer, folder: RunFolder, reporter: Reporter, writer: Writer) -> None:

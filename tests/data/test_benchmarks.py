@@ -1,12 +1,8 @@
-"""The benchmark registry: rows against the paper, official layouts in small, real data, and data that are not whole."""
+"""The benchmark registry: rows against the paper, official layouts in small, and data that are not whole."""
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import shutil
-import tarfile
-import tempfile
+import hashlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +31,11 @@ from supancl.data.images import decode
 from supancl.data.sources import DataSpec
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
+from tests.facts import CLASS_LIST, read_tables
 from tests.files import archive, noise
 from tests.helpers import property_test
 
 REPOSITORY = Path(__file__).parents[2]
-SHARED = REPOSITORY.parent / "shared"
 TRANSFER = [
     "cifar10", "cifar100", "dtd", "food101", "mit67", "sun397", "caltech101", "cub200", "dogs", "flowers102", "pets",
 ]
@@ -82,16 +78,11 @@ def test_the_rows_are_those_of_the_paper():
 
 
 def paper_table():
-    """(use, first word of the data set's name) -> (classes, sizes, metric), from the paper's source."""
-    text = (SHARED / "paper" / "supervised-ancl.tex").read_text(encoding="utf-8")
-    table = text[text.index(r"\label{datasets}"):]
+    """(use, first word of the data set's name) -> (classes, sizes, metric), as the paper prints them."""
     rows, use = {}, "transfer"
-    for line in table[: table.index(r"\bottomrule")].splitlines():
-        cells = [cell.strip() for cell in line.rstrip("\\ ").split("&")]
-        use = "few-shot" if "Few-shot" in cells[0] else use
-        if len(cells) == 7 and cells[2].isdigit():
-            sizes = tuple(int(cell) for cell in cells[3:6] if cell)
-            rows[use, re.split(r"\s*[\\(]", cells[1])[0]] = (int(cells[2]), sizes, cells[6])
+    for category, name, classes, *sizes, metric in read_tables()["sizes"].rows:
+        use = "few-shot" if "Few-shot" in category else use
+        rows[use, name.split(" (")[0]] = (int(classes), tuple(int(size) for size in sizes if size), metric)
     return rows
 
 
@@ -123,9 +114,11 @@ def test_other_names_and_unknown_names():
     assert message(benchmark, "pet") == "no benchmark 'pet'; did you mean 'pets'?"
 
 
-def test_the_imagenet100_list_is_the_shared_one_in_its_order():
-    assert list(layouts.imagenet100_classes()) == (SHARED / "data" / "imagenet100_classes.txt").read_text().split()
-    assert len(set(layouts.imagenet100_classes())) == 100
+def test_the_imagenet100_list_is_the_published_one_in_its_order():
+    names = layouts.imagenet100_classes()
+    written = "".join(f"{name}\n" for name in names).encode()
+    assert hashlib.sha256(written).hexdigest() == CLASS_LIST.read_text().split()[0]
+    assert len(set(names)) == 100
 
 
 def test_where_text_says_what_to_download_and_how_to_check():
@@ -566,62 +559,6 @@ def test_an_unreadable_image_is_skipped_only_if_asked(tmp_path, monkeypatch):
     assert len(source.splits["test"]) == 8
 
 
-# --- the real data ----------------------------------------------------------------------------------------------------
-
-
-def roomy() -> Path | None:
-    """A folder in memory, where there is one: fifty thousand small files take a busy disk minutes."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 4e9 else None
-
-
-@pytest.fixture(scope="module")
-def real():
-    """The shared data as their own script unpacks them."""
-    spec = importlib.util.spec_from_file_location("unpack", SHARED / "data" / "unpack.py")
-    unpack = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(unpack)
-    with tempfile.TemporaryDirectory(dir=roomy()) as folder:
-        root = Path(folder)
-        for name in ("cifar10", "cifar100", "pets", "gtsrb"):
-            unpack.SETS[name](root)
-        with tarfile.open(SHARED / "data" / "omniglot.tar.xz") as packed:  # extractall takes three times as long
-            for member in packed:
-                path = root / "omniglot" / member.name
-                if member.isfile():
-                    path.write_bytes(packed.extractfile(member).read())
-                else:
-                    path.mkdir(parents=True, exist_ok=True)
-        yield root
-
-
-@pytest.mark.parametrize("name", ["cifar100", "pets", "traffic-signs", "omniglot"])
-def test_the_real_data_are_whole(real, name):
-    check = check_benchmark(name, real)
-    assert check.ok, check.lines
-    row = BENCHMARKS[name]
-    wanted = dict(zip(("train images", "val images", "test images"), row.split or (), strict=False))
-    wanted |= {"few-shot images": row.images} if row.images else {}
-    assert {one.what: one.found for one in check.rows} == wanted | {"classes": row.classes}
-
-
-@pytest.mark.parametrize("name", ["cifar10", "pets"])
-def test_real_transfer_data_open_with_disjoint_stratified_splits(real, name):
-    source = open_benchmark(name, real, spec=DataSpec(short_side=16))
-    row = BENCHMARKS[name]
-    assert tuple(len(source.splits[split]) for split in ("train", "val", "test")) == row.split
-    assert source.classes == tuple(sorted(source.classes))
-    names = [split.named(every(split)) for split in source.splits.values()]
-    assert len(set().union(*names)) == sum(map(len, names)) == sum(row.split)
-    share = row.split[1] / (row.split[0] + row.split[1])
-    train, val = (torch.bincount(source.splits[split].labels, minlength=row.classes) for split in ("train", "val"))
-    assert bool(((val - share * (train + val)).abs() < 1).all())
-    pixels = source.splits["test"].batch(torch.tensor([0])).pixels
-    assert pixels.shape[1] == 3
-    assert len(pixels.unique()) > 10
-    assert source.remarks == ()
-
-
 def test_signs_in_class_folders_are_those_of_test_whatever_lies_beside(tmp_path):
     for split, count in (("train", 5), ("test", 2)):
         for name in ("00000", "00001"):
@@ -636,22 +573,3 @@ def test_the_dogs_that_are_in_imagenet100_are_counted():
     """Of the class numbers between the first and the last breed, only the coyote is none of the 120."""
     names = [name for name in layouts.imagenet100_classes() if "n02085620" <= name <= "n02116738"]
     assert f"{len(set(names) - {'n02114855'})} of the 120 breeds" in BENCHMARKS["dogs"].remarks[0]
-
-
-def test_real_fc100_has_the_seals_of_cifar100(real):
-    cifar100, fc100 = open_benchmark("cifar100", real).splits["test"], open_benchmark("fc100", real)
-    part = fc100.splits["train"]
-    assert torch.bincount(part.labels).tolist() == [600] * 20
-    seals = part.batch((part.labels == FC100_TEST.index("seal")).nonzero()[:, 0]).pixels
-    theirs = cifar100.batch((cifar100.labels == 72).nonzero()[:, 0]).pixels  # 72 of 100 in the published list
-    assert len(theirs) == 100
-    assert torch.equal(theirs, seals[-100:])
-
-
-def test_real_drawings_and_signs_decode(real):
-    drawings = layouts.omniglot(find_benchmark("omniglot", real).folder).entries
-    assert set(Counter(label for _, _, label in drawings).values()) == {20}
-    assert decode(drawings[0][1], 1).unique().tolist() == [0, 255]
-    signs = layouts.test_folders(find_benchmark("gtsrb", real).folder).entries
-    assert sorted({label for _, _, label in signs}) == [f"{i:05d}" for i in range(43)]
-    assert decode(signs[0][1]).shape == (3, 32, 32)

@@ -88,21 +88,6 @@ def test_coco_s_own_folders_are_found(tmp_path):
     assert test.image(0).shape == (3, SIDE, SIDE)
 
 
-def test_the_real_subset_opens(tmp_path):
-    import zipfile
-
-    archive = Path(__file__).parents[3] / "shared" / "data" / "voc2012_mini_s192.zip"
-    with zipfile.ZipFile(archive) as opened:
-        opened.extractall(tmp_path)
-    root = next(folder.parent for folder in tmp_path.rglob("VOC2012"))
-    train, test = open_scenes(DetectData(str(root), "2012"))
-    assert (len(train), len(test), len(train.classes)) == (800, 400, 20)
-    assert min(train.image(0).shape[1:]) == 192
-    assert train.classes[0] == "aeroplane"
-    assert train.classes[-1] == "tvmonitor"
-    assert sum(int(each.difficult.sum()) for each in (*train.scenes, *test.scenes)) > 100
-
-
 def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
     folder = write_voc(tmp_path, {"train": [0]})
     rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))

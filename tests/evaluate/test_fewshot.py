@@ -118,6 +118,55 @@ def test_small_classes_are_dropped_or_give_fewer_queries() -> None:
     assert few_shot(features, 4, 4, 1, 10).used == (1, 1)
 
 
+def draw_as_the_authors(sizes: dict[int, int], ways: int, shots: int, queries: int, random: np.random.Generator):
+    """An episode as {class: (support, queries)}: a class with too few images has its queries drawn with replacement."""
+    usable = [name for name, size in sizes.items() if size > shots]
+    episode = {}
+    for name in random.choice(usable, ways, replace=False):
+        images = random.permutation(sizes[name])
+        rest = images[shots:]
+        asked = rest[:queries] if len(rest) >= queries else random.choice(rest, queries)
+        episode[int(name)] = images[:shots], asked
+    return episode
+
+
+def test_queries_are_filled_with_replacement_as_a_loop_over_the_classes_does() -> None:
+    sizes, episodes = {0: 30, 1: 21, 2: 20, 7: 5, 8: 9}, 2000  # 7 is dropped, 2 and 8 have too few images
+    labels = torch.cat([torch.full((count,), name) for name, count in sizes.items()])
+    filled = sample_episodes(labels, 3, 5, 16, episodes, fill_queries=True)
+    plain = sample_episodes(labels, 3, 5, 16, episodes)
+    assert torch.equal(filled.support, plain.support)
+    assert torch.equal(filled.classes, plain.classes)
+    assert filled.query.shape == (episodes, 3, 16)
+    large = (plain.query >= 0).all(2)
+    assert torch.equal(filled.query[large], plain.query[large])
+    assert torch.equal(labels[filled.query], filled.classes[..., None].expand(-1, -1, 16))
+    assert not bool((filled.query[..., None] == filled.support[:, :, None]).any())
+    random = np.random.default_rng(7)
+    loop = [draw_as_the_authors(sizes, 3, 5, 16, random) for _ in range(episodes)]
+    for name in (0, 1, 2, 8):
+        theirs = [len(set(each[name][1])) for each in loop if name in each]
+        ours = [row.unique().numel() for row in filled.query[filled.classes == name]]
+        assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=0.15), name  # distinct images among the 16
+        asked = torch.bincount(filled.query[filled.classes == name].flatten(), minlength=len(labels))[labels == name]
+        assert asked.min() > 0.8 * asked.max(), name  # every image has its turn
+    shorter = sample_episodes(labels, 3, 5, 16, 310, fill_queries=True)
+    assert torch.equal(shorter.query, filled.query[:310])
+    assert sample_episodes(torch.arange(40) % 5, 3, 5, 16, 4, fill_queries=True).query.shape == (4, 3, 16)  # all small
+
+
+def test_filled_queries_weigh_every_class_alike() -> None:
+    labels = torch.cat([torch.full((count,), name) for name, count in {0: 30, 1: 30, 8: 9}.items()])
+    features = Features(torch.randn(len(labels), 12, generator=torch.Generator().manual_seed(0)), labels)
+    found = few_shot(features, 3, 5, 16, 10, fill_queries=True)
+    expected, _ = by_scikit_learn(features, sample_episodes(labels, 3, 5, 16, 10, fill_queries=True))
+    assert list(found.accuracies) == pytest.approx(expected)
+    assert found.accuracies != few_shot(features, 3, 5, 16, 10).accuracies
+    assert (found.used, found.to_json()["fill_queries"]) == ((16, 16), True)
+    with pytest.raises(BadInput, match="different episodes"):
+        paired_difference(found, few_shot(features, 3, 5, 16, 10))
+
+
 def test_normalised_features_do_not_know_their_scale() -> None:
     features = blobs(120, classes=6, noise=1.2)
     scales = torch.linspace(0.1, 9, 120)[:, None]

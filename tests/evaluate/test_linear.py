@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from supancl.errors import BadInput
 from supancl.evaluate import Features, linear_probe, sgd_probe
-from supancl.evaluate.linear import hold_out, shuffled
+from supancl.evaluate.linear import halve, hold_out, shuffled
 from tests.evaluate.blobs import blobs
 
 
@@ -44,6 +44,93 @@ def test_the_probe_is_scikit_learns_regression_at_the_chosen_weight() -> None:
     expected = 100 * model.score(rows(test.values).numpy(), test.labels.numpy())
     assert found.accuracy == pytest.approx(expected, abs=0.26)  # one image of 400, for float32
     assert json.loads(json.dumps(found.to_json()))["images"] == [180, 60, 400]
+
+
+def fitted_by_scikit_learn(fit: Features, scaled_by: Features, weight: float, asked: Features) -> torch.Tensor:
+    """Which rows the optimum answers right."""
+    values = scaled_by.values.double()
+
+    def rows(some: Features) -> torch.Tensor:
+        scaled = (some.values - values.mean(0)) / values.std(0, correction=0)
+        return torch.cat([scaled, torch.ones(len(scaled), 1)], 1)
+
+    model = LogisticRegression(C=1 / (2 * weight), fit_intercept=False, max_iter=5000, tol=1e-8)
+    model.fit(rows(fit).numpy(), fit.labels.numpy())
+    return torch.from_numpy(model.predict(rows(asked).numpy()) == asked.labels.numpy())
+
+
+WEIGHTS = (0.1, 1.0, 30.0, 1000.0)
+
+
+def test_other_features_choose_and_then_are_fitted_too() -> None:
+    train, choose, test = (blobs(120, noise=2.0, seed=seed) for seed in range(3))
+    found = linear_probe(train, test, choose, WEIGHTS)
+    both = Features(torch.cat([train.values, choose.values]), torch.cat([train.labels, choose.labels]))
+    scores = [float(fitted_by_scikit_learn(train, both, weight, choose).double().mean()) for weight in WEIGHTS]
+    assert list(found.held_out) == pytest.approx([100 * score for score in scores], abs=0.9)  # of a rough solution
+    assert found.weight == max(weight for weight, score in zip(WEIGHTS, scores, strict=True) if score == max(scores))
+    right = fitted_by_scikit_learn(both, both, found.weight, test)
+    assert found.accuracy == pytest.approx(100 * float(right.double().mean()))
+    assert (found.chosen_on, found.chosen_on_images, found.images) == ("held-out", 120, (120, 120, 120))
+    assert "weight_by_half" not in found.to_json()
+
+
+def test_of_halves_each_has_the_weight_that_is_best_on_the_other() -> None:
+    train, test = blobs(60, noise=2.0), blobs(201, noise=2.0, seed=1)
+    found = linear_probe(train, test, "halves", WEIGHTS)
+    half, right = halve(test.labels), {w: fitted_by_scikit_learn(train, train, w, test) for w in WEIGHTS}
+    expected = torch.zeros(201, dtype=torch.bool)
+    for mine, weight in zip((half, ~half), found.weight_by_half, strict=True):
+        counts = {each: int(right[each][~mine].sum()) for each in WEIGHTS}
+        assert counts[weight] == max(counts.values())
+        expected |= mine & right[weight]
+    assert found.accuracy == pytest.approx(100 * float(expected.double().mean()))
+    assert (found.chosen_on, found.chosen_on_images) == ("other half", 201)
+    assert found.weight == max(w for w in WEIGHTS if right[w].sum() == max(each.sum() for each in right.values()))
+    assert json.loads(json.dumps(found.to_json()))["weight_by_half"] == list(found.weight_by_half)
+
+
+def test_no_image_chooses_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong labels in one half change the weight of the other half alone."""
+    train, test = blobs(60, noise=2.0), blobs(200, noise=2.0, seed=1)
+    half = halve(test.labels)
+    monkeypatch.setattr("supancl.evaluate.linear.halve", lambda *_: half)
+    wrong = Features(test.values, torch.where(half, (test.labels + 1) % 4, test.labels))
+    before, after = (linear_probe(train, each, "halves", WEIGHTS) for each in (test, wrong))
+    assert before.weight_by_half[0] == after.weight_by_half[0]
+    assert before.weight_by_half[1] != after.weight_by_half[1]
+
+
+def test_halves_are_stratified() -> None:
+    labels = torch.cat([torch.full((40,), 3), torch.full((11,), 5), torch.full((1,), 7), torch.full((1,), 9)])
+    half = halve(labels, seed=4)
+    assert [abs(int(half[labels == name].sum()) - int((~half)[labels == name].sum())) for name in (3, 5, 7, 9)] == [
+        0, 1, 1, 1]
+    assert abs(int(half.sum()) - int((~half).sum())) == 1
+    assert torch.equal(half, halve(labels, seed=4))
+    assert not torch.equal(half, halve(labels, seed=5))
+
+
+def test_classes_of_one_image_are_fitted_and_choose_nothing() -> None:
+    train, test = blobs(61, classes=4), blobs(40, classes=4)
+    train = Features(train.values[1:], torch.where(train.labels[1:] > 0, train.labels[1:], 1))
+    train.labels[0] = 0
+    for choose in (None, "halves", Features(*(part[1:4] for part in test))):
+        found = linear_probe(train, test, choose)
+        assert found.classes == 4
+        assert found.accuracy > 50
+    assert not bool(hold_out(train.labels)[0])
+
+
+def test_test_images_may_lack_a_class_and_those_of_unknown_classes_are_wrong() -> None:
+    train, test = blobs(80), blobs(90, seed=1)
+    some = test.labels != 2
+    right = fitted_by_scikit_learn(train, train, 1.0, test)
+    found = linear_probe(train, Features(test.values[some], test.labels[some]), weights=(1.0,))
+    assert found.accuracy == pytest.approx(100 * float(right[some].double().mean()))
+    unknown = Features(test.values, torch.where(some, test.labels, 9))
+    found = linear_probe(train, unknown, weights=(1.0,))
+    assert found.accuracy == pytest.approx(100 * float((right & some).sum()) / 90)
 
 
 def test_a_dead_unit_does_no_harm() -> None:
@@ -101,9 +188,12 @@ def test_the_papers_settings_are_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("work", "line"),
     [
-        (lambda: linear_probe(blobs(40), blobs(40, classes=3)), "test split: no image of class 3"),
-        (lambda: linear_probe(Features(torch.randn(3, 2), torch.tensor([0, 0, 1])), blobs(4, 2, 2)),
-         "class 1 has 1 image; holding out a part of each class needs 2"),
+        (lambda: linear_probe(blobs(40), blobs(40, width=3)), "test features are 3 wide, train features 6"),
+        (lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
+         "every class has 1 image"),
+        (lambda: linear_probe(blobs(40), blobs(40), choose="half"), "choose = 'half' with 40 test images"),
+        (lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
+         "choose features: no image of the training classes"),
         (lambda: linear_probe(blobs(40), blobs(40), weights=()), "weights: at least one is needed"),
         (lambda: hold_out(torch.zeros(4), 1.0), "share = 1: must lie between 0 and 1"),
         (lambda: sgd_probe(lambda epoch: [], blobs(40)), "classes: the number of classes is needed"),

@@ -12,6 +12,7 @@ from evidence.__main__ import ROOT, main
 from evidence.answers import best_alpha, best_alphas, collapse_lines, gaps, pair_lines, summed_up, variance_lines
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
+from evidence.imagenet_page import imagenet_part
 from evidence.markdown import slug
 from evidence.page import write_page
 from evidence.plan import cifar_plan
@@ -35,6 +36,7 @@ LEVELS = {"supsiam": 74.0, "simsiam": 58.0, "supcon": 70.0, "simclr": 60.0, "alp
 def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "results", PLAN)
     page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "results" / "maps"))
+    page += imagenet_part(ROOT / "results" / "imagenet")
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == short_text(PLAN, results), "write it anew: make results"

@@ -39,11 +39,14 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     linear_of(run, seed=3)
     variance_of(run, split="train")
     transfer_of(run, run.recipe.data.source, "mean-per-class")
+    few_shot_of(run, run.recipe.data.source, 3, 5, episodes=3, fill_queries=True)
     assert set(kept(tmp_path)) == {
+        "fewshot-own-3w5s-filled-ep3",
         "knn", "knn-k1-loo", "knn-l2", "knn-test", "knn-whole", "knn-t0.07", "linear-sgd-e2-lr1.0", "linear-seed3",
         "variance-train", "transfer-own-mean-per-class"}
     assert kept(tmp_path)["knn"] == json.loads(json.dumps(first))
-    assert {result["base"] for result in kept(tmp_path).values()} == {"knn", "linear", "variance", "transfer-own"}
+    assert {result["base"] for result in kept(tmp_path).values()} == {
+        "fewshot-own-3w5s", "knn", "linear", "variance", "transfer-own"}
 
 
 def test_layer_and_length_are_told(tmp_path):

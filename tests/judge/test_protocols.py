@@ -132,9 +132,9 @@ def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypa
     judge = {"linear": linear_of, "transfer": transfer_of}[protocol]
     assert judge(run, path)["cut_off"] is False
     assert run.reporter.warnings == []
-    room = import_module(f"supancl.evaluate.{protocol}")
-    plain = room.solve
-    monkeypatch.setattr(room, "solve", lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
+    room, solver = import_module(f"supancl.evaluate.{protocol}"), {"linear": "polish", "transfer": "solve"}[protocol]
+    plain = getattr(room, solver)
+    monkeypatch.setattr(room, solver, lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
     assert judge(run, path)["cut_off"] is True
     (line,) = run.reporter.warnings
     assert line.endswith(": the final classifier was cut off while its objective still fell (residual 9), so its "
@@ -260,8 +260,11 @@ def lacking(path, split: str, label: int):
 def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path):
     path = lacking(tmp_path / "x.npz", split, 1)
     assert message(transfer_of, run, path) == f"{path}: {line}"
-    if split != "test":
+    if split == "train":
         assert message(linear_of, run, path) == f"{path}: {line}"
+    if split == "val":
+        assert message(linear_of, run, path, "sgd") == f"{path}: {line}"
+        assert linear_of(run, path)["queries"] == 20  # top-1 of the images that are there
 
 
 def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
@@ -300,6 +303,82 @@ def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
     labels[:1] = 2
     lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8),
                          test_labels=np.arange(3)))
-    assert message(linear_of, run, lonely) == (
-        f"{lonely}: class '2' has fewer than 2 training images; holding a part of each class out needs 2, so add "
-        "images or leave the class out")
+    assert linear_of(run, lonely)["chosen_on_images"] == 2  # one of each of the others
+
+
+# --- which images choose the ridge ------------------------------------------------------------------------------------
+
+
+def features_of(run, data) -> tuple[Features, Features]:
+    return run.features(data.train), run.features(data.held_out)
+
+
+def test_the_held_out_images_choose_for_the_test_split(tmp_path):
+    own = str(source(tmp_path / "own.npz", train=90, test=60))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.2))
+    data = data_for(run, None)
+    result = linear_of(run, split="test")
+    train, held_out = features_of(run, data)
+    expected = linear_probe(train, run.features(data.test), held_out)
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert (result["chosen_on"], result["chosen_on_images"]) == ("held-out", 18)
+    assert result["images"] == [72, 18, 60]
+    assert (result["split"], result["judged"]) == ("test", "test")
+    assert run.reporter.warnings == []
+
+
+@pytest.mark.parametrize("splits", [{"train": 90}, {"train": 60, "val": 30, "test": 30}], ids=["share", "val"])
+def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
+    own = str(source(tmp_path / "own.npz", **splits))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True))
+    result = linear_of(run)
+    train, held_out = features_of(run, data_for(run, None))
+    expected = linear_probe(train, held_out, "halves")
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert result["weight_by_half"] == list(expected.weight_by_half)
+    assert (result["chosen_on"], result["chosen_on_images"]) == ("other half", len(held_out.labels))
+    assert isinstance(kept(tmp_path, "linear")["weight"], float)
+    assert run.reporter.warnings == []
+
+
+@pytest.mark.parametrize("holdout", [None, 0.0], ids=["the test split was held out", "nothing was held out"])
+def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
+    """A test split chooses nothing, so a part of the training images does."""
+    own = str(source(tmp_path / "own.npz", train=90, test=60))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=holdout))
+    result = linear_of(run)
+    data = data_for(run, None)
+    expected = linear_probe(run.features(data.train), run.features(data.test))
+    assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
+    assert (result["chosen_on"], result["chosen_on_images"], result["judged"]) == ("trained images", 9, "test")
+    (line,) = run.reporter.warnings
+    assert run.where in line
+    assert "data.holdout=0.1" in line
+
+
+def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
+    other = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
+    for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
+        result = linear_of(who, other)
+        assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
+        assert who.reporter.warnings == []
+
+
+# --- a run that held nothing out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
+@pytest.mark.parametrize("protocol", [knn_of, linear_of, variance_of])
+def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path, monkeypatch):
+    own = str(source(tmp_path / "own.npz", train=60, test=30))
+    run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
+    said = []
+    monkeypatch.setattr(run.reporter, "note", said.append)
+    result = protocol(run, own if named else None)
+    (line,) = said
+    assert "test split" in line
+    assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
+    assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
+    asked = protocol(run, split="test")
+    key = "ratio" if protocol is variance_of else "accuracy"
+    assert asked[key] == result[key]

@@ -142,11 +142,12 @@ def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
 def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
     both = data_for(run, str(source(tmp_path / "x.npz", val=9, test=12)))
-    assert [(name, len(split)) for name, split in (judged(both, "held-out", "x"), judged(both, "test", "x"))] == [
-        ("val", 9), ("test", 12)]
+    found = [judged(run, both, split, "x") for split in ("held-out", "test")]
+    assert [(each.judged_from, len(each.images), each.split) for each in found] == [
+        ("val", 9, "held-out"), ("test", 12, "test")]
     alone = data_for(run, str(source(tmp_path / "y.npz")))
-    assert judged(alone, "held-out", "y")[0] == "train"
-    assert message(judged, alone, "test", "y").startswith("y has no test split; leave --split out")
+    assert judged(run, alone, "held-out", "y").judged_from == "train"
+    assert message(judged, run, alone, "test", "y").startswith("y has no test split; leave --split out")
 
 
 def test_too_few_images_to_divide_are_said(tmp_path):

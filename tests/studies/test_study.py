@@ -85,6 +85,21 @@ def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
     assert "linear, none minus queue" in text
 
 
+@pytest.mark.parametrize("protocol", ["knn", "linear", "variance"])
+def test_a_study_measures_what_evaluate_measures(study: Path, tmp_path: Path, protocol: str) -> None:
+    """One probe everywhere: the file is the one that the command writes, but for the time it took."""
+    run = shutil.copytree(study / "queue-seed-0", tmp_path / "run")
+    file = run / "evaluate" / f"{protocol}.json"
+    before = json.loads(file.read_text())
+    file.unlink()
+    assert main(["evaluate", protocol, str(run), "--device", "cpu", "--quiet"]) == 0
+    after = json.loads(file.read_text())
+    for key in ("seconds", "encoder", "by"):
+        before.pop(key, None)
+        after.pop(key, None)
+    assert before == after
+
+
 def test_the_monitor_saw_the_same_k_nn(study: Path) -> None:
     """Judged by the study's own code and by the loop's: the same encoder and images, so the same number."""
     rows = [json.loads(line) for line in (study / "queue-seed-0" / "metrics.jsonl").read_text().splitlines()]
@@ -98,7 +113,8 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     shutil.rmtree(out / "none-seed-1")
     (out / "queue-seed-1" / "evaluate" / "study.json").write_text("{")  # half written
     mine = out / "queue-seed-1" / "evaluate" / "linear.json"
-    mine.write_text(json.dumps({"protocol": "linear", "data": "digits", "accuracy": 12.5}))
+    result = json.loads(mine.read_text())
+    mine.write_text(json.dumps(result | {"weights": "of before", "accuracy": 12.5}))
     untouched = out / "queue-seed-0"
     before = {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
@@ -107,7 +123,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     assert "3 of 4 runs are already there" in printed
     assert "trained none-seed-1 (4 of 4)" in printed
     assert before == {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
-    assert json.loads(mine.read_text())["accuracy"] == 12.5  # another command's result stays
+    assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]  # of other weights: measured again
     first, second = (json.loads((folder / "study.json").read_text())["rows"] for folder in (study, out))
     assert [[row[key] for key in MEASURES] for row in first] == [[row[key] for key in MEASURES] for row in second]
 
@@ -151,7 +167,7 @@ def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path, capsys) -
     assert (a["split"], a["references"] + a["queries"]) == ("held-out", 40)
     assert main([*command, "--on-test", "--out", str(tmp_path / "b")]) == 0
     b = json.loads((tmp_path / "b" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
-    assert (b["split"], b["references"], b["queries"]) == ("test", 40, 20)
+    assert (b["judged"], b["references"], b["queries"]) == ("test", 40, 20)
 
 
 def test_differences_are_paired_by_seed() -> None:

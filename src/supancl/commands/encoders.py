@@ -19,8 +19,14 @@ ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of a
 
 def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument("encoder", nargs="+" if several else None, metavar="ENCODER", help=ENCODER)
+    add_feature_flags(parser)
+
+
+def add_feature_flags(parser: argparse.ArgumentParser) -> None:
+    """How features are taken, for commands that name their encoders in another way."""
     add_foreign_flags(parser)
-    parser.add_argument("--layer", default="pooled", help="features of this layer of the encoder (default: its own)")
+    parser.add_argument("--layer", default="pooled",
+                        help="features of this layer of the encoder (default: its own), or of the run's `projector`")
     parser.add_argument("--normalize", action="store_true", help="features of unit length")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")

@@ -90,8 +90,14 @@ def add_few_shot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ways", type=int, default=5, help="classes of an episode")
     parser.add_argument("--shots", default="1,5", help="labelled images of each class; several with commas")
     parser.add_argument("--queries", type=int, default=16, help="images asked about of each class")
+    add_fill_flag(parser)
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the episodes, which all encoders share")
+
+
+def add_fill_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fill-queries", action="store_true",
+                        help="classes with few images: queries drawn with replacement, as in the authors' code")
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +119,7 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--episodes", type=int, default=2000)
+    add_fill_flag(parser)
     parser.add_argument("--seed", type=int, default=0, help="of the episodes")
 
 
@@ -151,11 +158,20 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = linear_of(subject, args.data, args.probe, augmented=args.augmented, seed=args.seed, split=args.split,
                        view=args.view, **given)
-    how = (f"ridge weight {result['weight']:g}" if args.probe == "lbfgs"
-           else f"{counted(result['epochs'], 'epoch')} of SGD")
+    how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
     console.print(f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
                   f"{result['classes']} classes")
     return result
+
+
+def ridge_described(result: dict[str, Any]) -> str:
+    """The ridge's weight, and which images it was chosen on."""
+    if "weight_by_half" in result:
+        first, second = result["weight_by_half"]
+        weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
+        return f"ridge weight {weights}, of each half chosen on the other"
+    images = counted(result["chosen_on_images"], "image")
+    return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
 
 
 def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -225,13 +241,14 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
 
 def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
     return lambda subject: few_shot_of(subject, source, args.ways, shots, args.queries, args.episodes, args.seed,
-                                       name=name, most_shots=max(whole_numbers(args.shots, "--shots")))
+                                       name=name, most_shots=max(whole_numbers(args.shots, "--shots")),
+                                       fill_queries=args.fill_queries)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.k, 1, "--k")
     plan = Plan(Path(args.root), names(args.protocols), names(args.sets), args.ways, check_episodes(args),
-                episodes=args.episodes, seed=args.seed, k=args.k)
+                episodes=args.episodes, seed=args.seed, k=args.k, fill_queries=args.fill_queries)
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
     make_out(out)

@@ -16,6 +16,7 @@ from supancl.console import Terminal
 from supancl.errors import BadInput, program
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
+from supancl.recipes.recipe import resolve_warmup
 from supancl.run import RunFolder
 from supancl.start import HOW, other_settings, stays
 from supancl.train import pretrain
@@ -65,7 +66,7 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
     for field, (value, flag) in args.overrides.items():
         if field in HOW or (field == "data.source" and stays(str(value), kept.data.source)):
             continue
-        asked = kept.with_set({field: value})
+        asked = resolve_warmup(kept.with_set({field: value}))
         if replace(asked, sources={}) != replace(kept, sources={}):
             now = flattened(kept).get(field)
             raise BadInput(f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "

@@ -12,6 +12,7 @@ from rich.console import Console
 from supancl.console import table
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import RECIPES, recipe
+from supancl.recipes.recipe import resolve_warmup
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         laid.box, laid.show_edge, laid.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns
         console.print(laid)
         return {"recipes": {r.name: r.paper for r in built.values()}, "rows": found}
-    chosen = recipe_from_flags(args.name, args)
+    chosen = resolve_warmup(recipe_from_flags(args.name, args))
     fields = chosen.fields()
     rows = [[name, json.dumps(value), source] for name, (value, source) in fields.items()]
     console.print(table(f"{chosen.name}: {chosen.method}, {chosen.paper}", ["field", "value", "source"], rows))

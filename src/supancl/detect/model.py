@@ -28,6 +28,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput, counted
+from supancl.evaluate.kept import encoder_key
 from supancl.importing import open_encoder
 
 STRIDE = 16  # of res4
@@ -51,6 +52,11 @@ def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
     else:
         encoder = open_encoder(text)
     return resnet_of(encoder), encoder.spec
+
+
+def encoder_weights(text: str) -> str:
+    """The checksum of the encoder that a detector begins from, as evaluations have it; empty for random weights."""
+    return "" if text.startswith("random:") else encoder_key(open_encoder(text))
 
 
 def absolute_encoder(text: str) -> str:

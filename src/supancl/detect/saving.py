@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from safetensors.torch import save_file
-
-from supancl.checkpoint import SCHEMA_VERSION, read_safetensors
+from supancl.checkpoint import SCHEMA_VERSION, read_safetensors, save_safetensors
 from supancl.config import from_json, to_json
 from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, look_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.files import beside, write_atomically, write_text
+from supancl.files import beside, write_text
 from supancl.run import RunFolder, commit, jsonable, versions
 
 
@@ -61,12 +59,12 @@ class DetectFolder(RunFolder):
 
 
 def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
-    weights = {name: value.detach().cpu().contiguous().clone() for name, value in detector.state_dict().items()}
+    weights = {name: value.detach().cpu().clone() for name, value in detector.state_dict().items()}
     metadata = {
         "schema_version": str(SCHEMA_VERSION), "kind": "detector", "spec": json.dumps(to_json(detector.spec)),
         "encoder": json.dumps(to_json(encoder)), "classes": json.dumps(classes),
     }  # fmt: skip
-    write_atomically(path, lambda temporary: save_file(weights, temporary, metadata=metadata))
+    save_safetensors(path, weights, metadata)
 
 
 def is_detector(path: Path) -> bool:

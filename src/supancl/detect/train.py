@@ -20,7 +20,15 @@ from supancl.data.order import seeded
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_counter, coco_scores
-from supancl.detect.model import Detector, absolute_encoder, build_detector, laid_out, look_of, open_body
+from supancl.detect.model import (
+    Detector,
+    absolute_encoder,
+    build_detector,
+    encoder_weights,
+    laid_out,
+    look_of,
+    open_body,
+)
 from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
@@ -116,7 +124,8 @@ def train_detector(
     folder.create()
     with folder.locked(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
-        settings = {"spec": spec, "data": data, "encoder": encoder, "encoder_spec": encoder_spec,
+        settings = {"spec": spec, "data": data, "encoder": encoder, "weights": encoder_weights(encoder),
+                    "encoder_spec": encoder_spec,
                     "classes": train.classes, "fingerprint": train.fingerprint(),
                     "test_fingerprint": test.fingerprint(), "train_images": len(train), "test_images": len(test)}
         detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
@@ -145,6 +154,7 @@ def _begin(
         kept, _, encoder, content = folder.read_settings()
         _same(kept, training.spec, folder)
         told = {"encoder": (encoder, settings["encoder"]),
+                "the encoder's weights": (content.get("weights"), settings["weights"]),
                 "the training images": (content.get("fingerprint"), settings["fingerprint"]),
                 "the test images": (content.get("test_fingerprint"), settings["test_fingerprint"])}
         for name, (was, now) in told.items():

@@ -50,12 +50,14 @@ class FewShot:
     dropped: tuple[int, ...]
     drawn: str  # names the episodes: equal for two encoders that were given the same ones
     used: tuple[int, int] = (0, 0)  # queries a class, fewest and most: classes may have fewer than `queries` left
+    fill_queries: bool = False  # see `sample_episodes`
 
     def to_json(self) -> dict[str, Any]:
         return {
             "mean": self.mean, "interval": self.interval, "ways": self.ways, "shots": self.shots,
-            "queries": self.queries, "queries_used": list(self.used), "episodes": len(self.accuracies),
-            "seed": self.seed, "dropped": list(self.dropped), "drawn": self.drawn, "accuracies": list(self.accuracies),
+            "queries": self.queries, "queries_used": list(self.used), "fill_queries": self.fill_queries,
+            "episodes": len(self.accuracies), "seed": self.seed, "dropped": list(self.dropped), "drawn": self.drawn,
+            "accuracies": list(self.accuracies),
         }
 
 
@@ -67,12 +69,15 @@ class Difference(NamedTuple):
 
 
 def sample_episodes(
-    labels: Tensor, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0
+    labels: Tensor, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0,
+    fill_queries: bool = False,
 ) -> Episodes:
     """Episodes drawn from the labels alone, so that every encoder meets the same ones.
 
     A class with no more than `shots` images has no query left and is dropped. One with fewer than shots + queries
-    takes part with the queries that it has.
+    takes part with the queries that it has, each once, so that it weighs less in its episode. With `fill_queries` its
+    queries are drawn with replacement from what the shots leave, as in the authors' code, and every class weighs alike;
+    classes and shots are the same ones either way.
     """
     for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1),
                                ("episodes", episodes, 1), ("seed", seed, 0)):
@@ -104,7 +109,19 @@ def sample_episodes(
             images = order[(first[some][..., None] + place).clamp(max=len(order) - 1)]
             drawn.append(images.masked_fill(keys < 0, -1))
     rows, classes = torch.cat(drawn)[:episodes], torch.cat(chosen)[:episodes]
-    return Episodes(rows[..., :shots].contiguous(), rows[..., shots:].contiguous(), classes, dropped)
+    query = rows[..., shots:]
+    if fill_queries:
+        query = _fill(query, queries, seed)
+    return Episodes(rows[..., :shots].contiguous(), query.contiguous(), classes, dropped)
+
+
+def _fill(query: Tensor, queries: int, seed: int) -> Tensor:
+    """(E, ways, queries): where a class has fewer, as many are drawn with replacement from those that it has."""
+    count = (query >= 0).sum(-1, keepdim=True)
+    key = torch.from_numpy(np.random.default_rng([seed, 1]).random((*query.shape[:2], queries)))
+    drawn = query.gather(2, (key * count).long())
+    room = F.pad(query, (0, queries - query.shape[2]), value=-1)
+    return torch.where(count < queries, drawn, room)
 
 
 def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance: float = 1e-7) -> Tensor:
@@ -178,13 +195,15 @@ def _chunks(episodes: Episodes, chunk: int, device: torch.device) -> Iterator[tu
 def few_shot(
     features: Features, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0,
     normalize: bool = False, strength: float = 1.0, chunk: int = 64, device: torch.device | str | None = None,
+    fill_queries: bool = False,
 ) -> FewShot:
     """N-way K-shot accuracy of raw features (unit ones with `normalize`); `strength` is scikit-learn's C.
 
-    Memory follows `chunk`, the episodes solved at a time.
+    `fill_queries`: classes with few images have as many queries as the others (see `sample_episodes`). Memory follows
+    `chunk`, the episodes solved at a time.
     """
     kept = check_features("few-shot", features)
-    drawn = sample_episodes(kept.labels.cpu(), ways, shots, queries, episodes, seed)
+    drawn = sample_episodes(kept.labels.cpu(), ways, shots, queries, episodes, seed, fill_queries)
     values = kept.values.to(device) if device is not None else kept.values
     values = F.normalize(values, dim=1) if normalize else values
     shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
@@ -192,7 +211,7 @@ def few_shot(
     asked = (drawn.query >= 0).sum(-1)
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
     return FewShot(float(accuracies.mean()), half_width(accuracies), tuple(accuracies.tolist()), ways, shots, queries,
-                   seed, drawn.dropped, digest, (int(asked.min()), int(asked.max())))
+                   seed, drawn.dropped, digest, (int(asked.min()), int(asked.max())), fill_queries)
 
 
 def half_width(accuracies: Tensor) -> float:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.errors import BadInput
-from supancl.evaluate.checks import check_finite, check_splits
+from supancl.errors import BadInput, counted
+from supancl.evaluate.checks import check_features, check_finite, check_splits
 from supancl.evaluate.features import Features
-from supancl.evaluate.logistic import Problem, answers, onto_axes, path, predicted, principal_axes, solve
+from supancl.evaluate.logistic import Problem, onto_axes, path, predicted, principal_axes
+from supancl.evaluate.newton import TOLERANCE, polish
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))
+CHOOSING = 0.05  # tolerance of the solutions by which weights are compared
 EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
 
 
@@ -40,71 +42,170 @@ def linear_accuracy(fit: Features, test: Features, regularization: float = 1.0) 
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Accuracy in percent on the test features, the ridge's weight and how it did on the part held out of training."""
+    """Accuracy in percent on the test features, and how the ridge's weight was chosen.
+
+    `chosen_on` says on which images: "held-out" (the features given for it), "other half" (each half of the test
+    images has the weight that is best on the other half; `weight` is the best one on both together), or
+    "10% of training".
+    """
 
     accuracy: float
     weight: float
     weights: tuple[float, ...]
-    held_out: tuple[float, ...]  # accuracy by weight on the held-out part of the training features
+    held_out: tuple[float, ...]  # accuracy by weight on the images that the weight was chosen on
     classes: int
-    images: tuple[int, int, int]  # fitted while choosing, held out, test
+    images: tuple[int, int, int]  # fitted while choosing, chosen on, test
     residual: float = 0.0  # of the tested classifier, as is the next: see `logistic.Solution`
     cut_off: bool = False
+    chosen_on: str = ""
+    chosen_on_images: int = 0
+    weight_by_half: tuple[float, ...] = ()  # of "other half" alone
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {key: value for key, value in found.items() if key != "weight_by_half" or value}
 
 
 def hold_out(labels: Tensor, share: float = 0.1, seed: int = 0) -> Tensor:
-    """True for a stratified random part of the images: `share` of each class, at least one and never all."""
+    """True for a stratified random part of the images: `share` of each class, at least one of it and never all.
+
+    A class of one image has none held out.
+    """
     if not 0 < share < 1:
         raise BadInput(f"share = {share:g}: must lie between 0 and 1")
-    names, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    if int(sizes.min()) < 2:
-        raise BadInput(f"class {int(names[sizes.argmin()])} has 1 image; holding out a part of each class needs 2")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    order = order[torch.argsort(row[order], stable=True)]
+    _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    if int(sizes.max()) < 2:
+        raise BadInput("every class has 1 image; to hold a part of a class out it needs 2, so add images")
+    order = _shuffle_by_class(row, seed)
     rank = torch.empty_like(row)
     rank[order] = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
     count: Tensor = (share * sizes).round().long().clamp(min=1).minimum(sizes - 1)
     return rank < count[row]
 
 
-def linear_probe(
-    train: Features, test: Features, weights: Sequence[float] = PROBE_WEIGHTS, share: float = 0.1, seed: int = 0,
-    tolerance: float = 0.05, device: torch.device | str = "cpu",
-) -> LinearProbe:
-    """Multinomial logistic regression by L-BFGS on standardised features.
+def halve(labels: Tensor, seed: int = 0) -> Tensor:
+    """True for a stratified random half of the images: of each class half, of an odd one an image more or less."""
+    half = torch.zeros(len(labels), dtype=torch.bool)
+    half[_shuffle_by_class(labels, seed)[::2]] = True
+    return half
 
-    The ridge's weight is chosen on a stratified `share` held out of the training features (ties: the stronger), the
-    classifier refitted on all of them, and the test features are looked at once. The objective is the one of
-    `supancl.evaluate.logistic`, summed over images, the bias in the ridge.
+
+def _shuffle_by_class(labels: Tensor, seed: int) -> Tensor:
+    """Positions class by class, in random order within each."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return order[torch.argsort(labels[order], stable=True)]
+
+
+class Choice(NamedTuple):
+    """What a classifier is fitted on, which of it chooses the ridge, and the halves of the test images if they do."""
+
+    fit: Features
+    held: Tensor
+    half: Tensor | None
+    chosen_on: str
+
+
+class Standardized:
+    """The space of features brought to mean 0 and deviation 1, with axes on which a solver is fast."""
+
+    def __init__(self, values: Tensor) -> None:
+        parts = values.split(8192)
+        self.mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(values)
+        squares = torch.stack([(part.double() - self.mean).square().sum(0) for part in parts]).sum(0) / len(values)
+        size = values.abs().amax(0).double()
+        # a unit whose values differ by no more than their rounding stays as it is
+        self.scale = torch.where(squares.sqrt() > 1e-6 * size, squares.sqrt(), torch.ones_like(size))
+        self.axes = principal_axes(values, scaled=self._scaled)
+
+    def rows(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        return onto_axes(values, self.axes.to(dtype), scaled=self._scaled)
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        return (values - self.mean.to(values.dtype)) / self.scale.to(values.dtype)
+
+
+def linear_probe(
+    train: Features, test: Features, choose: Features | Literal["halves"] | None = None,
+    weights: Sequence[float] = PROBE_WEIGHTS, share: float = 0.1, seed: int = 0, tolerance: float = TOLERANCE,
+    device: torch.device | str = "cpu",
+) -> LinearProbe:
+    """Multinomial logistic regression on standardised features, its ridge chosen on the images that `choose` names.
+
+    - features: these choose, and the classifier is fitted again on train and them together;
+    - "halves": each half of the test images is judged with the weight that is best on the other half;
+    - None: a stratified `share` held out of train chooses, and the classifier is fitted again on all of train.
+
+    Test images of a class that train does not have count as wrong. Of weights that are equally good the strongest is
+    taken. The objective is the one of `supancl.evaluate.logistic`, summed over images, the bias in the ridge. Weights
+    are compared by rough solutions in single precision. The tested classifier is the optimum in double precision: its
+    parameters are within `tolerance` of it, relative to their norm.
     """
-    splits, classes = check_splits(train=train, test=test)
-    labels = splits["train"].labels.to(device)
-    values = splits["train"].values.to(device, torch.float32)
-    mean = values.mean(0)
-    scale = values.std(0, correction=0)
-    scale = torch.where(scale > 1e-6 * scale.max(), scale, torch.ones_like(scale))  # a dead unit stays dead
-    values = (values - mean) / scale
-    held = hold_out(splits["train"].labels.cpu(), share, seed).to(device)
-    axes = principal_axes(values, torch.float32)
-    rows = onto_axes(values, axes)
-    del values
-    scores, best = {}, None
-    for solution in path(Problem(rows[~held], labels[~held], len(classes)), list(weights), tolerance):
-        score = 100 * float((predicted(solution.parameters, rows[held]) == labels[held]).double().mean())
-        scores[solution.weight] = score
-        if best is None or score > best[0]:
-            best = score, solution
-    if best is None:
-        raise BadInput("weights: at least one is needed")
-    final = solve(Problem(rows, labels, len(classes)), best[1].weight, best[1].parameters, tolerance=tolerance)
-    asked = (splits["test"].values.to(device, torch.float32) - mean) / scale
-    right = (answers(final.parameters, axes, asked) == splits["test"].labels.to(device)).double().mean()
-    return LinearProbe(100 * float(right), best[1].weight, tuple(sorted(scores)),
-                       tuple(scores[weight] for weight in sorted(scores)), len(classes),
-                       (int((~held).sum()), int(held.sum()), len(asked)), final.residual, final.cut_off)
+    splits, classes = check_splits(train=train)
+    if not weights or min(weights) <= 0:
+        raise BadInput("weights: at least one is needed, and all above 0")
+    test = _renumbered("test", test, classes, train.values.shape[1])
+    choice = _choice(splits["train"], test.labels.cpu(), classes, choose, share, seed)
+    values, labels, held = choice.fit.values.to(device), choice.fit.labels.to(device), choice.held.to(device)
+    space = Standardized(values)
+    single = space.rows(values, torch.float32)
+    asked, truth = space.rows(test.values.to(device), torch.float64), test.labels.to(device)
+    judging, their_labels = (single[held], labels[held]) if choice.half is None else (asked.float(), truth)
+    right, starts = {}, {}
+    for solution in path(Problem(single[~held], labels[~held], len(classes)), sorted(set(weights)), CHOOSING):
+        right[solution.weight] = (predicted(solution.parameters, judging) == their_labels).cpu()
+        starts[solution.weight] = solution.parameters
+    chosen = (_best(right),) if choice.half is None else (_best(right, ~choice.half), _best(right, choice.half))
+    exact = Problem(space.rows(values, torch.float64), labels, len(classes))
+    rough = Problem(single, labels, len(classes))
+    finals = {weight: polish(exact, rough, weight, starts[weight], tolerance) for weight in set(chosen)}
+    correct = [(predicted(finals[weight].parameters, asked) == truth).cpu() for weight in chosen]
+    tested = correct[0] if choice.half is None else torch.where(choice.half, correct[0], correct[1])
+    tried = sorted(right)
+    return LinearProbe(
+        accuracy=_percent(tested), weight=_best(right), weights=tuple(tried),
+        held_out=tuple(_percent(right[weight]) for weight in tried), classes=len(classes),
+        images=(int((~held).sum()), len(their_labels), len(truth)),
+        residual=max(final.residual for final in finals.values()),
+        cut_off=any(final.cut_off for final in finals.values()), chosen_on=choice.chosen_on,
+        chosen_on_images=len(their_labels), weight_by_half=() if choice.half is None else chosen)
+
+
+def _choice(train: Features, asked: Tensor, classes: Tensor, choose: Features | Literal["halves"] | None,
+            share: float, seed: int) -> Choice:
+    """`train` has labels 0, 1, ... of the `classes`, and so do those `asked` about."""
+    if choose is None:
+        return Choice(train, hold_out(train.labels.cpu(), share, seed), None, f"{share:.0%} of training")
+    if isinstance(choose, Features):
+        theirs = _renumbered("choose", choose, classes, train.values.shape[1]).labelled()
+        if not len(theirs.labels):
+            raise BadInput("choose features: no image of the training classes, so no ridge can be chosen")
+        held = torch.arange(len(train.labels) + len(theirs.labels)) >= len(train.labels)
+        both = (torch.cat([mine, other.to(mine)]) for mine, other in zip(train, theirs, strict=True))
+        return Choice(Features(*both), held, None, "held-out")
+    if choose != "halves" or len(asked) < 2:
+        raise BadInput(f"choose = {choose!r} with {counted(len(asked), 'test image')}: give features, None, or "
+                       "'halves' of two test images or more")
+    return Choice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(asked, seed), "other half")
+
+
+def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> Features:
+    """The labelled rows with the number of their class among the `classes`; -1 where it is none of them."""
+    known = check_features(name, features)
+    if known.values.shape[1] != width:
+        raise BadInput(f"{name} features are {known.values.shape[1]} wide, train features {width}: embed both with the "
+                       "same encoder")
+    classes = classes.to(known.labels)
+    number = torch.searchsorted(classes, known.labels).clamp(max=len(classes) - 1)
+    return Features(known.values, torch.where(classes[number] == known.labels, number, -1))
+
+
+def _best(right: Mapping[float, Tensor], among: Tensor | None = None) -> float:
+    """The weight with the most right answers, of equal ones the strongest."""
+    return max(right, key=lambda weight: (int(right[weight][slice(None) if among is None else among].sum()), weight))
+
+
+def _percent(right: Tensor) -> float:
+    return 100 * float(right.double().mean())
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ tiny weights on separable features make p nearly 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,33 +39,41 @@ def with_ones(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_ones(len(values), 1)], 1)
 
 
-def principal_axes(values: Tensor, dtype: torch.dtype = torch.float64, chunk: int = 8192) -> Tensor:
+def unchanged(values: Tensor) -> Tensor:
+    return values
+
+
+def principal_axes(values: Tensor, dtype: torch.dtype = torch.float64, chunk: int = 8192,
+                   scaled: Callable[[Tensor], Tensor] = unchanged) -> Tensor:
     """(width + 1, r) orthonormal axes that hold every row of the features with their column of ones.
 
     Any rotation leaves the problem as it is, so the axes need to be no more exact than the arithmetic that follows.
+    `scaled` is applied to the features first, some rows at a time.
 
     >>> axes = principal_axes(torch.randn(5, 9))
     >>> axes.shape, bool(torch.allclose(axes.T @ axes, torch.eye(5).double()))
     (torch.Size([10, 5]), True)
     """
     if len(values) <= values.shape[1]:
-        rows = with_ones(values.to(dtype))
+        rows = with_ones(scaled(values.to(dtype)))
         directions = rows.T @ torch.linalg.eigh(rows @ rows.T)[1].flip(1)
         vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal also where a singular value vanishes
         return vectors
     gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=dtype, device=values.device)
     for start in range(0, len(values), chunk):
-        rows = with_ones(values[start : start + chunk].to(dtype))
+        rows = with_ones(scaled(values[start : start + chunk].to(dtype)))
         gram.addmm_(rows.T, rows)
     vectors = torch.linalg.eigh(gram)[1]
     return vectors.flip(1)
 
 
-def onto_axes(values: Tensor, axes: Tensor, chunk: int = 8192) -> Tensor:
-    """The rows (with a one appended) in the coordinates of the axes."""
+def onto_axes(values: Tensor, axes: Tensor, chunk: int = 8192,
+              scaled: Callable[[Tensor], Tensor] = unchanged) -> Tensor:
+    """The rows (`scaled`, with a one appended) in the coordinates of the axes."""
     found = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
     for start in range(0, len(values), chunk):
-        torch.mm(with_ones(values[start : start + chunk].to(axes.dtype)), axes, out=found[start : start + chunk])
+        rows = scaled(values[start : start + chunk].to(axes.dtype))
+        torch.mm(with_ones(rows), axes, out=found[start : start + chunk])
     return found
 
 
@@ -126,6 +134,14 @@ class Problem:
         for start in range(0, len(self.rows), chunk):
             found.addmm_(share[:, start : start + chunk], self.rows[start : start + chunk].square())
         return found
+
+    def hessian_product(self, residual: Tensor, direction: Tensor) -> Tensor:
+        """The Hessian of the cross-entropy times a direction."""
+        along = self.margins(direction)  # 0 at the true class, whose residual is p - 1
+        along.mul_(residual)
+        mean = along.sum(0, keepdim=True)
+        along.addcmul_(residual, mean, value=-1).scatter_add_(0, self.labels, -mean)
+        return self.gradient(along)
 
 
 @dataclass
@@ -195,8 +211,8 @@ class Solution(NamedTuple):
     cut_off: bool = False
 
 
-def _step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float],
-                 slope: float) -> tuple[float, Tensor, Slope]:
+def find_step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float],
+                     slope: float) -> tuple[float, Tensor, Slope]:
     """A minimum along the direction, to 30% of its slope, by Newton's method kept inside a bracket.
 
     `ridge` holds the ridge's slope at 0 and its curvature along the direction. Where the memory tells of another
@@ -261,7 +277,7 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
         squared = float(direction.square().sum(dtype=torch.float64))
         ridge = 2 * weight * float((parameters * direction).sum(dtype=torch.float64)), 2 * weight * squared
         along = problem.margins(direction)
-        length, margins, (loss, residual) = _step_length(problem, margins, along, ridge, slope)
+        length, margins, (loss, residual) = find_step_length(problem, margins, along, ridge, slope)
         before, own = own, problem.gradient(residual)
         memory.add(direction.mul_(length), own - before)
         parameters += direction

@@ -12,8 +12,8 @@ from supancl.evaluate import FewShot
 from supancl.judge.subject import Subject
 
 
-def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor]) -> None:
-    """All splits hold the classes of the first one, two at least."""
+def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor], may_lack: bool = False) -> None:
+    """All splits hold the classes of the first one, two at least; with `may_lack` some of them are enough."""
     sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
     first, known = next(iter(sets.items()))
     for name, found in sets.items():
@@ -23,7 +23,7 @@ def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor])
         raise BadInput(f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least "
                        "two classes")
     for name, found in sets.items():
-        if known - found:
+        if known - found and not may_lack:
             raise BadInput(f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
                            "images of it, or leave the class out of every split")
         if found - known:

@@ -28,7 +28,7 @@ from supancl.evaluate.transfer import accuracy
 from supancl.files import check_place, write_atomically
 from supancl.judge.classes import check_each, warn_unknown
 from supancl.judge.protocols import file_name, finished, of_data
-from supancl.judge.sources import data_for, judged, own_source, split_asked
+from supancl.judge.sources import data_for, judged, own_source
 from supancl.judge.subject import Subject, plain_crops
 
 
@@ -57,7 +57,7 @@ def finetune_of(
         check_apart(where, out)
         check_new(out)
     data = data_for(subject, source)
-    judged_from, images = judged(data, split, where)
+    images, judged_from, split = judged(subject, data, split, where)
     train, test = labelled(data.train), labelled(images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
@@ -79,7 +79,7 @@ def finetune_of(
     answers = predictions(model, test, subject)
     return finished(
         subject, file_name("finetune", subject, source), since, protocol="finetune",
-        **of_data(subject, source, data, judged_from), split=split_asked(data, split),
+        **of_data(subject, source, data, judged_from), split=split,
         accuracy=accuracy(answers, test.labels), mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=chosen, lrs=list(how.lrs), tried={f"{lr:g}": value for lr, value in tried.items()}, epochs=how.epochs,
         batch_size=how.batch_size, weight_decay=how.weight_decay, seed=how.seed, images=len(train), queries=len(test),

@@ -21,14 +21,14 @@ STANDARD: dict[str, dict[str, Any]] = {
                "split": "held-out", "view": "margin", **_LOOK},
     "variance": {"split": "held-out", "view": "margin", "layer": "pooled"},  # always of unit features
     "transfer": {"metric": "top-1", "view": "whole", **_LOOK},
-    "fewshot": {"queries": 16, "episodes": 2000, "seed": 0, "view": "whole", **_LOOK},
+    "fewshot": {"queries": 16, "fill_queries": False, "episodes": 2000, "seed": 0, "view": "whole", **_LOOK},
     "finetune": {"epochs": 20, "batch_size": 64, "lrs": [0.01, 0.1, 1.0], "weight_decay": 1e-4, "seed": 0,
                  "split": "held-out"},
 }
 # how a file name tells a setting; where nothing is said, by its value alone
 MARKS = {"k": "k{}", "temperature": "t{}", "leave_one_out": "loo", "normalize": "unit", "augmented": "augmented",
          "epochs": "e{}", "lr": "lr{}", "lrs": "lr{}", "batch_size": "b{}", "weight_decay": "wd{}", "seed": "seed{}",
-         "queries": "q{}", "episodes": "ep{}", "layer": "layer-{}"}
+         "queries": "q{}", "fill_queries": "filled", "episodes": "ep{}", "layer": "layer-{}"}
 
 
 def registered(source: str) -> str | None:

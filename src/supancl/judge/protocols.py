@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from supancl.evaluate import (
 from supancl.evaluate.features import Features, View
 from supancl.evaluate.linear import EpochOfBatches
 from supancl.evaluate.transfer import TransferMetric
-from supancl.judge.classes import check_each, check_episodes, check_same, lacking_queries, warn_unknown
+from supancl.judge.classes import check_episodes, check_same, lacking_queries, warn_unknown
 from supancl.judge.naming import data_label, registered, usual_metric
 from supancl.judge.sources import (
     HELD_OUT,
@@ -37,8 +37,8 @@ from supancl.judge.sources import (
     not_whole,
     opened,
     own_source,
+    shares_images,
     spec_for,
-    split_asked,
     three_splits,
     was_trained_on,
 )
@@ -46,6 +46,7 @@ from supancl.judge.subject import Subject, plain_crops
 from supancl.run import commit, versions
 
 SPLITS = ("train", "val", "test")
+TRAINED_IMAGES = "trained images"
 
 
 def finished(subject: Subject, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def finished(subject: Subject, base: str, since: float, source: str, **result: A
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     whole = {"base": base, "source": absolute_source(source), "encoder": subject.where, "label": subject.label,
-             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize, **result,
+             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize,
+             **subject.projector, **result,
              "seconds": round(time.perf_counter() - since, 2),
              "hardware": hardware, "versions": versions(), "commit": commit()}
     subject.keep_result(base, whole)
@@ -79,7 +81,7 @@ def knn_of(
     since = time.perf_counter()
     data = data_for(subject, source, view)
     where = source or subject.where
-    judged_from, images = judged(data, split, where)
+    images, judged_from, split = judged(subject, data, split, where)
     _check_compared(data, where, images if leave_one_out else data.train, images)
     queries = subject.features(images, view).labelled()
     reference = queries if leave_one_out else subject.features(data.train, view).labelled()
@@ -98,7 +100,7 @@ def knn_of(
         found = knn_accuracies(reference, queries, ks, **options)
     return finished(
         subject, file_name("knn", subject, source), since, protocol="knn",
-        **of_data(subject, source, data, judged_from), k=ks[0], split=split_asked(data, split),
+        **of_data(subject, source, data, judged_from), k=ks[0], split=split,
         accuracy=found[ks[0]], by_k={str(k): value for k, value in found.items()}, temperature=temperature,
         metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
         queries=len(queries.labels), classes=len(torch.unique(reference.labels)), tested_on=fingerprint(images),
@@ -129,7 +131,7 @@ def linear_of(
     subject: Subject, source: str | None = None, probe: str = "lbfgs", epochs: int = 100, lr: float = 30.0,
     batch_size: int = 256, augmented: bool = False, seed: int = 0, split: str = "held-out", view: View = "margin",
 ) -> dict[str, Any]:
-    """The classifier is fitted on training images; what is tested on is looked at once, at the end."""
+    """A linear classifier on training images; see `ridge_choice` for the images that choose the fast one's ridge."""
     if augmented and probe == "lbfgs":
         raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
     if augmented and subject.encoder.spec.name == "linear":
@@ -137,14 +139,16 @@ def linear_of(
     since = time.perf_counter()
     data = data_for(subject, source, view)
     where = source or subject.where
-    judged_from, images = judged(data, split, where)
-    check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels})
-    if probe == "lbfgs":
-        check_each(data.classes, where, data.train.labels, 2, "holding a part of each class out")
+    images, judged_from, split = judged(subject, data, split, where)
+    check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels},
+               may_lack=probe == "lbfgs")  # of a class of one image none is held out
     test = subject.features(images, view)
     options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
     if probe == "lbfgs":
-        outcome = tried(linear_probe(subject.features(data.train, view), test, **options).to_json())
+        choose, told = ridge_choice(subject, source, data, judged_from)
+        choosing = subject.features(choose, view) if isinstance(choose, Split) else choose
+        outcome = tried(linear_probe(subject.features(data.train, view), test, choosing, **options).to_json() | told)
+        warn_chosen_on(subject, where, outcome)
         warn_cut_off(subject, where, outcome)
     else:
         options |= {"epochs": epochs, "lr": lr, "batch_size": batch_size,
@@ -156,8 +160,30 @@ def linear_of(
             outcome = sgd_probe(subject.features(data.train, view), test, **options).to_json()
         outcome |= {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
-                    augmented=augmented, seed=seed, view=view, split=split_asked(data, split), **outcome,
+                    augmented=augmented, seed=seed, view=view, split=split, **outcome,
                     queries=len(test.labelled().labels), **of_data(subject, source, data, judged_from))
+
+
+def ridge_choice(
+    subject: Subject, source: str | None, data: Data, judged_from: str
+) -> tuple[Split | Literal["halves"] | None, dict[str, str]]:
+    """What `linear_probe` chooses its ridge on, and what the result says of it where that is for us to know.
+
+    A run's own images are chosen on where pretraining held them out: while they are judged themselves, one half for
+    the other. A test split chooses nothing. Of other data, or where nothing was held out, a part of train chooses.
+    """
+    if not shares_images(subject, source):
+        return None, {}
+    if is_own(subject, source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
+        return (data.held_out if judged_from == "test" else "halves"), {}
+    return None, {"chosen_on": TRAINED_IMAGES}
+
+
+def warn_chosen_on(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
+    if outcome["chosen_on"] == TRAINED_IMAGES:
+        subject.reporter.warn(f"{where}: the ridge was chosen on images that the encoder was trained on, so it may be "
+                              "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and judge the "
+                              "run on its own data with --split test")
 
 
 def tried(outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,14 +230,17 @@ def variance_of(
     since = time.perf_counter()
     data = data_for(subject, source, view)
     where = source or subject.where
-    judged_from, images = ("train", data.train) if split == "train" else judged(data, split, where)
+    if split == "train":
+        images, judged_from = data.train, "train"
+    else:
+        images, judged_from, split = judged(subject, data, split, where)
     _two_classes(data, where, images)
     features = subject.features(images, view)
     outcome = collapse(features).to_json()
     names = [data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
     return finished(subject, file_name("variance", subject, source), since, protocol="variance", normalize=True,
-                    split=split_asked(data, split), view=view, images=len(features.labelled().labels), **outcome,
+                    split=split, view=view, images=len(features.labelled().labels), **outcome,
                     **of_data(subject, source, data, judged_from))
 
 
@@ -251,10 +280,11 @@ def transfer_of(
 
 def few_shot_of(
     subject: Subject, source: str, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000,
-    seed: int = 0, view: View = "whole", name: str | None = None, most_shots: int = 0,
+    seed: int = 0, view: View = "whole", name: str | None = None, most_shots: int = 0, fill_queries: bool = False,
 ) -> dict[str, Any]:
     """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
 
+    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
     Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
     """
     since, name = time.perf_counter(), name or data_label(source)
@@ -267,7 +297,8 @@ def few_shot_of(
         check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
     seen = was_trained_on(subject, source, which, every=which == "train")
     features: Features = subject.features(split, view)
-    outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device)
+    outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device,
+                       fill_queries=fill_queries)
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
         are = "is" if len(dropped) == 1 else "are"

@@ -133,18 +133,26 @@ def check_unchanged(subject: Subject, source: str, found: Source) -> None:
                     f"{subject.where}: ")
 
 
-def judged(data: Data, split: str, where: str) -> tuple[str, Split]:
-    """Which images are judged, and from which split they are: those held out, or the test split."""
+class Judged(NamedTuple):
+    """The images judged, the split that they are from, and what a result calls them (`held-out`, `test`)."""
+
+    images: Split
+    judged_from: str
+    split: str
+
+
+def judged(subject: Subject, data: Data, split: str, where: str) -> Judged:
+    """The held-out images or the test split; the test split also where a run held nothing out, which is said."""
+    if split == "held-out" and not len(data.held_out) and data.test is not None:
+        subject.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
+        split = "test"
+    held_out_from = str(data.described["held_out_from"])
     if split == "held-out":
-        return str(data.described["held_out_from"]), data.held_out
+        return Judged(data.held_out, held_out_from, split)
     if data.test is None:
         raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
-    return "test", data.test
-
-
-def split_asked(data: Data, split: str) -> str:
-    """`test` is no other choice than `held-out` where the test split is what is held out."""
-    return "held-out" if split == "test" and data.described["held_out_from"] == "test" else split
+    # where the test split is what is held out, `test` is no other choice than `held-out`
+    return Judged(data.test, "test", "held-out" if held_out_from == "test" else "test")
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
@@ -208,6 +216,15 @@ def reads(source: str) -> Reads:
     return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
 
 
+def data_set_of(source: str) -> str | None:
+    """The data set of the registry that a source is by its name: NAME@ROOT, a library's name, a file's or a folder's.
+
+    >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
+    ['cifar10', 'cifar100', 'cifar10']
+    """
+    return registered(source) or reads(source).data_set or known_as(data_name(source))
+
+
 def known_as(name: str) -> str | None:
     """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
 
@@ -265,6 +282,16 @@ def _undivided(subject: Subject, data_set: str) -> bool:
     return one_split or (data_set == "sun397" and own.source.startswith("torchvision:"))
 
 
+def shares_images(subject: Subject, source: str | None) -> bool:
+    """Whether the run was trained on this source, a copy of it, or a part of it, as far as can be told."""
+    if subject.recipe is None:
+        return False
+    if source is None or is_own(subject, source):
+        return True
+    mine, theirs = reads(subject.recipe.data.source), reads(source)
+    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _touch(mine.place, theirs.place)
+
+
 def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool = False) -> bool:
     """Whether images judged may be among those the run was trained on; it is said where they are.
 
@@ -277,10 +304,7 @@ def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool 
     if is_own(subject, source):
         found = every
     else:
-        mine, theirs = reads(own), reads(source)
-        same = mine.data_set is not None and mine.data_set == theirs.data_set
-        found = (same or _touch(mine.place, theirs.place)) and not (
-            judged_from == "test" and test_is_apart(subject, source))
+        found = shares_images(subject, source) and not (judged_from == "test" and test_is_apart(subject, source))
     if found:
         subject.reporter.warn(f"{source}: the run was trained on some of these images ({own}); the result is marked, "
                               "and tables pass it over")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 
+from supancl.checkpoint import load_projector
 from supancl.data.sources import Source, Split, same_source
 from supancl.data.stream import stream_remarks
 from supancl.data.views import Crops
-from supancl.encoders import Encoder
+from supancl.encoders import PROJECTOR, Encoder
 from supancl.errors import BadInput, counted
 from supancl.evaluate import Features, embed
 from supancl.evaluate.features import View
@@ -56,8 +58,8 @@ class Look:
     partial: bool = False
     shelf: Shelf | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
 
-    def described(self, view: View) -> str:
-        return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view}, sort_keys=True)
+    def described(self, view: View, **more: str) -> str:
+        return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
 
 
 class Subject:
@@ -73,6 +75,17 @@ class Subject:
     def weights(self) -> str:
         """The same for the same architecture with the same weights, wherever they lie."""
         return encoder_key(self.encoder)
+
+    @cached_property
+    def projector(self) -> dict[str, str]:
+        """A checksum of the projector's weights, where features go through it; else nothing."""
+        if self.encoder.projector is None:
+            return {}
+        content = hashlib.sha256()
+        for name, value in sorted(self.encoder.projector.state_dict().items()):
+            content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+            content.update(value.cpu().contiguous().numpy().tobytes())
+        return {"projector": content.hexdigest()[:24]}
 
     @cached_property
     def recipe(self) -> Recipe | None:
@@ -98,7 +111,7 @@ class Subject:
     def features(self, split: Split, view: View = "margin") -> Features:
         look, path = self.look, None
         if self.kept is not None and len(split):
-            path = self.kept.path(self.weights, split, look.described(view))
+            path = self.kept.path(self.weights, split, look.described(view, **self.projector))
         if path is not None and self.kept is not None:
             found = self.kept.read(path, len(split))
             if found is not None:
@@ -159,7 +172,10 @@ def plain_crops(subject: Subject, scale: tuple[float, float]) -> Crops:
 
 
 def open_subject(where: str, look: Look, reporter: Reporter, **foreign: Any) -> Subject:
-    subject = Subject(where, open_encoder(where, **foreign), look, reporter)
+    encoder = open_encoder(where, **foreign)
+    if look.layer == PROJECTOR and PROJECTOR not in encoder.layers:
+        encoder.projector = load_projector(where)
+    subject = Subject(where, encoder, look, reporter)
     subject.encoder.check_layer(look.layer)  # before any data are read, which may take an hour
     if subject.run is not None and subject.recipe is not None and (early := subject.run.ends_early(subject.recipe)):
         reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")

@@ -44,6 +44,7 @@ class Plan:
     episodes: int = 2000
     seed: int = 0
     k: int = 20
+    fill_queries: bool = False
 
     def __post_init__(self) -> None:
         for protocol in self.protocols:
@@ -85,8 +86,10 @@ class Plan:
         kind = f"{self.ways}w{shots}s"
         settings = {"ways": self.ways, "shots": shots, "queries": self.queries, "episodes": self.episodes,
                     "seed": self.seed}
+        settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
         return Task(f"fewshot {kind}", name, f"fewshot-{name}-{kind}", settings, lambda subject: few_shot_of(
-            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed))
+            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed,
+            fill_queries=self.fill_queries))
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tup
     """The result, and whether it is of an earlier call; `files` is the data set's key."""
     look = subject.look
     key = {"version": VERSION, "weights": subject.weights, "layer": look.layer, "normalize": look.normalize,
-           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images, **task.settings}
+           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images,
+           **subject.projector, **task.settings}
     name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
     path = out / folder_name(subject) / "evaluate" / f"{name}.json"
     result = earlier(path, key)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from supancl.errors import BadInput, nearest
+from supancl.losses import Align, Contrast
 from supancl.recipes import cifar, digits, imagenet100, toy, vit
 from supancl.recipes.own import NotRegistered, register
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
@@ -38,15 +39,23 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
 
 
 def released(built: Recipe) -> Recipe:
-    """What the released code does where it differs from the paper's text.
+    """What the released code does where it differs from the paper's text (docs/deviations.md has the table).
 
     The loop reads `compat` for the two differences of the step (z1 is pushed; EMA comes before the target
-    forward); the rate that changes once an epoch is a field like any other.
+    forward); all others are fields, so that a run keeps those it began with.
     """
-    sources = {**built.sources, "schedule.granularity": "released code", "compat": "released code"}
-    return replace(
-        built, compat="released-code", schedule=replace(built.schedule, granularity="epoch"), sources=sources
-    )
+    contrasts, follows = isinstance(built.loss, Contrast), built.branches.target == "momentum"
+    fields: dict[str, Any] = {"schedule.granularity": "epoch"}
+    if contrasts and built.heads.predictor is None:  # with one it is App. G's, of which no code was released
+        fields |= {"heads.projector.hidden": [None], "heads.projector.norm": "batch", "heads.projector.bias": "auto"}
+    if contrasts and follows and built.pool.kind == "queue":
+        fields |= {"pool.start": "random"}
+    if isinstance(built.loss, Align) and follows:
+        fields |= {"heads.projector.bias": "none", "branches.momentum_end": built.branches.momentum}
+    sources = {"compat": "released code", "heads.projector.hidden": "released code: null is the encoder's width"}
+    changed = built.with_set(fields, because="released code")
+    return replace(changed, compat="released-code", sources={
+        **changed.sources, **{key: text for key, text in sources.items() if key == "compat" or key in fields}})
 
 
 __all__ = ["RECIPES", "NotRegistered", "OptimizerSpec", "Recipe", "TrainSpec", "recipe", "recipe_from_json", "register",

@@ -19,6 +19,7 @@ from supancl.encoders import EncoderSpec
 from supancl.heads import MLP
 from supancl.losses import Contrast
 from supancl.pools import PoolSpec
+from supancl.recipes.head_sources import HEAD_SOURCES
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
 from supancl.schedules import ScheduleSpec
 
@@ -26,24 +27,29 @@ from supancl.schedules import ScheduleSpec
 SIAM_HEADS = HeadSpec(MLP((2048, 2048), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))
 BYOL_HEADS = HeadSpec(MLP((4096,), 256), MLP((4096,), 256))
 CONTRAST_HEADS = HeadSpec(MLP((2048,), 128, norm="none"))
+CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
     "simclr": CONTRAST_HEADS, "supcon": CONTRAST_HEADS, "moco2": CONTRAST_HEADS, "supmoco": CONTRAST_HEADS,
     "simsiam": SIAM_HEADS, "supsiam": SIAM_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
+    "crossentropy": CLASSIFIER,
 }
 LEARNING_RATE = {
     "simclr": 0.1, "supcon": 0.15, "moco2": 0.03, "supmoco": 0.1,
     "simsiam": 0.2, "supsiam": 0.2, "byol": 0.2, "supbyol": 0.2,
+    "crossentropy": 0.05,
 }
 
 SOURCES = {
     "data.short_side": "released code (resize 256)",
     "views": "released code, following SimCLR (Sec. 5.1)",
     "encoder": "Sec. 5.1: ResNet-50",
-    "heads": "App. C; norm and bias from the released code",
+    "heads": "App. C",
+    "heads.projector.hidden": "App. C states the depth; widths as in the released code",
     "branches": "App. C",
     "pool": "Sec. 5.1",
     "pool.rate": "our choice",
+    "pool.start": "our choice: the released code's MoCo queues start random",
     "loss": "App. C",
     "loss.alpha": "Sec. 5.1",
     "loss.form": "released code: the scale the learning rates belong to",
@@ -54,6 +60,13 @@ SOURCES = {
     "train.epochs": "Sec. 5.1",
     "train.batch_size": "Sec. 5.1",
 }
+# what differs from the above; the paper does not train this one itself
+BEYOND = {
+    "crossentropy": {
+        **dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
+        "optimizer.lr": "our choice: the usual 0.1 at batch 256",
+    },
+}
 
 
 def build(method: str) -> Recipe:
@@ -62,7 +75,7 @@ def build(method: str) -> Recipe:
     return Recipe(
         name=f"imagenet100.{method}",
         method=method,
-        paper="Sec. 5.1, App. C (Tables 4-6)",
+        paper="beyond the paper (Tables 4-6's setting)" if method in BEYOND else "Sec. 5.1, App. C (Tables 4-6)",
         data=DataSpec(short_side=256),
         views=Crops(size=224),
         encoder=EncoderSpec("resnet50", size=224),
@@ -73,7 +86,7 @@ def build(method: str) -> Recipe:
         optimizer=OptimizerSpec("sgd", lr=LEARNING_RATE[method], reference_batch=128, weight_decay=1e-4),
         schedule=ScheduleSpec(warmup_epochs=40 if siam else 0),
         train=TrainSpec(epochs=200, batch_size=128),
-        sources=SOURCES,
+        sources={**SOURCES, **HEAD_SOURCES.get(method, {}), **BEYOND.get(method, {})},
     )
 
 
@@ -82,7 +95,7 @@ def batch_256(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         name=f"{recipe.name}-256",
-        paper="App. F.3 (Table F.3)",
+        paper="beyond the paper (Table F.3's setting)" if recipe.method in BEYOND else "App. F.3 (Table F.3)",
         train=replace(recipe.train, batch_size=256),
         sources={**recipe.sources, "train.batch_size": "App. F.3"},
     )

@@ -25,7 +25,7 @@ from supancl.config import (
 from supancl.data.sources import DataSpec
 from supancl.data.views import Crops, ViewSpec
 from supancl.encoders import EncoderSpec, check_size
-from supancl.errors import BadInput
+from supancl.errors import BadInput, counted
 from supancl.losses import Align, Contrast, Loss
 from supancl.methods import METHODS, Method
 from supancl.pools import PoolSpec
@@ -95,6 +95,9 @@ class Recipe:
         if self.pool.sharded and (self.pool.kind != "prototypes" or contrast):
             raise BadInput(f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
                            "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol")
+        if self.pool.start == "random" and not (self.pool.kind == "queue" and contrast):
+            raise BadInput(f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
+                           "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco")
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
@@ -215,6 +218,32 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     return replace(recipe, sources=sources, **sections)
 
 
+def resolve_warmup(recipe: Recipe) -> Recipe:
+    """The recipe with a warm-up of at most half of its epochs, and the reason as its source.
+
+    A run cut short (--epochs 10 of a recipe with 40 warm-up epochs) must still reach its peak rate and decay from it.
+    This is not part of `with_set`: a recipe that is first shortened and then lengthened again has its own warm-up.
+
+    >>> from supancl.recipes import recipe
+    >>> resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 30})).schedule.warmup_epochs
+    15
+    """
+    written, longest = recipe.schedule.warmup_epochs, recipe.train.epochs // 2
+    if written <= longest:
+        return recipe
+    reason = {"schedule.warmup_epochs": f"half of train.epochs: {written} would leave too few to decay in"}
+    schedule = replace(recipe.schedule, warmup_epochs=longest)
+    return replace(recipe, schedule=schedule, sources={**recipe.sources, **reason})
+
+
+def describe_resolution(written: Recipe, resolved: Recipe) -> str:
+    """One line for the user where `resolve_warmup` changed the recipe; empty where it did not."""
+    before, after = written.schedule.warmup_epochs, resolved.schedule.warmup_epochs
+    return "" if before == after else (f"schedule.warmup_epochs = {after} instead of {before}: half of the "
+                                       f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches "
+                                       "its peak and decays")
+
+
 def _draws_in_vain(recipe: Recipe) -> bool:
     """Whether M is set where nothing is drawn: prototypes hold one target a class, a batch is taken as a whole."""
     return (type(recipe.loss) is Align and recipe.loss.samples is not None and type(recipe.pool) is PoolSpec
@@ -238,7 +267,7 @@ def recipe_from_json(text: str, where: str) -> Recipe:
         raise BadInput(f"{where}: not a recipe.json of supancl")
     own = own_sections(stored)
     read = from_json(Recipe, {**stored, **{name: STANDINS[name] for name in own}}, "")
-    return validated_recipe(replace(read, **own))
+    return resolve_warmup(validated_recipe(replace(read, **own)))  # 0.1.0 wrote what was asked for, and ran this
 
 
 def fixed_size(encoder: str) -> bool:

@@ -3,7 +3,8 @@
     supancl pretrain vit.supbyol --data FOLDER
 
 200 epochs, batch 256, AdamW. Average rank over 11 data sets in the paper: MoCo-v3 4.00, SupMoCo 2.18, BYOL 2.36,
-SupBYOL 1.45.
+SupBYOL 1.45. vit.supcon and vit.crossentropy are not in the paper: they are there to compare with, and have not been
+tuned.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from supancl.encoders import EncoderSpec
 from supancl.heads import MLP
 from supancl.losses import Contrast
 from supancl.methods import MOCO3
+from supancl.recipes.head_sources import HEAD_SOURCES
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
 from supancl.schedules import ScheduleSpec
 
@@ -26,15 +28,22 @@ MOCO_HEADS = HeadSpec(
     MLP((4096, 4096), 256, last_norm="batch-no-affine"), MLP((4096,), 256, last_norm="batch-no-affine")
 )
 BYOL_HEADS = HeadSpec(MLP((4096,), 256), MLP((4096,), 256))
+HEADS = {
+    "moco3": MOCO_HEADS, "supmoco": MOCO_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
+    "supcon": HeadSpec(MOCO_HEADS.projector), "crossentropy": HeadSpec(MLP((), None, norm="none")),
+}  # fmt: skip
+LEARNING_RATE = {"moco3": 1.5e-4, "supmoco": 1.5e-3, "byol": 1.5e-3, "supbyol": 1.5e-3, "supcon": 1.5e-3,
+                 "crossentropy": 2.5e-4}
 
 SOURCES = {
     "data.short_side": "released code (resize 256)",
     "views": "released code, following SimCLR (Sec. 5.1); App. G states no other",
     "encoder": "App. G: ViT-Small; MoCo-v3's details",
-    "heads": "App. G; norm and bias from MoCo-v3 and BYOL",
+    "heads": "App. G",
     "branches": "App. G",
     "pool": "App. G",
     "pool.rate": "our choice",
+    "pool.start": "our choice",
     "loss": "App. G",
     "loss.form": "released code: -cos",
     "optimizer": "App. G",
@@ -43,10 +52,18 @@ SOURCES = {
     "train.epochs": "App. G",
     "train.batch_size": "App. G",
 }
+# App. G does not run these; what differs from the above
+BEYOND = {
+    "supcon": {"heads": "our choice: MoCo-v3's projector", "branches": "App. C", "loss": "App. C",
+               "optimizer.lr": "our choice: that of App. G's supervised methods"},
+    "crossentropy": {**dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
+                     "optimizer.lr": "our choice: DeiT's 5e-4 at batch 512"},
+}  # fmt: skip
 
 
 def build(method: str) -> Recipe:
     chosen = row(method)
+    norms = HEAD_SOURCES["moco3" if method in ("supmoco", "supcon") else method]
     moco = method in ("moco3", "supmoco")
     branches, loss = chosen.branches, chosen.loss
     if method == "supmoco":
@@ -55,24 +72,22 @@ def build(method: str) -> Recipe:
     return Recipe(
         name=f"vit.{method}",
         method=method,
-        paper="App. G (Table G.1)",
+        paper="beyond the paper (App. G's setting)" if method in BEYOND else "App. G (Table G.1)",
         data=DataSpec(short_side=256),
         views=Crops(size=224),
         encoder=EncoderSpec("vit-small", size=224),
-        heads=MOCO_HEADS if moco else BYOL_HEADS,
+        heads=HEADS[method],
         branches=branches,
         pool=chosen.pool,
         loss=loss,
-        optimizer=OptimizerSpec(
-            "adamw", lr=1.5e-4 if method == "moco3" else 1.5e-3, reference_batch=256, weight_decay=0.1
-        ),
+        optimizer=OptimizerSpec("adamw", lr=LEARNING_RATE[method], reference_batch=256, weight_decay=0.1),
         schedule=ScheduleSpec(warmup_epochs=40, predictor="follows" if moco else "constant"),
         train=TrainSpec(epochs=200, batch_size=256),
-        sources=SOURCES,
+        sources={**SOURCES, **norms, **BEYOND.get(method, {})},
     )
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"vit.{method}": partial(build, method) for method in ("moco3", "supmoco", "byol", "supbyol")
+    f"vit.{method}": partial(build, method) for method in HEADS
 }
 

@@ -27,7 +27,7 @@ img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
 def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
     """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
     groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
-    titles = ("intra-class variance S_W/S_T", "losses at the end", "accuracy on held-out images (%)")
+    titles = ("S_W/S_T on held-out images", "losses at the end", "accuracy on held-out images (%)")
     least = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     alphas = [entry["alpha"] for entry in summary]

@@ -8,16 +8,17 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from supancl.console import table
+from supancl.console import Terminal, table
 from supancl.data.sources import Data, Split
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
-from supancl.evaluate import Features, embed, knn_accuracy, linear_accuracy, variance
+from supancl.evaluate import Features, embed, linear_accuracy
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
 from supancl.recipes import Recipe
@@ -41,6 +42,7 @@ from supancl.studies.many import (
     spread,
     train_all,
 )
+from supancl.studies.measures import JUDGED, Judge, Measurement
 from supancl.studies.study_rows import no_alpha
 
 MEASURES = {
@@ -90,7 +92,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
     data = data_of(base)
     runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    rows = [row_of(alpha, seed, runs, data, args.shots) for alpha in alphas for seed in seeds]
+    judge = Judge(base.train.device, Terminal(console))
+    rows = [row_of(alpha, seed, runs, data, args.shots, judge, out) for alpha in alphas for seed in seeds]
     result: dict[str, Any] = {
         "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
         "shots": args.shots, "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
@@ -108,13 +111,16 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
-def row_of(alpha: float, seed: int, runs: Runs, data: Data, shots: int) -> dict[str, Any]:
+def row_of(
+    alpha: float, seed: int, runs: Runs, data: Data, shots: int, judge: Judge, out: Path
+) -> dict[str, Any]:  # fmt: skip
     """What a run gave; one that failed gave no numbers, and why is said."""
     name = run_name(alpha, seed)
     row: dict[str, Any] = {"alpha": alpha, "seed": seed, "failed": runs.reason(name)}
     if name in runs.failed:
         return {**row, "collapsed": runs.failed[name].collapsed, **dict.fromkeys(MEASURES, math.nan)}
-    return {**row, "collapsed": runs.trained[name].collapsed, **measured(runs.trained[name], data, shots)}
+    run = runs.trained[name]
+    return {**row, "collapsed": run.collapsed, **measured(run, out / name, data, shots, judge)}
 
 
 def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) -> dict[str, Features]:
@@ -166,13 +172,11 @@ def features_of(run: Trained, split: Split) -> Features:
     return embed(run.encoder.to(device), split, device)
 
 
-def measured(run: Trained, data: Data, shots: int) -> dict[str, float]:
-    """Losses of the last epoch; S_W/S_T, k-NN and linear on held-out images; transfer to the left-out classes."""
-    train, held_out = features_of(run, data.train), features_of(run, data.held_out)
-    values = {
-        "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "ratio": variance(held_out).ratio,
-        "knn": knn_accuracy(train, held_out), "linear": linear_accuracy(train, held_out), "transfer": math.nan,
-    }
+def measured(run: Trained, folder: Path, data: Data, shots: int, judge: Judge) -> dict[str, float]:
+    """Losses of the last epoch; S_W/S_T, k-NN and linear as `supancl evaluate` has them; transfer to new classes."""
+    found = {key: judge.number(folder, Measurement(protocol), field) for key, (protocol, field) in JUDGED.items()}
+    values = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "transfer": math.nan,
+              **{key: math.nan if value is None else value for key, value in found.items()}}
     if data.transfer is not None:
         fit, test = (features_of(run, split) for split in data.transfer)
         values["transfer"] = few_shot_accuracy(fit, test, shots)

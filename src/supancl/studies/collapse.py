@@ -76,7 +76,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     rows = [judged(key, seed, runs) for key in cells for seed in range(args.seeds)]
     result: dict[str, Any] = {
         "recipe": base.name, "alpha": base.loss.alpha, "epochs": base.train.epochs, "rows": rows,
-        "paper": {"+".join(_parts(key)) or "neither": values for key, values in PAPER.items()},
+        "paper": {cell_name(key): values for key, values in PAPER.items()},
         "versions": versions(), "commit": commit(),
     }
     columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
@@ -137,7 +137,12 @@ def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
 
 
 def run_name(key: tuple[bool, bool], seed: int) -> str:
-    return f"{'+'.join(_parts(key)) or 'neither'}-seed-{seed}"
+    return f"{cell_name(key)}-seed-{seed}"
+
+
+def cell_name(key: tuple[bool, bool]) -> str:
+    """`pool+ema`, `pool`, `ema` or `neither`."""
+    return "+".join(_parts(key)) or "neither"
 
 
 def _parts(key: tuple[bool, bool]) -> list[str]:

@@ -32,6 +32,7 @@ from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFin
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.recipes.own import fault_in_own
+from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reuse import one_step
 from supancl.run import RunFolder, next_folder
 from supancl.start import HOW, agrees, asked_anew, check_data, check_same_data, pick_device, with_short_side
@@ -132,6 +133,10 @@ def train_all(
     of them cannot be: other settings, or data that have changed, would make two studies of it.
     """
     by_one("a study")
+    written, recipes = recipes, {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
+    for line in dict.fromkeys(describe_resolution(written[name], recipe) for name, recipe in recipes.items()):
+        if line:
+            console.print(line)
     _check_place(next(iter(recipes.values())), out)
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
@@ -170,7 +175,7 @@ def train_all(
 def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
     for name, recipe in recipes.items():
         folder = RunFolder(out / name)
-        _check_same(recipe, folder)
+        check_same_recipe(recipe, folder)
         check_data(recipe, data)
         if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
             check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
@@ -279,7 +284,8 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
     )
 
 
-def _check_same(recipe: Recipe, folder: RunFolder) -> None:
+def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse a folder that holds a run with other settings than this recipe's."""
     if not folder.holds_run:
         return
     kept = flattened(folder.read_recipe()[0])

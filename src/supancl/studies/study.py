@@ -15,16 +15,14 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.console import table
-from supancl.data.sources import Data
+from supancl.console import Terminal, table
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest
-from supancl.evaluate import embed, knn_accuracy, linear_accuracy, variance
 from supancl.files import write_text
 from supancl.flags import add_recipe_flags, recipe_from_flags
+from supancl.losses import Align
 from supancl.recipes import Recipe
 from supancl.run import RunFolder, commit, jsonable, versions
-from supancl.start import pick_device
 from supancl.studies.many import (
     Runs,
     RunsFailed,
@@ -41,6 +39,7 @@ from supancl.studies.many import (
     spread,
     train_all,
 )
+from supancl.studies.measures import JUDGED, Judge, Measurement, has_projector, read_json
 from supancl.studies.study_rows import STUDIES, Study
 
 MEASURES = {
@@ -83,8 +82,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
                for name, row in rows.items() for seed in range(args.seeds)}
     runs = train_all(recipes, data, out, console, args.jobs, args.retry)
+    judge = Judge(base.train.device, Terminal(console))
     found = [
-        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, data, args.on_test)}
+        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge)}
         for name in rows for seed in range(args.seeds)
     ]
     result: dict[str, Any] = {
@@ -148,59 +148,29 @@ def run_name(row: str, seed: int) -> str:
     return f"{row}-seed-{seed}"
 
 
-def judged(runs: Runs, name: str, out: Path, data: Data, on_test: bool) -> dict[str, Any]:
+def judged(runs: Runs, name: str, out: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
     """What a run gave; one that failed gave no numbers, and why is said."""
     if name in runs.failed:
         failure = runs.failed[name]
         return {**dict.fromkeys(MEASURES), "collapsed": failure.collapsed, "failed": failure.reason}
-    return {**measured(runs.trained[name], RunFolder(out / name), data, on_test), "failed": None}
+    return {**measured(runs.trained[name], out / name, on_test, judge), "failed": None}
 
 
-def measured(run: Trained, folder: RunFolder, data: Data, on_test: bool) -> dict[str, Any]:
-    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T on images held out, measured once and kept."""
-    marks = {"fingerprint": data.described["fingerprint"], "step": run.metrics[-1]["step"],
-             "split": "test" if on_test else "held-out"}
-    kept = kept_in(folder.evaluations / "study.json")
-    if any(kept.get(key) != mark for key, mark in marks.items()):
-        judging = data.test if on_test and data.test is not None else data.held_out
-        device = pick_device(run.recipe.train.device)
-        encoder = run.encoder.to(device)
-        reference, queries = embed(encoder, data.train, device), embed(encoder, judging, device)
-        spread_of = variance(queries)
-        kept = jsonable({
-            "protocol": "study", "encoder": str(folder.path), "data": run.recipe.data.source, **marks, "by": "study",
-            "references": len(reference.labels), "queries": len(queries.labels),
-            "knn": knn_accuracy(reference, queries), "linear": linear_accuracy(reference, queries),
-            "within": spread_of.within, "total": spread_of.total, "ratio": spread_of.ratio,
-            "ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"),
-        })
-        keep(folder, kept)
+def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them, measured once.
+
+    What cannot be measured on these data is None.
+    """
+    split = "test" if on_test else "held-out"
+    found: dict[str, Any] = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup")}
+    found |= {key: judge.number(folder, Measurement(protocol, split), field)
+              for key, (protocol, field) in JUDGED.items()}
+    if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
+        judge.result(folder, Measurement("variance", "train", layer="projector"))
+    kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
+    if read_json(folder / "evaluate" / "study.json") != kept:
+        RunFolder(folder).write_evaluation("study", kept)
     return {**{key: kept[key] for key in MEASURES}, "collapsed": run.collapsed}
-
-
-def keep(folder: RunFolder, found: dict[str, Any]) -> None:
-    """study.json, and the same as knn.json, linear.json and variance.json for the tables."""
-    folder.write_evaluation("study", found)
-    about = {key: value for key, value in found.items() if key not in ("protocol", *MEASURES, "within", "total")}
-    files = {
-        "knn": {"accuracy": found["knn"], "k": 20, "temperature": 0.1},
-        "linear": {"accuracy": found["linear"], "probe": "L-BFGS on standardised features, C = 1"},
-        "variance": {"within": found["within"], "total": found["total"], "ratio": found["ratio"]},
-    }
-    for name, content in files.items():
-        # what another command measured is not this study's to replace
-        there = kept_in(folder.evaluations / f"{name}.json")
-        if not there or there.get("by") == "study":
-            folder.write_evaluation(name, {"protocol": name, **content, **about})
-
-
-def kept_in(file: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none, or it was only half written."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def summary(found: list[dict[str, Any]], row: str) -> dict[str, Any]:

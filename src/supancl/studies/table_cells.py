@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 
 from supancl.errors import BadInput
 from supancl.evaluate.ranks import shared_ranks
+from supancl.studies.table_entry import Entry
 from supancl.studies.table_layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
-from supancl.studies.table_runs import Entry, Group, Score, grouped
+from supancl.studies.table_runs import Group, Score, grouped
 
 Number = tuple[float, float]
 
@@ -75,6 +77,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
     lines = _pivoted(layout, placed) if layout.by_method else _rows(layout, placed)
     _name_apart(lines)
     notes = [f"paper, in brackets: {layout.setting}", *_line_notes(layout, lines, placed)]
+    notes += _way_notes(layout, lines)
     if layout.remark and any(line.ours for line in lines):
         notes.append(layout.remark)
     for section in layout.sections:
@@ -109,7 +112,7 @@ def _line(layout: Layout, section: Section, group: Group) -> Line:
         head = (group.entries[0].path.name, *[""] * (len(layout.heads) - 1))
     else:
         head = layout.head_of(group.recipe)
-    scores = {column: group.score(_measure(column, section)) for column in layout.paper.columns}
+    scores = {column: group.score(_measure(column, section), layout.probe) for column in layout.paper.columns}
     return Line(section.key, head, {column: score for column, score in scores.items() if score is not None},
                 groups=[group])
 
@@ -122,7 +125,7 @@ def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
     """Table H.1: a line per data pretrained on and data judged on, a column per method."""
     of: dict[tuple[str, str], Group] = {}
     for method, group in placed:
-        family = group.entries[0].family
+        family = group.entries[0].pretrained_on
         if (family, method) in of:
             raise BadInput(f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
                            f"it: {of[family, method].told}; and {group.told}; give the runs of one of them")
@@ -140,7 +143,7 @@ def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
             if number is not None:
                 line.paper[method] = number
             group_here = of.get((family, method))
-            score = group_here.score(f"linear:{onto}") if group_here is not None else None
+            score = group_here.score(f"linear:{onto}", layout.probe) if group_here is not None else None
             if group_here is not None and score is not None:
                 line.ours[method] = score
                 line.groups.append(group_here)
@@ -177,8 +180,9 @@ def _way_out(layout: Layout) -> str:
     wanted = dict.fromkeys(column.partition(":")[0] for column in layout.paper.columns)
     if layout.by_method:
         return "supancl evaluate linear RUN --data SOURCE fills it"
-    commands = {"transfer": "evaluate transfer", "fewshot": "evaluate fewshot", "linear": "evaluate linear",
-                "knn": "evaluate knn", "ap": "detect"}
+    commands = {"transfer": "evaluate transfer", "fewshot": "evaluate fewshot",
+                "linear": "evaluate linear" + (" --probe sgd" if layout.probe == "sgd" else ""),
+                "knn": "evaluate knn", "ap": "detect train"}
     return f"{', '.join(f'supancl {commands[kind]}' for kind in wanted if kind in commands)} would fill it"
 
 
@@ -231,7 +235,13 @@ def _place(layout: Layout, lines: Sequence[Line]) -> None:
             _mark(lines, cells, lowest=column == "rank")
 
 
+def ranked_way(scores: Sequence[Score]) -> str:
+    """The way of measuring that most scores have, the first of equally many: only those are ranked."""
+    return Counter(score.how for score in scores).most_common(1)[0][0]
+
+
 def _mark(lines: Sequence[Line], cells: dict[tuple[int, str], Score], lowest: bool) -> None:
+    cells = {key: score for key, score in cells.items() if score.how == ranked_way(list(cells.values()))}
     if len(cells) < 2:
         return
     printed = {key: round(score.mean, 2) for key, score in cells.items()}
@@ -240,11 +250,38 @@ def _mark(lines: Sequence[Line], cells: dict[tuple[int, str], Score], lowest: bo
         lines[at].places[column] = order.index(value)
 
 
+def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
+    """How the numbers of a column were measured, where there is more than one way, and which lines differ."""
+    notes: dict[str, list[str]] = {}  # what is said -> of which columns
+    parts: list[tuple[str, list[tuple[str, Score]]]]
+    if layout.by_method:
+        parts = [(" -> ".join(line.head), [(METHOD_TITLES[column], score) for column, score in line.ours.items()])
+                 for line in lines]
+    else:
+        parts = [(layout.column_title(column), [(layout.line_name(line.head), line.ours[column]) for line in lines
+                                                if column in line.ours]) for column in layout.paper.columns]
+    for title, cells in parts:
+        ways: dict[str, list[str]] = {}
+        for name, score in cells:
+            if score.how:
+                ways.setdefault(score.how, []).append(name)
+        if ways:
+            said = "; ".join(ways if len(ways) == 1 else [f"{how} ({', '.join(names)})" for how, names in ways.items()])
+            if len(ways) > 1:
+                said += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
+            notes.setdefault(said, []).append(title)
+    return [f"{', '.join(titles)}: {said}" for said, titles in notes.items()] + (
+        ["the paper's k-NN and linear accuracies are of test images"] if any("held-out images" in said and (
+            "probe" in said or said.startswith("held-out")) for said in notes) else [])
+
+
 def _spread_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     scores = [score for line in lines for score in line.ours.values()]
     notes = []
     if any(not math.isnan(score.sd) for score in scores):
-        notes.append("±: standard deviation over the runs")
+        notes.append("±: standard deviation over the runs" + (
+            ", of a single run over its detectors" if any(score.n == 1 and not math.isnan(score.sd)
+                                                          for score in scores) else ""))
     if any(not math.isnan(score.interval) for score in scores):
         notes.append("± of a single run: the 95% interval of its evaluation")
     for line in lines:

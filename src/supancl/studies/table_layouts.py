@@ -12,7 +12,7 @@ from supancl.methods import METHODS
 from supancl.recipes import Recipe
 from supancl.recipes.own import has_own
 from supancl.studies.paper_numbers import PAPER, PaperTable
-from supancl.studies.table_runs import published
+from supancl.studies.table_runs import published, published_forms
 
 BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
 
@@ -61,6 +61,7 @@ class Layout:
     sections: tuple[Section, ...] = (Section(),)
     by_method: bool = False  # Table H.1: a column per method instead of a row
     remark: str = ""  # what to know of ours beside the paper's
+    probe: str = "lbfgs"  # of linear accuracy, where a run was judged by both
 
     @property
     def paper(self) -> PaperTable:
@@ -87,9 +88,8 @@ def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
     if has_own(recipe):
         return False
-    own = published(recipe)
-    if own is not None:
-        return (recipe.loss, recipe.pool, recipe.branches) == (own.loss, own.pool, own.branches)
+    if forms := published_forms(recipe):
+        return (recipe.loss, recipe.pool, recipe.branches) in [(own.loss, own.pool, own.branches) for own in forms]
     row = METHODS.get(recipe.method)
     ours = (recipe.loss, recipe.pool.kind, recipe.branches.target)
     return row is not None and ours == (row.loss, row.pool.kind, row.branches.target)
@@ -255,13 +255,13 @@ _METHOD = partial(Layout, heads=METHOD_HEADS, row_of=by_method, head_of=method_h
 LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (
     _ALPHA("1", "SupSiam by alpha: losses, variance, k-NN and linear accuracy",
            f"toy data (App. B); {RESNET}", sections=TOY_AND_REAL,
-           remark="S_W and S_T of our runs: encoder features of held-out images; the toy study's and, as we read it, "
-                  "the paper's: projector features of the training set"),
+           remark="S_W and S_T of the toy study and, as we read it, of the paper: projector features of training "
+                  "images"),
     _ALPHA("2", "transfer to toy classes by alpha", "toy data (App. B)", row_of=by_alpha_of_toy,
            wants="it takes a toy study (supancl toy)"),
     _ALPHA("3", "fine-grained transfer by alpha", RESNET),
     _METHOD("4", "linear accuracy and object detection", f"{RESNET}; detection on VOC", heads=("Method",),
-            head_of=bare_head_of, row_head=bare_head),
+            head_of=bare_head_of, row_head=bare_head, probe="sgd"),
     _METHOD("5", "transfer to 11 data sets", RESNET),
     _METHOD("6", "few-shot classification on 8 data sets", f"{RESNET}; 2000 episodes", sections=SHOTS),
     Layout("7", "transfer by pool design", RESNET, ("Target Pool", "Size"), by_pool, pool_head_of, pool_head, POOLED),

@@ -1,4 +1,4 @@
-"""The paper's tables from your runs: `supancl tables NAME RUN...`, ours beside the paper's (docs/tables.md)."""
+"""The paper's tables, ours beside the paper's (docs/tables.md): from your runs, or trained from your data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from rich.console import Console
 
 from supancl.errors import BadInput, nearest
 from supancl.files import unwritable
+from supancl.flags import add_recipe_flags
+from supancl.studies.many import add_run_flags
 from supancl.studies.table_cells import fill
 from supancl.studies.table_formats import FORMATS
-from supancl.studies.table_layouts import LAYOUTS
+from supancl.studies.table_layouts import LAYOUTS, Layout
+from supancl.studies.table_make import make_table
+from supancl.studies.table_plan import FAMILIES
 from supancl.studies.table_runs import read_entries
 
 
@@ -21,13 +25,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(LAYOUTS)
     parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
     parser.add_argument("runs", metavar="RUN", nargs="*", default=[],
-                        help="run folders, studies, toy studies, folders with evaluate/*.json; none: the paper's alone")
+                        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
+                             "RUN nor --data: the paper's alone")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
-    parser.add_argument("--out", metavar="FILE", help="write it there instead of on the screen")
+    parser.add_argument("--out", metavar="PATH", help="file to write instead of the screen; with --data the folder of "
+                                                      "the runs (default runs/table-NAME)")
+    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets that the columns are of")
+    parser.add_argument("--family", choices=FAMILIES, help="recipes that are trained (default: the paper's)")
+    parser.add_argument("--recipe", help="recipe whose rows are trained, for tables that vary one (default: supsiam)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
+    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all of the table's)")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and its time, and stop")
+    add_run_flags(parser)
+    add_recipe_flags(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
     layout = LAYOUTS[table_name(args.name)]
+    trains = bool(args.overrides or args.benchmarks or args.family or args.recipe or args.rows or args.compat
+                  or args.dry_run or args.retry or args.jobs or args.seeds != 1)
+    if trains and args.runs:
+        raise BadInput(f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
+                       "table's rows, or leave out the flags for training")
+    return make_table(layout, args, console) if trains else lay_out(layout, args, console)
+
+
+def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """The table of the runs given, on the screen or in a file."""
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")

@@ -1,0 +1,24 @@
+"""Where norm and bias of each method's heads come from: the paper states depths and widths alone."""
+
+from __future__ import annotations
+
+
+def norm_and_bias(source: str) -> dict[str, str]:
+    """The source of every field of both heads that says where batch norm and bias stand."""
+    return {f"heads.{head}.{field}": source
+            for head in ("projector", "predictor") for field in ("norm", "last_norm", "bias")}
+
+
+SIAM = norm_and_bias("as in the released code")
+BYOL = {**SIAM, "heads.projector.bias": "our choice: the released code has none in the last layer"}
+CONTRAST = {
+    **SIAM, "heads.projector.norm": "our choice: the released code has batch norm",
+    "heads.projector.bias": "our choice: the released code has none in the first layer",
+}  # fmt: skip
+MOCO3 = norm_and_bias("MoCo-v3")
+CLASSIFIER = norm_and_bias("our choice: a plain classifier")
+
+HEAD_SOURCES: dict[str, dict[str, str]] = {
+    "simclr": CONTRAST, "supcon": CONTRAST, "moco2": CONTRAST, "supmoco": CONTRAST, "moco3": MOCO3,
+    "simsiam": SIAM, "supsiam": SIAM, "byol": BYOL, "supbyol": BYOL, "crossentropy": CLASSIFIER,
+}  # fmt: skip

@@ -1,0 +1,190 @@
+"""The plan of ImageNet photographs: its rows, their recipes, how they are judged, and its part of the page."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evidence.__main__ import ROOT, main
+from evidence.drive import Driver
+from evidence.imagenet import ASYMMETRIC, METHODS, imagenet_plan, imagenet_rehearsal
+from evidence.imagenet_page import ACCURACIES, imagenet_part
+from evidence.plan import recipe_of, settings_of, words_of
+from evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
+from supancl.cli import build_parser
+from supancl.detect.spec import detect_spec
+from supancl.flags import recipe_from_flags
+from supancl.recipes import recipe
+
+PLAN = imagenet_plan()
+TRAINED = [step for step in PLAN.steps if step.needs is None]
+
+
+def built(step, plan=PLAN):
+    settings = settings_of(step, plan, None)
+    return recipe_of(plan.family, f"{step.method}{plan.suffix}", step.epochs, settings)
+
+
+def made(step, values=None, **others):
+    settings = settings_of(step, PLAN, None)
+    return {
+        "name": step.name, "stage": step.stage, "method": step.method, "seed": step.seed, "epochs": step.epochs,
+        "identity": identity_of(step, PLAN, {}), "settings": settings, "train_seconds": 300.0, "resumed": False,
+        "beside": True, "shared": False, "warnings": [], "images_per_second": 20_000.0, "last": {}, "curve": [],
+        "plan": PLAN.name, "status": "finished", "why": None, "not_measured": {}, "judge_seconds": 40.0,
+        "commands": [shlex.join(["supancl", *words_of(step, PLAN, settings)]), f"supancl evaluate knn {step.name}"],
+        "values": values or {}, "hardware": "a GPU", "versions": {}, "commit": "abc", "data": {"train": 27_000},
+        **others,
+    }
+
+
+def test_rows_come_in_the_order_of_their_value_and_once() -> None:
+    names = [step.name for step in PLAN.steps]
+    assert len(set(names)) == len(names)
+    assert names[:9] == [f"final-{method}-0" for method in METHODS]
+    assert names[:4] == [f"final-{method}-0" for method in ("supsiam", "simsiam", "supbyol", "byol")]
+    seeds = [name for name in names if name.startswith("final-")][9:]
+    assert seeds == [f"final-{method}-{seed}" for seed in (1, 2) for method in ASYMMETRIC]
+    assert names[-6:] == [f"detect-{method}-{seed}" for seed in range(3) for method in ("simsiam", "supsiam")]
+
+
+@pytest.mark.parametrize("step", TRAINED, ids=lambda step: step.name)
+def test_a_row_is_the_papers_recipe_at_64_px(step) -> None:
+    whole, own = built(step), recipe(f"imagenet100.{step.method}-256")
+    assert whole.views.size == whole.encoder.size == 64
+    assert whole.encoder.name == "resnet50"
+    assert whole.train.epochs == (200 if step.stage == "final" else 20)
+    assert (whole.train.batch_size, whole.optimizer.reference_batch, whole.data.holdout) == (256, 128, 0.1)
+    assert whole.schedule.warmup_epochs == ((10 if step.stage == "final" else 1) if own.schedule.warmup_epochs else 0)
+    if step.stage == "final":
+        assert (whole.optimizer, whole.heads, whole.loss, whole.pool) == (own.optimizer, own.heads, own.loss, own.pool)
+        assert step.follows is None
+
+
+@pytest.mark.parametrize("plan", [PLAN, imagenet_rehearsal()], ids=lambda plan: plan.name)
+def test_commands_make_the_recipes_that_are_meant(plan) -> None:
+    for step in plan.steps:
+        settings = settings_of(step, plan, None)
+        words = shlex.split(shlex.join(words_of(step, plan, settings)))
+        args = build_parser(words[0]).parse_args(words)
+        assert args.out == f"runs/{step.name}"
+        if step.needs:
+            assert args.encoder == f"runs/{step.needs}"
+            asked = {name: value for name, (value, _) in args.overrides.items()}
+            assert detect_spec("c4", asked).iters == (720 if plan is PLAN else 2)
+            continue
+        meant = built(step, plan).with_set({"train.seed": step.seed, "data.source": plan.data})
+        assert replace(recipe_from_flags(args.recipe, args), sources={}) == replace(meant, sources={})
+
+
+def test_pilots_try_the_recipes_rate_first_and_nothing_else_differs() -> None:
+    first, second = (built(PLAN.step(f"pilot-supsiam-{number}")) for number in range(2))
+    assert first.optimizer == recipe("imagenet100.supsiam-256").optimizer
+    assert second == replace(first, optimizer=replace(first.optimizer, lr=0.1))
+
+
+def test_the_sgd_probe_is_asked_once_a_method_and_a_classifier_has_no_projector() -> None:
+    def words(method: str, seed: int) -> list[str]:
+        return [" ".join(task.words) for task in PLAN.tasks_of("final", method, seed)]
+
+    assert len(words("supsiam", 0)) == len(PLAN.tasks["final"])
+    assert set(words("supsiam", 0)) - set(words("supsiam", 1)) == {"linear --split test --probe sgd"}
+    (projector,) = set(words("supsiam", 0)) - set(words("crossentropy", 0))
+    assert projector == "variance --split train --layer projector"
+    step = PLAN.step("final-supsiam-0")
+    assert judging_seconds(step, PLAN, {}) <= 84
+
+
+def test_two_drivers_should_train_the_first_four_rows_in_a_lease() -> None:
+    first, _, third, _ = (expected_seconds(step, PLAN, {}, compiled=False, judged=step.method == "supbyol", shared=True)
+                          for step in PLAN.steps[:4])
+    assert first + 60 + third < 1440  # 60: the first of all compiles longer than the guess
+
+
+def test_a_detector_waits_for_an_encoder_on_this_machine_and_its_images(tmp_path: Path) -> None:
+    driver = Driver(PLAN, tmp_path / "results", tmp_path, only=["detect-supsiam"])
+    assert driver.possible({}) == []
+    (tmp_path / "runs" / "final-supsiam-1" / "evaluate").mkdir(parents=True)
+    assert driver.possible({}) == []
+    (tmp_path / PLAN.scenes).mkdir(parents=True)
+    assert [step.name for step in driver.possible({})] == ["detect-supsiam-1"]
+
+
+def test_a_final_run_that_cannot_end_in_time_gives_way_to_a_shorter_row(tmp_path: Path) -> None:
+    driver = Driver(PLAN, tmp_path / "results", tmp_path, until=380.0)
+    fitting = [step.name for step in driver.possible({})]
+    assert "final-supbyol-0" not in fitting
+    assert fitting[0] == "pilot-supsiam-0"
+    assert [step.name for step in Driver(PLAN, tmp_path, tmp_path, until=450.0).possible({})][:3] == [
+        "final-supsiam-0", "final-simsiam-0", "final-supcon-0"]
+
+
+def test_a_run_that_was_slower_than_guessed_makes_the_others_expected_slower(tmp_path: Path) -> None:
+    """The second pair of a lease is begun before the first is judged: what they say of their speed counts at once."""
+    driver = Driver(PLAN, tmp_path / "results", tmp_path, shared=True)
+    step = PLAN.step("final-supbyol-0")
+    guessed = driver.expected(step, {})
+    ran = {"final-supsiam-0": 9_000.0, "final-simsiam-0": 10_000.0}
+    for name, speed in ran.items():
+        one = made(PLAN.step(name), shared=True, images_per_second=speed)
+        told = {key: one[key] for key in ("name", "stage", "method", "settings", "images_per_second", "shared")}
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "evidence.json").write_text(json.dumps(told))
+    images = 200 * 27_000
+    assert driver.expected(step, {}) - guessed == pytest.approx(
+        images / (16_500 / 22_000 * 9_000) - images / (16_500 / 1.85))
+
+
+def test_two_runs_side_by_side_that_were_faster_than_guessed_make_the_others_expected_faster() -> None:
+    step = PLAN.step("final-supcon-0")
+    fast = [made(PLAN.step(f"final-{method}-0"), shared=True, images_per_second=15_000.0)
+            for method in ("supsiam", "simsiam")]
+    guessed, one, two = (expected_seconds(step, PLAN, {each["name"]: each for each in fast[:count]}, shared=True)
+                         for count in range(3))
+    assert guessed == one  # it may have been alone for most of its time
+    assert guessed - two == pytest.approx(200 * 27_000 / (22_000 / 1.85) - 200 * 27_000 / 15_000)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Path) -> None:
+    assert imagenet_part(tmp_path / "none") == ""
+    for name, level in (("final-supsiam-0", 60.0), ("final-supsiam-1", 61.0), ("final-supsiam-2", 62.0),
+                        ("final-simsiam-0", 40.0)):
+        values = {**dict.fromkeys(ACCURACIES, level), "ratio": 0.5, "train_ratio": 0.4, "linear_sgd": level}
+        write_result(tmp_path, made(PLAN.step(name), values))
+    write_result(tmp_path, made(PLAN.step("pilot-supsiam-1"), {"linear": 33.0, "knn": 30.0}))
+    write_result(tmp_path, made(PLAN.step("detect-supsiam-0"), {"AP": 5.0, "AP50": 12.0, "AP75": 2.0},
+                                images_per_second=None))
+    write_result(tmp_path, made(PLAN.step("final-byol-0"), status="failed", why="the loss is not finite"))
+    text = imagenet_part(tmp_path)
+    assert "7 of the plan's 27 runs are there" in text
+    assert "| SupSiam | 0, 1, 2 | 61.00 ± 2.48 |" in text
+    assert "| SupSiam - SimSiam | +21.00 [" in text
+    assert "]* |" in text  # SimSiam has one seed
+    assert "| SupSiam | 0.1 | 33.00 | 30.00 |" in text
+    assert "| SupSiam | 0 | 5.00 | 12.00 | 2.00 |" in text
+    assert "- final-byol-0: failed: the loss is not finite" in text
+    assert "Not run: 20 runs: final-supbyol-0," in text
+
+
+def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
+    write_result(tmp_path / "imagenet", made(PLAN.step("final-supsiam-0"), {"knn": 50.0}))
+    assert main(["page", "--results", str(tmp_path), "--out", str(tmp_path / "page.md"), "--figures",
+                 str(tmp_path / "figures")]) == 0
+    text = (tmp_path / "page.md").read_text()
+    assert text.startswith("# Results")
+    assert text.count("## ImageNet photographs, ResNet-50") == 1
+    assert "0 of the plan's 64 runs are there" in text
+    assert main(["plan", "--results", str(tmp_path / "imagenet")]) != 0  # asked as files of the first plan
+    assert "imagenet" in capsys.readouterr().err
+    assert main(["plan", "--plan", "imagenet", "--results", str(tmp_path / "imagenet")]) == 0
+    assert "1 of 27 runs are there" in capsys.readouterr().out
+
+
+def test_the_results_in_the_repository_are_of_this_plan() -> None:
+    names = {step.name for step in PLAN.steps}
+    assert set(read_results(ROOT / "results" / "imagenet", PLAN)) <= names

@@ -1,0 +1,113 @@
+"""A lent machine: data arrive in parts, drivers outlive the command that starts them, and few files come back."""
+
+import json
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from evidence import lease
+from evidence.lease import KERNELS, Lease, is_alive, main
+
+UNPACK = """
+import sys, time
+from pathlib import Path
+out, name = Path(sys.argv[1]), sys.argv[2]
+if name == "broken":
+    sys.exit("no such thing")
+(out / name).mkdir(parents=True)
+(out / name / "whole").write_text("".join(p.read_text() for p in sorted(Path(__file__).parent.glob(name + "-*"))))
+"""
+
+
+@pytest.fixture
+def sent(tmp_path: Path, monkeypatch) -> Path:
+    """Files as they were sent in two calls: of `two` one in each."""
+    monkeypatch.setattr(lease, "SETS", {"one": (("one-0",), "one"), "two": (("two-0", "two-1"), "two"),
+                                        "broken": (("one-0",), "broken")})
+    for folder, files in (("gpu1", {"unpack.py": UNPACK, "one-0": "1", "two-0": "2"}), ("gpu2", {"two-1": "3"})):
+        (tmp_path / folder).mkdir()
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(text)
+    return tmp_path
+
+
+def test_data_are_unpacked_once_all_their_files_are_there(sent: Path, capsys) -> None:
+    work = sent / "work"
+    assert main([str(sent / "gpu1"), "--work", str(work)]) == 0
+    assert [path.name for path in (work / "data").iterdir()] == ["one"]
+    assert "broken: could not be unpacked: no such thing" in capsys.readouterr().out
+    before = (work / "data" / "one" / "whole").stat().st_mtime_ns
+    assert main([str(sent / "gpu2"), "--work", str(work)]) == 0
+    assert (work / "data" / "two" / "whole").read_text() == "23"
+    assert (work / "data" / "one" / "whole").stat().st_mtime_ns == before
+    assert not list(work.glob("unpacking-one")) + list(work.glob("unpacking-two"))
+
+
+def test_a_folder_that_was_not_sent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="gpu9"):
+        main([str(tmp_path / "gpu9"), "--work", str(tmp_path / "work")])
+
+
+def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    work, out = tmp_path / "work", tmp_path / "out"
+    words = ["--work", str(work), "--start", "1", "--plan", "digits", "--until", "600", "--only", "pilot-supsiam-0",
+             "--commit", "abc1234", "--memory", str(tmp_path / "none")]
+    assert main(words) == 0
+    assert main(words) == 0
+    assert "running already; nothing was started" in capsys.readouterr().out
+    (pid,) = work.glob("driver-*.pid")
+    assert is_alive(int(pid.read_text()))
+    assert main(["--work", str(work), "--wait", "300", "--collect", str(out)]) == 0
+    assert not is_alive(int(pid.read_text()))
+    shown = capsys.readouterr().out
+    assert "pilot-supsiam-0: finished" in shown
+    assert "running: no driver" in shown
+    with tarfile.open(out / "results.tar.gz") as archive:
+        found = json.load(archive.extractfile("pilot-supsiam-0.json"))
+    assert (found["commit"], found["plan"]) == ("abc1234", "digits")
+    assert str(tmp_path) not in json.dumps(found)
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        assert "runs/pilot-supsiam-0/metrics.jsonl" in archive.getnames()
+
+
+def test_kernels_travel_in_parts_and_a_broken_archive_does_no_harm(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(lease, "PART", 100)
+    monkeypatch.setattr(lease, "PARTS", 1000)
+    first, second, third = (Lease(tmp_path / name) for name in ("first", "second", "third"))
+    (first.kernels / "triton").mkdir()
+    (first.kernels / "triton" / "k.cubin").write_bytes(bytes(range(256)) * 4)
+    first.collect(tmp_path / "out", kernels=True)
+    parts = list((tmp_path / "out").glob(f"{KERNELS}.*"))
+    assert len(parts) > 1
+    second.take(tmp_path / "out")
+    second.take_kernels()
+    assert (second.kernels / "triton" / "k.cubin").read_bytes() == bytes(range(256)) * 4
+    parts[0].write_bytes(b"nothing")
+    third.take(tmp_path / "out")
+    third.take_kernels()
+    assert "could not be read" in capsys.readouterr().out
+
+
+def test_waiting_ends_with_the_last_driver(tmp_path: Path) -> None:
+    work = Lease(tmp_path)
+    (tmp_path / "driver-0.pid").write_text("999999999")
+    since = time.monotonic()
+    work.wait(60)
+    assert time.monotonic() - since < 5
+
+
+def test_runs_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch) -> None:
+    memory, small, large = tmp_path / "memory", Lease(tmp_path / "small"), Lease(tmp_path / "large")
+    memory.mkdir()
+    monkeypatch.setattr(lease, "ROOM", 2**70)
+    small.place_runs(memory)
+    assert not (small.work / "runs").exists()
+    monkeypatch.setattr(lease, "ROOM", 0)
+    large.place_runs(memory)
+    (large.work / "runs" / "one").mkdir()
+    assert len(list(memory.glob("*/one"))) == 1
+    large.place_runs(memory)  # a second start finds them where they are
+    assert (large.work / "runs" / "one").is_dir()

@@ -1,0 +1,195 @@
+"""Tables 1, 2, 4, 8 and H.1: the documented commands in their smallest form, then the cell and its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from supancl.data.benchmarks import BENCHMARKS
+from supancl.run import RunFolder
+from supancl.studies import toy
+from supancl.studies.toy_train import Size
+from tests.detect.drawn import TINY, write_voc
+from tests.kept.make import narrow_resnet
+from tests.paper.made import DIGITS, SMALL, colours, edit, ours, run, table
+
+TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)
+CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]", "--batch-size",
+       "32")
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "evaluate" / f"{name}.json").read_text())
+    return content
+
+
+def of_protocol(folder: Path, protocol: str, **settings: Any) -> Path:
+    """The one file of a run's evaluations with these settings."""
+    (found,) = (file for file in (folder / "evaluate").glob("*.json")
+                if (kept := json.loads(file.read_text())).get("protocol") == protocol
+                and all(kept.get(key) == value for key, value in settings.items()))
+    return found
+
+
+# --- Table 1 ----------------------------------------------------------------------------------------------------------
+
+
+def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
+    out = tmp_path / "alpha"
+    run("study", "alpha", "digits.supsiam", "--rows", "alpha-0,alpha-1", "--set", "data.limit=128", *SMALL, "--jobs",
+        "1", "--out", out)
+    found = ours(table("1", tmp_path, out))
+    for alpha, head in (("0", "0.0"), ("1", "1.0")):
+        folder, line = out / f"alpha-{alpha}-seed-0", found["imagenet100", head]
+        last = [row for row in RunFolder(folder).metrics() if row["kind"] == "train"]
+        assert line["ssl"] == pytest.approx(sum(row["ssl"] for row in last) / len(last))  # one epoch
+        assert line["knn"] == result(folder, "knn")["accuracy"]
+        assert line["linear"] == result(folder, "linear")["accuracy"]
+        projector = (folder / "projector.safetensors").is_file()
+        variance = json.loads(of_protocol(folder, "variance", layer="projector" if projector else "pooled").read_text())
+        assert line["within"] == variance["within"]
+        assert line["ratio"] == pytest.approx(100 * variance["ratio"])
+    edit(out / "alpha-0-seed-0" / "evaluate" / "linear.json", lambda kept: kept | {"accuracy": 12.25})
+    assert ours(table("1", tmp_path, out))["imagenet100", "0.0"]["linear"] == 12.25
+
+
+def test_table_1_in_one_command_judges_the_test_split(tmp_path: Path) -> None:
+    data = colours(tmp_path / "own.npz", 3, 64, 12, side=16)
+    out = tmp_path / "out"
+    made = table("1", tmp_path, "--data", data, "--recipe", "cifar100.supsiam", "--rows", "alpha-0.5", *SMALL, *CNN,
+                 "--jobs", "1", "--out", out)
+    line = ours(made)["imagenet100", "0.5"]
+    folder = out / "alpha-0.5-seed-0"
+    for column, protocol in (("knn", "knn"), ("linear", "linear")):
+        kept = json.loads(of_protocol(folder, protocol).read_text())
+        assert (line[column], kept["judged"]) == (kept["accuracy"], "test")
+    assert not any("of test images" in note and "the paper's" in note for note in made["notes"])
+
+
+# --- Tables 1 and 2, toy ----------------------------------------------------------------------------------------------
+
+
+def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "QUICK", TOY)
+    folder = tmp_path / "toy"
+    run("toy", "--quick", "--seeds", "1", "--out", folder)
+    rows = {f"{row['alpha']:.1f}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
+    one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
+    for alpha, row in rows.items():
+        assert one["toy", alpha]["knn"] == row["k-NN"]
+        assert two["", alpha]["interpolation 0.2"] == row["interpolation 0.2"]
+    edit(folder / "toy.json", lambda content: content | {"rows": [
+        row | {"interpolation 0.2": 12.25} for row in content["rows"]]})
+    assert ours(table("2", tmp_path, folder))["", "0.5"]["interpolation 0.2"] == 12.25
+    assert replace(TOY) != toy.FULL  # the note says that it is not App. B's size
+    assert any("not in App. B's size" in note for note in table("2", tmp_path, folder)["notes"])
+
+
+# --- Table 4 ----------------------------------------------------------------------------------------------------------
+
+
+def test_table_4_from_an_sgd_probe_and_detectors(tmp_path: Path) -> None:
+    data = colours(tmp_path / "own.npz", 3, 128, 12)
+    voc = tmp_path / "voc"
+    write_voc(voc, {"train": range(4), "val": range(4, 6)})
+    folder = tmp_path / "runs" / "supsiam"
+    heads = [word for key, value in {"projector.hidden": [16], "projector.out": 16, "predictor.hidden": [8]}.items()
+             for word in ("--set", f"heads.{key}={value}")]
+    detector = [word for key, value in {**TINY, "iters": 2, "batch_size": 2}.items()
+                for word in ("--set", f"{key}={json.dumps(value)}")]
+    with mock.patch("torchvision.models.resnet18", narrow_resnet):
+        run("pretrain", "imagenet100.supsiam", "--data", data, *heads, "--epochs", "1", "--device", "cpu", "--set",
+            "schedule.warmup_epochs=0", "--set", "encoder.name=resnet18", "--set", "views.size=32", "--out", folder)
+        run("evaluate", "linear", folder)
+        run("evaluate", "linear", folder, "--probe", "sgd")
+        run("detect", "train", folder, "--data", voc, "--year", "2012", *detector, "--seeds", "2", "--out",
+            tmp_path / "runs" / "detect")
+        head = ("", "SupSiam†")
+        found = ours(table("4", tmp_path, folder))  # detectors beside the run are found
+        scores = [result(tmp_path / "runs" / "detect" / f"seed-{seed}", "detect") for seed in (0, 1)]
+        assert found[head] == pytest.approx({
+            "linear": json.loads(of_protocol(folder, "linear", probe="sgd").read_text())["accuracy"],
+            "ap": (scores[0]["AP"] + scores[1]["AP"]) / 2, "ap50": (scores[0]["AP50"] + scores[1]["AP50"]) / 2})
+        edit(tmp_path / "runs" / "detect" / "seed-0" / "evaluate" / "detect.json", lambda kept: kept | {"AP": 50.0})
+        edit(of_protocol(folder, "linear", probe="sgd"), lambda kept: kept | {"accuracy": 12.25})
+        # the run has moved: its detectors are known by the encoder's checksum
+        moved = folder.rename(tmp_path / "moved")
+        found = ours(table("4", tmp_path, moved, tmp_path / "runs" / "detect"))
+        assert found[head]["ap"] == pytest.approx((50 + scores[1]["AP"]) / 2)
+        assert found[head]["linear"] == 12.25
+
+
+# --- Table 8 ----------------------------------------------------------------------------------------------------------
+
+CELLS = {"neither": ("✗", "✗"), "pool": ("✓", "✗"), "ema": ("✗", "✓"), "pool+ema": ("✓", "✓")}
+
+
+@pytest.mark.parametrize("command", [("tables", "8"), ("collapse", "digits.supsiam")], ids=["one command", "collapse"])
+def test_table_8(command: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = [word for word in DIGITS if word not in ("--family", "digits")]
+    if command[0] == "tables":
+        run(*command, "--data", "digits", "--family", "digits", *flags, "--out", out)
+    else:
+        run(*command, "--data", "digits", *flags, "--out", out)
+        for cell in CELLS:
+            run("evaluate", "knn", out / f"{cell}-seed-0")
+    made = ours(table("8", tmp_path, out))
+    for cell, head in CELLS.items():
+        assert made["", *head]["knn"] == result(out / f"{cell}-seed-0", "knn")["accuracy"]
+        assert made["", *head]["collapsed"] in (0, 1)
+    edit(out / "pool-seed-0" / "evaluate" / "knn.json", lambda kept: kept | {"accuracy": 12.25})
+    assert ours(table("8", tmp_path, out))["", "✓", "✗"]["knn"] == 12.25
+
+
+# --- Table H.1 --------------------------------------------------------------------------------------------------------
+
+
+def test_table_h1_own_and_crossed(tmp_path: Path) -> None:
+    data = {"cifar10": colours(tmp_path / "cifar10.npz", 2, 64, 12, side=16),
+            "cifar100": colours(tmp_path / "cifar100.npz", 3, 64, 12, seed=1, side=16)}
+    for name, source in data.items():
+        run("pretrain", f"{name}.supsiam", "--data", source, *SMALL, *CNN, "--out", tmp_path / "runs" / name)
+        for other in data.values():
+            run("evaluate", "linear", tmp_path / "runs" / name, "--data", other, "--split", "test")
+    found = ours(table("H.1", tmp_path, tmp_path / "runs"))
+    titles = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
+    for name in data:
+        for other, source in data.items():
+            file = of_protocol(tmp_path / "runs" / name, "linear", source=str(source))
+            kept = json.loads(file.read_text())
+            assert kept["judged"] == "test"
+            assert found["", titles[name], titles[other]] == {"supsiam": kept["accuracy"]}
+    edit(of_protocol(tmp_path / "runs" / "cifar10", "linear", source=str(data["cifar100"])),
+         lambda kept: kept | {"accuracy": 12.25})
+    assert ours(table("H.1", tmp_path, tmp_path / "runs"))["", "CIFAR10", "CIFAR100"] == {"supsiam": 12.25}
+
+
+def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for name, classes in (("cifar10", 2), ("cifar100", 3)):
+        colours(root / f"{name}.npz", classes, 66, 12)
+        monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], classes=classes, split=(60, 6, 12),
+                                                      class_sizes={}, class_order=()))
+    out = tmp_path / "out"
+    made = table("H.1", tmp_path, "--benchmarks", root, *SMALL, *CNN, "--jobs", "1", "--rows",
+                 "cifar10-supsiam,cifar100-supsiam", "--out", out)
+    assert set(made["plan"].values()) == {"done"}
+    found = ours(made)
+    assert set(found) == {("", one, other) for one in ("CIFAR10", "CIFAR100") for other in ("CIFAR10", "CIFAR100")}
+    crossed = of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar100@{root}")
+    assert found["", "CIFAR10", "CIFAR100"] == {"supsiam": json.loads(crossed.read_text())["accuracy"]}
+
+
+def test_table_4_in_one_command(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = table("4", tmp_path, "--data", "digits", *DIGITS, "--rows", "supsiam,simsiam", "--out", out)
+    for method, head in (("supsiam", "SupSiam†"), ("simsiam", "SimSiam")):
+        kept = json.loads(of_protocol(out / f"{method}-seed-0", "linear", probe="sgd").read_text())
+        assert ours(made)["", head] == {"linear": kept["accuracy"]}

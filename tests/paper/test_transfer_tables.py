@@ -1,0 +1,131 @@
+"""Tables 3, 5, 6, 7, F.1, F.2, F.3 and G.1: one command from data to cells, and cells that follow their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from supancl.cli import main
+from tests.paper.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, run, table
+
+CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]")
+VIT = ("--set", "encoder.name=timm:vit_tiny_patch16_224", "--set", "views.size=16", "--set",
+       "heads.projector.hidden=[16]", "--set", "heads.predictor.hidden=[16]", "--epochs", "1", "--device", "cpu",
+       "--set", "schedule.warmup_epochs=0", "--jobs", "1", "--set", "data.limit=256")
+
+
+class Case(NamedTuple):
+    """A table in its smallest form: flags, run folder -> head of its line, and the data sets of its columns."""
+
+    name: str
+    flags: tuple[str, ...]
+    lines: dict[str, tuple[str, ...]]
+    sets: tuple[str, ...] = ("dogs",)
+    kind: str = "transfer"
+
+
+CASES = (
+    Case("3", (*DIGITS, "--rows", "alpha-0,alpha-1"), {"alpha-0-seed-0": ("0.0",), "alpha-1-seed-0": ("1.0",)},
+         ("cub200", "dogs", "pets")),
+    Case("5", (*DIGITS, "--rows", "supsiam,byol"), {"supsiam-seed-0": ("SupSiam†", "", "✓", ""),
+                                                    "byol-seed-0": ("BYOL", "", "", "✓")}),
+    Case("6", (*DIGITS, "--rows", "supbyol"), {"supbyol-seed-0": ("SupBYOL†", "", "✓", "✓")}, ("dtd",), "fewshot"),
+    Case("7", (*DIGITS, "--rows", "queue,class-queues-5"), {
+        "queue-seed-0": ("Class-agnostic", "1024 (8192)"),
+        "class-queues-5-seed-0": ("Class-wise", "5 x classes (5 x 100)")}),
+    Case("F.1", (*DIGITS, "--rows", "alpha-0.2"), {"alpha-0.2-seed-0": ("0.2",)}),
+    Case("F.2", (*DIGITS, "--rows", "M-4,M-all"), {"M-4-seed-0": ("4",), "M-all-seed-0": ("all",)}),
+    Case("F.3", ("--family", "cifar100", "--set", "data.limit=256", *TRAIN, *CNN, "--rows",
+                 "supcon-batch-128,supcon-batch-256-memory"),
+         {"supcon-batch-128-seed-0": ("128", "SupCon"), "supcon-batch-256-memory-seed-0": ("256", "SupCon*")}),
+    Case("G.1", (*VIT, "--rows", "moco3,supbyol"), {"moco3-seed-0": ("MoCo-v3", "✓", "", "✓"),
+                                                    "supbyol-seed-0": ("SupBYOL†", "", "✓", "✓")}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"table {case.name}")
+def test_data_to_cells_in_one_command(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_benchmarks(tmp_path / "benchmarks", monkeypatch, *case.sets)
+    data = colours(tmp_path / "own.npz", 3, 256, 12, side=16) if case.name in ("F.3", "G.1") else "digits"
+    out = tmp_path / "out"
+    made = table(case.name, tmp_path, "--data", data, "--benchmarks", root, *case.flags, "--out", out)
+    assert made["plan"] == dict.fromkeys(case.lines, "done")
+    found = ours(made)
+    sections = ["5w1s", "5w5s"] if case.kind == "fewshot" else [""]
+    for run_name, head in case.lines.items():
+        for section in sections:
+            for data_set in case.sets:
+                name = "-".join(part for part in (case.kind, data_set, section) if part)
+                kept = json.loads((out / run_name / "evaluate" / f"{name}.json").read_text())
+                assert found[section, *head][f"{case.kind}:{data_set}"] == kept["accuracy"]
+                assert not kept["partial"]
+    assert any("so blank" in note for note in made["notes"]) == (case.name != "3")  # its three data sets are all there
+    # the table follows its files
+    run_name, head = next(iter(case.lines.items()))
+    name = "-".join(part for part in (case.kind, case.sets[0], sections[0]) if part)
+    edit(out / run_name / "evaluate" / f"{name}.json", lambda kept: kept | {"accuracy": 12.25})
+    changed = ours(table(case.name, tmp_path, out))
+    assert changed[sections[0], *head][f"{case.kind}:{case.sets[0]}"] == 12.25
+    assert main(["tables", case.name, str(out), "--out", str(tmp_path / "table.txt"), "--quiet"]) == 0
+    assert "12.25" in (tmp_path / "table.txt").read_text()
+
+
+def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A run that is missing is trained, a result that is missing measured, and nothing else is touched."""
+    root = make_benchmarks(tmp_path / "benchmarks", monkeypatch, "dogs")
+    command = ["tables", "7", "--data", "digits", "--benchmarks", root, *DIGITS, "--out", tmp_path / "out"]
+    words = [str(word) for word in command]
+    assert main([*words, "--rows", "queue", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "to train" in printed
+    assert "not known before the first run" in printed
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--rows", "queue"]) == 0
+    (tmp_path / "out" / "queue-seed-0" / "evaluate" / "transfer-dogs.json").unlink()
+    capsys.readouterr()
+    assert main([*words, "--rows", "queue,prototypes", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "to evaluate" in printed
+    assert "images/s" in printed  # of the run that is finished
+    weights = (tmp_path / "out" / "queue-seed-0" / "encoder.safetensors").stat().st_mtime_ns
+    assert main([*words, "--rows", "queue,prototypes"]) == 0
+    assert (tmp_path / "out" / "queue-seed-0" / "encoder.safetensors").stat().st_mtime_ns == weights
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*") if file.name != "table.txt"}
+    assert main([*words, "--rows", "queue,prototypes"]) == 0
+    after = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*") if file.name != "table.txt"}
+    assert before == after
+
+
+def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> None:
+    words = ["tables", "f2", "--data", "digits", *DIGITS, "--set", "schedule.warmup_epochs=5", "--epochs", "2", "--rows",
+             "M-1", "--out", tmp_path / "out"]
+    run(*words)
+    run(*words)
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path, capsys) -> None:
+    words = ["tables", "f2", "--data", "digits", *DIGITS, "--rows", "M-1", "--out", str(tmp_path / "out")]
+    run(*words)
+    assert main([*words, "--set", "optimizer.lr=0.5"]) == 2
+    assert "optimizer.lr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    (("5", "RUN", "--data", "digits"), "RUN"),
+    (("2", "--data", "digits"), "supancl toy"),
+    (("5", "--family", "digits", "--rows", "supsim"), "supsiam"),
+    (("5", "--benchmarks", "nowhere"), "nowhere"),
+    (("5", "--epochs", "3"), "--data"),
+    (("5", "--recipe", "digits.supsiam"), "--recipe"),
+    (("7", "--family", "digits", "--set", "pool.kind=none"), "pool.kind"),
+    (("H.1", "--data", "cifar10.npz"), "--family"),
+    (("F.2", "--recipe", "cifar100.simclr", "--data", "digits"), "cifar100.simclr"),
+])  # fmt: skip
+def test_bad_input_names_what_is_wrong(words: tuple[str, ...], named: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tables", *words]) == 2
+    assert named in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,218 @@
+"""Which of several measurements a table takes: probes, splits, layers and detectors are never mixed in a ranking."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supancl import recipe
+from supancl.detect.spec import detect_spec
+from supancl.judge.protocols import TRAINED_IMAGES
+from supancl.run import RunFolder
+from supancl.studies.table_entry import Entry
+from tests.studies.test_tables import IMAGENET, laid, make_run
+
+KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
+
+
+def linear(value: float, probe: str = "lbfgs", split: str = "held-out", judged: str = "train") -> dict[str, Any]:
+    return {"protocol": "linear", "base": "linear", "probe": probe, "split": split, "judged": judged, "accuracy": value,
+            "chosen_on": "other half"}
+
+
+def cells(filled: Any, column: str) -> dict[str, float]:
+    return {line.head[0]: line.ours[column].mean for line in filled.lines if column in line.ours}
+
+
+def note_on(filled: Any, title: str) -> str:
+    return next(note for note in filled.notes if note.startswith(f"{title}: "))
+
+
+# --- probes and splits ------------------------------------------------------------------------------------------------
+
+
+def test_the_probe_of_table_4_is_the_papers_where_both_were_run(tmp_path: Path) -> None:
+    both = {"linear": linear(80.0), "linear-sgd": linear(79.0, "sgd")}
+    run = make_run(tmp_path / "a", recipe(IMAGENET), both)
+    assert cells(laid("4", run), "linear") == {"SupSiam†": 79.0}
+    assert "SGD probe" in note_on(laid("4", run), "Top-1")
+    assert cells(laid("1", run), "linear") == {"0.5": 80.0}
+    assert "convex probe" in note_on(laid("1", run), "Linear")
+
+
+def test_an_sgd_probe_alone_counts_but_not_one_with_other_settings(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", recipe(IMAGENET), {
+        "linear-sgd": linear(79.0, "sgd"), "linear-sgd-e2": linear(99.0, "sgd") | {"epochs": 2}})
+    filled = laid("4", run)
+    assert cells(filled, "linear") == {"SupSiam†": 79.0}
+    assert any("linear-sgd-e2.json has other settings (epochs 2)" in note for note in filled.notes)
+
+
+def test_lines_of_different_probes_are_named_and_not_ranked_together(tmp_path: Path) -> None:
+    of = {"supsiam": linear(70.0, "sgd"), "simsiam": linear(60.0, "sgd"), "byol": linear(90.0)}
+    for method, result in of.items():
+        make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
+    filled = laid("4", *sorted(tmp_path.iterdir()))
+    places = {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours}
+    assert places == {"SupSiam†": 0, "SimSiam": 1, "BYOL": None}
+    note = note_on(filled, "Top-1")
+    assert "SGD probe, held-out images (SimSiam, SupSiam†)" in note
+    assert "convex probe, held-out images (BYOL)" in note
+
+
+def test_seeds_of_different_probes_are_not_averaged(tmp_path: Path) -> None:
+    for seed, result in enumerate((linear(70.0), linear(72.0), linear(10.0, "sgd"))):
+        make_run(tmp_path / f"{seed}", recipe(IMAGENET).with_set({"train.seed": seed}), {"linear": result})
+    (line,) = (line for line in laid("4", *sorted(tmp_path.iterdir())).lines if line.ours)
+    assert (line.ours["linear"].mean, line.ours["linear"].n) == (71.0, 2)
+
+
+@pytest.mark.parametrize("table", ["1", "8"])
+def test_a_result_on_test_images_comes_before_one_on_held_out_images(table: str, tmp_path: Path) -> None:
+    column = "linear" if table == "1" else "knn"
+    held_out = linear(80.0) | {"protocol": column, "base": column}
+    run = make_run(tmp_path / "a", recipe("cifar100.supsiam"), {column: held_out})
+    assert set(cells(laid(table, run), column).values()) == {80.0}
+    assert any("the paper's" in note and "test images" in note for note in laid(table, run).notes)
+    RunFolder(run).write_evaluation(f"{column}-test", held_out | {"split": "test", "judged": "test", "accuracy": 77.0})
+    assert set(cells(laid(table, run), column).values()) == {77.0}
+    assert not any("the paper's k-NN" in note for note in laid(table, run).notes)
+
+
+def test_a_study_of_0_1_0_is_shown_and_not_ranked_with_others(tmp_path: Path) -> None:
+    shutil.copytree(KEPT / "study", tmp_path / "study")
+    old = [json.loads(file.read_text())["accuracy"] for file in (tmp_path / "study").glob("M-1-*/evaluate/linear.json")]
+    for seed in (0, 1, 2):
+        chosen = recipe("digits.supsiam").with_set({"train.epochs": seed + 1})
+        make_run(tmp_path / f"new{seed}", chosen, {"linear": linear(10.0 * seed)})
+    filled = laid("1", *sorted(tmp_path.iterdir()))
+    lines = [line for line in filled.lines if "linear" in line.ours]
+    assert pytest.approx(sum(old) / 2) in [line.ours["linear"].mean for line in lines]
+    assert sorted(line.places["linear"] for line in lines if "linear" in line.places) == [0, 1, 2]
+    assert "C = 1 (a study of 0.1.0)" in note_on(filled, "Linear")
+
+
+def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path: Path) -> None:
+    of = {"supsiam": linear(70.0), "simsiam": linear(60.0), "byol": linear(90.0) | {"chosen_on": TRAINED_IMAGES},
+          "supbyol": {key: value for key, value in linear(95.0).items() if key != "chosen_on"}}
+    for method, result in of.items():
+        make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
+    filled = laid("4", *sorted(tmp_path.iterdir()))
+    assert {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours} == {
+        "SupSiam†": 0, "SimSiam": 1, "BYOL": None, "SupBYOL†": None}
+    assert "convex probe of 0.1.0, held-out images (SupBYOL†)" in note_on(filled, "Top-1")
+
+
+# --- CIFAR, crossed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["cifar100@data", "data/cifar100.npz", "torchvision:CIFAR100@data", "data/CIFAR-100",
+                                    "hf:uoft-cs/cifar100"])
+def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> None:
+    crossed = linear(55.0) | {"base": "linear-cifar100-1a2b3c", "source": source, "data": source}
+    both = {"linear-cifar100-1a2b3c": crossed, "linear": linear(90.0)}
+    run = make_run(tmp_path / "a", recipe("cifar10.supsiam"), both)
+    lines = {line.head: line.ours["supsiam"].mean for line in laid("H.1", run).lines if line.ours}
+    assert lines == {("CIFAR10", "CIFAR10"): 90.0, ("CIFAR10", "CIFAR100"): 55.0}
+
+
+def test_fc100_is_not_cifar100_though_cut_from_it(tmp_path: Path) -> None:
+    crossed = linear(55.0) | {"base": "linear-fc100", "source": "fc100@data"}
+    run = make_run(tmp_path / "a", recipe("cifar10.supsiam"), {"linear-fc100": crossed})
+    assert not any(line.ours for line in laid("H.1", run).lines)
+
+
+def test_the_data_say_what_a_run_was_pretrained_on() -> None:
+    for source, name in (("x/cifar100.npz", "cifar100"), ("digits", "cifar10")):
+        assert Entry(Path("a"), recipe("cifar10.byol").with_set({"data.source": source})).pretrained_on == name
+
+
+# --- variance ---------------------------------------------------------------------------------------------------------
+
+
+def test_projector_features_of_training_images_come_first(tmp_path: Path) -> None:
+    held_out = {"protocol": "variance", "within": 0.3, "ratio": 0.6, "split": "held-out", "layer": "pooled"}
+    run = make_run(tmp_path / "a", recipe(IMAGENET), {"variance": held_out})
+    assert "encoder features of held-out images" in note_on(laid("1", run), "S_W, S_W/S_T %")
+    projector = held_out | {"base": "variance", "layer": "projector", "split": "train", "within": 0.1, "ratio": 0.2}
+    RunFolder(run).write_evaluation("variance-train-layer-projector", projector)
+    other = held_out | {"base": "variance", "layer": "layer3", "within": 9.0, "ratio": 9.0}
+    RunFolder(run).write_evaluation("variance-layer-layer3", other)
+    filled = laid("1", run)
+    assert cells(filled, "within") == {"0.5": 0.1}
+    assert cells(filled, "ratio") == {"0.5": pytest.approx(20.0)}
+    assert "projector features of training images" in note_on(filled, "S_W, S_W/S_T %")
+    assert any("variance-layer-layer3.json has other settings" in note for note in filled.notes)
+
+
+# --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def make_detector(folder: Path, encoder: str, ap: float, seed: int = 0, weights: str = "", **fields: Any) -> Path:
+    """A detector's folder as far as the tables read it, from the kept one of 0.1.0."""
+    shutil.copytree(KEPT / "detector", folder)
+    settings = json.loads((folder / "detect.json").read_text())
+    spec = json.loads(json.dumps(settings["spec"])) | {"seed": seed, **fields}
+    (folder / "detect.json").write_text(json.dumps(settings | {"encoder": encoder, "spec": spec, "weights": weights}))
+    scores = json.loads((folder / "evaluate" / "detect.json").read_text())
+    (folder / "evaluate" / "detect.json").write_text(json.dumps(scores | {"AP": ap, "AP50": ap + 20}))
+    return folder
+
+
+def test_a_detector_fills_table_4_of_the_run_it_began_from(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "a", recipe(IMAGENET))
+    detector = make_detector(tmp_path / "d", str(run / "encoder.safetensors"), 50.0)
+    for given in ((run, detector), (detector,)):  # the run that it names is found
+        filled = laid("4", *given)
+        assert (cells(filled, "ap"), cells(filled, "ap50")) == ({"SupSiam†": 50.0}, {"SupSiam†": 70.0})
+    file = detector / "evaluate" / "detect.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"AP": 12.5}))
+    assert cells(laid("4", run, detector), "ap") == {"SupSiam†": 12.5}
+
+
+def test_seeds_of_one_encoder_are_averaged_and_found_beside_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", recipe(IMAGENET))
+    for seed, ap in enumerate((50.0, 52.0, 54.0)):
+        make_detector(tmp_path / "detect-001" / f"seed-{seed}", str(run), ap, seed)
+    make_detector(tmp_path / "detect-002", "random:resnet18", 1.0)  # of no run that was given
+    make_detector(tmp_path / "copy", str(run), 99.0, seed=0)
+    filled = laid("4", run)
+    (line,) = (line for line in filled.lines if line.ours)
+    assert line.ours["ap"].mean in (pytest.approx(52.0), pytest.approx((99 + 52 + 54) / 3))
+    assert (line.ours["ap"].n, line.ours["ap"].sd > 0) == (1, True)
+    assert any("it has seed 0 of another detector" in note for note in filled.notes)
+    assert "±: standard deviation over the runs, of a single run over its detectors" in filled.notes
+
+
+def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monkeypatch) -> None:
+    run = make_run(tmp_path / "runs" / "a", recipe(IMAGENET))
+    monkeypatch.setattr(Entry, "present", "aaaa")
+    moved = make_detector(tmp_path / "moved", "/gone/run", 50.0, weights="aaaa")
+    assert cells(laid("4", run, moved), "ap") == {"SupSiam†": 50.0}
+    stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")
+    filled = laid("4", run, stale)
+    assert not cells(filled, "ap")
+    assert any("stale: is of other weights" in note for note in filled.notes)
+
+
+def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> None:
+    folders = []
+    for method, iters in (("supsiam", 4), ("simsiam", 4), ("byol", 8)):
+        run = make_run(tmp_path / method, recipe(f"imagenet100.{method}"))
+        folders += [run, make_detector(tmp_path / f"d-{method}", str(run), 10.0 + iters, iters=iters)]
+    filled = laid("4", *folders)
+    assert {line.head[0]: line.places.get("ap") for line in filled.lines if line.ours} == {
+        "SimSiam": 0, "SupSiam†": 0, "BYOL": None}
+
+
+def test_the_detector_of_0_1_0_has_a_line_of_its_own(tmp_path: Path) -> None:
+    filled = laid("4", KEPT / "detector")
+    (line,) = (line for line in filled.lines if line.ours)
+    assert line.head == ("random:resnet18",)
+    assert line.ours["ap"].mean == json.loads((KEPT / "detector" / "evaluate" / "detect.json").read_text())["AP"]
+    assert detect_spec("c4").iters == 24000  # what the paper's is; the note says what this one's is
+    assert any("4 iterations of 2 images" in note for note in filled.notes)

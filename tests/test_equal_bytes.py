@@ -1,0 +1,107 @@
+"""Equal weights give equal files: a checksum says whether two encoders are the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, load_file
+
+from supancl import EncoderSpec, pretrain
+from supancl.checkpoint import read_safetensors, save_safetensors
+from supancl.files import digest
+from tests.kept.make import narrow_resnet
+from tests.test_resume import crash_and_resume
+from tests.tiny import tiny_data, tiny_recipe
+
+SAVE = """
+import sys, torch
+from pathlib import Path
+from supancl import EncoderSpec
+from supancl.checkpoint import Writer, save_encoder
+from supancl.files import digest
+torch.manual_seed(0)
+encoder, file = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), Path(sys.argv[1])
+for _ in range(3):
+    save_encoder(file, encoder, ("cat", "Hündin"), "x")
+    print(digest(file))
+with Writer() as writer:
+    writer.save_encoder(file, encoder, ("cat", "Hündin"), "x")
+print(digest(file))
+"""
+ODD = 'é \u2028 \x07 \x7f "\\/ \n\t \U0001f600'
+TENSORS = {
+    "b": torch.arange(6.0).view(2, 3).T, "a": torch.arange(3), "none": torch.ones(0, 2), "zero": torch.ones(0),
+    "half": torch.ones(3, dtype=torch.bfloat16), "scalar": torch.tensor(2.5),
+}  # fmt: skip
+
+
+def test_processes_with_other_hash_seeds_write_the_same_encoder(tmp_path):
+    found: set[str] = set()
+    for seed in ("0", "1"):
+        done = subprocess.run([sys.executable, "-c", SAVE, str(tmp_path / f"{seed}.safetensors")], text=True,
+                              capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        found |= set(done.stdout.split())
+    assert len(found) == 1
+
+
+def test_a_run_that_was_interrupted_has_the_encoder_file_of_one_that_was_not(tmp_path):
+    made, data = tiny_recipe("supbyol", train__checkpoint_every=2), tiny_data()
+    pretrain(made, data, tmp_path / "whole")
+    crash_and_resume(made, data, tmp_path / "stopped", at=8)
+    assert digest(tmp_path / "whole" / "encoder.safetensors") == digest(tmp_path / "stopped" / "encoder.safetensors")
+
+
+def test_a_file_is_what_safetensors_reads_in_every_way(tmp_path):
+    metadata = {**{f"key {number}": str(number) for number in range(12)}, "odd": ODD, ODD: "x"}
+    file = tmp_path / "x.safetensors"
+    save_safetensors(file, TENSORS, metadata)
+    read, told = read_safetensors(file)
+    with safe_open(file, framework="numpy") as opened:
+        assert opened.metadata() == told == metadata
+    for other in (read, load_file(file), load(file.read_bytes())):
+        assert other.keys() == TENSORS.keys()
+        assert all(torch.equal(other[name], value) and other[name].dtype == value.dtype
+                   for name, value in TENSORS.items())
+
+
+def test_the_header_is_sorted_and_tensors_stay_aligned(tmp_path):
+    save_safetensors(tmp_path / "x", TENSORS, {"b": "2", "a": "1"})
+    content = (tmp_path / "x").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert length % 8 == 0
+    assert list(header.pop("__metadata__")) == ["a", "b"]
+    offsets = [entry["data_offsets"] for entry in header.values()]
+    assert offsets == sorted(offsets)
+    assert len(content) == 8 + length + max(end for _, end in offsets)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_the_order_in_which_content_is_given_does_not_count(order, tmp_path):
+    values = {"a": torch.ones(3), "b": torch.zeros(2)}
+    save_safetensors(tmp_path / "one", values, {"a": "1", "b": "2"})
+    save_safetensors(tmp_path / "other", {key: values[key] for key in order},
+                     {key: {"a": "1", "b": "2"}[key] for key in order})
+    assert digest(tmp_path / "one") == digest(tmp_path / "other")
+
+
+def test_a_detector_file_is_sorted_too(tmp_path):
+    from supancl.detect.model import build_detector, look_of, resnet_of
+    from supancl.detect.saving import save_detector
+    from supancl.detect.spec import detect_spec
+
+    spec = EncoderSpec("resnet18")
+    with mock.patch("torchvision.models.resnet18", narrow_resnet):
+        detector = build_detector(resnet_of(spec.build()), detect_spec("c4"), 2, look_of(spec))
+    found = set()
+    for number in range(4):
+        file = Path(tmp_path / str(number))
+        save_detector(file, detector, spec, ("cat", "dog"))
+        found.add(digest(file))
+    assert len(found) == 1

@@ -1,0 +1,102 @@
+"""The warm-up that is shown is the one that is stored and the one that runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from supancl import pretrain, recipe
+from supancl.config import to_json
+from supancl.judge.groups import group_of
+from supancl.recipes import recipe_from_json
+from supancl.recipes.recipe import resolve_warmup
+from supancl.run import RunFolder
+from supancl.studies.table_runs import changes
+from tests.files import supancl
+from tests.test_resume import Crash, CrashAt
+from tests.tiny import Notes, tiny_data, tiny_recipe
+
+KEPT = Path(__file__).parent / "kept" / "0.1.0" / "cut-warmup"
+SMALL = ("--data", "digits", "--device", "cpu", "--set", "data.limit=64", "--set", "train.batch_size=16",
+         "--set", "train.log_every=1", "--set", "train.monitor_every=0", "--set", "pool.size=32")
+SHORT = ("--epochs", "4", "--set", "schedule.warmup_epochs=40", *SMALL)
+
+
+def logged_warmup(metrics: list[dict], peak: float, epochs: int) -> float:
+    """The epochs of a linear warm-up to the peak, from its first two logged rates."""
+    rates = {row["step"]: row["lr"] for row in metrics if row["kind"] == "train"}
+    return peak / (rates[2] - rates[1]) / (max(rates) / epochs)
+
+
+@pytest.mark.parametrize("flags", [SHORT, ("--epochs", "4", *SMALL)], ids=["asked for", "of the recipe"])
+def test_the_shown_recipe_recipe_json_and_the_logged_rates_agree(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said = supancl(capsys, "recipes", "digits.supsiam", *flags, "--json", "-")
+    shown = json.loads(said.out)["fields"]["schedule.warmup_epochs"]
+    said = supancl(capsys, "pretrain", "digits.supsiam", *flags, "--out", "run")
+    assert said.code == 0
+    assert "schedule.warmup_epochs = 2 instead of" in said.out
+    stored = json.loads(Path("run/recipe.json").read_text())["recipe"]
+    assert shown["value"] == stored["schedule"]["warmup_epochs"] == 2
+    assert shown["source"] == stored["sources"]["schedule.warmup_epochs"]
+    assert "half of train.epochs" in shown["source"]
+    metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    peak = recipe("digits.supsiam").optimizer.lr * 16 / 64
+    assert logged_warmup(metrics, peak, epochs=4) == pytest.approx(2)
+    assert max(row["lr"] for row in metrics if row["kind"] == "train") == pytest.approx(peak)
+
+
+def test_the_command_that_began_a_cut_run_also_resumes_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ("pretrain", "digits.supsiam", *SHORT, "--out", "run")
+    assert supancl(capsys, *command).code == 0
+    assert supancl(capsys, *command, "--resume").code == 0
+    said = supancl(capsys, *command, "--resume", "--set", "schedule.warmup_epochs=1")
+    assert said.code == 2
+    assert "schedule.warmup_epochs" in said.err
+
+
+def test_python_notes_a_cut_warm_up_and_resumes_with_the_same_recipe(tmp_path):
+    made, notes = tiny_recipe(schedule__warmup_epochs=7, train__epochs=4), Notes()
+    with pytest.raises(Crash):
+        pretrain(made, tiny_data(), tmp_path / "run", reporter=CrashAt(6))
+    pretrain(made, tiny_data(), tmp_path / "run", resume=True, reporter=notes)
+    assert [note for note in notes.notes if "schedule.warmup_epochs = 2 instead of 7" in note]
+    assert RunFolder(tmp_path / "run").read_recipe()[0].schedule.warmup_epochs == 2
+    quiet = Notes()
+    pretrain(made.with_set({"schedule.warmup_epochs": 2}), tiny_data(), tmp_path / "other", reporter=quiet)
+    assert not [note for note in quiet.notes if "warmup" in note]
+
+
+def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ("study", "alpha", "digits.supsiam", "--rows", "alpha-0,alpha-1", "--jobs", "1", "--out", "study",
+               *SHORT, "--set", "train.monitor_every=1")  # the last one wins
+    said = supancl(capsys, *command)
+    assert said.code == 0, said.err
+    assert said.out.count("schedule.warmup_epochs = 2 instead of 40") == 1
+    said = supancl(capsys, *command)
+    assert said.code == 0, said.err
+    assert "2 of 2 runs are already there" in said.out
+
+
+def test_a_run_of_0_1_0_is_read_as_what_it_did(tmp_path):
+    assert json.loads((KEPT / "recipe.json").read_text())["recipe"]["schedule"]["warmup_epochs"] == 40
+    shutil.copytree(KEPT, tmp_path / "run")
+    before = RunFolder(tmp_path / "run").read_recipe()[0]
+    assert (before.train.epochs, before.schedule.warmup_epochs) == (4, 2)
+    now = recipe_from_json(json.dumps({"recipe": to_json(before)}), "x")
+    assert group_of(before, "same data") == group_of(now, "same data")
+
+
+def test_a_warm_up_that_follows_from_the_epochs_is_no_change_of_its_own():
+    short = resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 10}))
+    assert changes(short) == {"train.epochs": 10}
+    other = short.with_set({"schedule.warmup_epochs": 3})
+    assert changes(other) == {"train.epochs": 10, "schedule.warmup_epochs": 3}
+
+
+def test_a_recipe_made_short_and_long_again_has_its_own_warm_up():
+    again = recipe("imagenet100.supsiam").with_set({"train.epochs": 10}).with_set({"train.epochs": 200})
+    assert resolve_warmup(again).schedule.warmup_epochs == 40
