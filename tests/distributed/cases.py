@@ -66,6 +66,7 @@ CASES |= {
     "released code, seen batch": Case("supmoco", compat="released-code"),
     "local crops": Case("supsiam", settings={**LOCAL, **ODD}, data=HALF),
     "local crops, no pool": Case("supsiam-nopool", settings={**LOCAL, **ODD}, data=HALF),
+    "blurred": Case("supsiam", settings={"views__blur": 0.2, "views__size": 16, **ODD}, data=HALF),
     "joined views": Case("supbyol", settings=ODD, joined=True),
     "balanced": Case("supsiam", settings={"data__balanced": True}, data=HALF),
     "adamw": Case("moco3", settings={"optimizer__name": "adamw", "optimizer__lr": 0.001}),
@@ -77,7 +78,7 @@ CASES |= {
 # four processes on two cores take turns at every exchange, so they train some of the variants only
 ON_FOUR = [
     *METHODS, "odd, class queues", "supbyol, prototypes", "crossentropy, accumulated", "sharded prototypes",
-    "few of the positives", "local crops, no pool", "fed",
+    "few of the positives", "local crops, no pool", "blurred", "fed",
 ]  # fmt: skip
 
 

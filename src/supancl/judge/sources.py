@@ -77,19 +77,20 @@ def spec_for(subject: Subject, source: str | None) -> DataSpec:
     return replace(own, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
 
 
-def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None) -> Source:
+def opened(
+    subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
+) -> Source:
     """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
 
-    For the margin view, a run's own source is decoded as the run decoded it; any other no larger than the view needs.
+    Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
     """
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
-    if view == "margin" and is_own(subject, spec.source):
-        side, resample = spec.short_side, spec.resample  # the pixels that the run's monitor saw, in the same cache
-    else:
-        side, resample = evaluation_short_side(encoder, view), "bicubic" if view == "whole" else "bilinear"
-    spec = DataSpec(source=spec.source, short_side=side, cache=spec.cache,
+    if not as_trained:
+        spec = replace(spec, short_side=evaluation_short_side(encoder, view),
+                       resample="bicubic" if view == "whole" else "bilinear")
+    spec = DataSpec(source=spec.source, short_side=spec.short_side, cache=spec.cache,
                     memory_gb=spec.memory_gb, stream=spec.stream,
-                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images, resample=resample)
+                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images, resample=spec.resample)
     name, root = registered(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
@@ -108,10 +109,11 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None)
 def data_for(subject: Subject, source: str | None, view: View = "margin") -> Data:
     """The named source, or that of the run with what the run held out and left out.
 
+    For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
     Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     """
     spec = spec_for(subject, source)
-    found = opened(subject, spec, view)
+    found = opened(subject, spec, view, as_trained=view == "margin" and is_own(subject, spec.source))
     check_unchanged(subject, spec.source, found)
     data = prepared(found, replace(spec, balanced=False))
     if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(subject, spec.source):
