@@ -72,7 +72,7 @@ NAMES = [
         "unknown recipe 'supsiam'; did you mean imagenet100.supsiam, cifar10.supsiam, cifar100.supsiam, toy.supsiam "
         "or digits.supsiam?", ("pretrain", "supsiam")),
     Row("a recipe like no other", flags(),
-        re.compile(r"unknown recipe 'qqqq'; known: .*digits\.supsiam, .*vit\.supmoco"), ("pretrain", "qqqq")),
+        re.compile(r"unknown recipe 'qqqq'; known: .*vit\.METHOD, .*digits\.METHOD.*"), ("pretrain", "qqqq")),
     Row("no recipe", flags(), "name a recipe (supancl recipes lists them), or --resume with --out DIR", ("pretrain",)),
     Row("a recipe to show that is not there", flags(),
         "unknown recipe 'digit.supsiam'; did you mean 'digits.supsiam'?", ("recipes", "digit.supsiam")),

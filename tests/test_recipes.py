@@ -154,6 +154,11 @@ def test_half_a_name_is_answered_with_every_recipe_that_has_it(name: str) -> Non
     assert str(caught.value).endswith(f"did you mean {', '.join(having[:-1])} or {having[-1]}?")
 
 
+def test_a_name_that_one_recipe_has_is_answered_with_it() -> None:
+    with pytest.raises(BadInput, match=r"did you mean imagenet100\.supcon-pool\?"):
+        recipe("supcon-pool")
+
+
 def test_what_cannot_be_set_is_not_offered() -> None:
     for asked in ("nme", "metod", "source", "zzz"):
         with pytest.raises(BadInput, match="unknown field") as caught:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput
 from supancl.losses import Align, Contrast
 from supancl.recipes import cifar, digits, imagenet100, toy, vit
 from supancl.recipes.own import NotRegistered, register
@@ -30,8 +31,12 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     if name not in RECIPES:
         parts = [known for known in RECIPES if name in known.split(".")]  # a method, or a setting, alone
         if parts:
-            raise BadInput(f"unknown recipe {name!r}; did you mean {', '.join(parts[:-1])} or {parts[-1]}?")
-        raise BadInput(f"unknown recipe {name!r}{nearest(name, RECIPES)}")
+            raise BadInput(f"unknown recipe {name!r}; did you mean "
+                           f"{' or '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}?")
+        close = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
+        families = dict.fromkeys(f"{known.partition('.')[0]}.METHOD" for known in RECIPES)
+        raise BadInput(f"unknown recipe {name!r}; " + (
+            f"did you mean {close[0]!r}?" if close else f"known: {', '.join(families)} (supancl recipes lists them)"))
     built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
     if compat == "released-code":
         built = released(built)
