@@ -106,8 +106,8 @@ UNLABELLED = {"train_labels": np.full(12, -1), "val_images": noise(6, 8, 8), "va
 @pytest.mark.parametrize(("protocol", "arrays", "told"), [
     ("knn", UNLABELLED, "d.npz: k-NN needs labelled images, both to compare with and to judge; there are 0 and 6"),
     ("knn", {"train_labels": np.zeros(12, int)}, "d.npz: only class '0' among the images to compare with"),
-    ("linear", {"train_labels": np.array([0] * 11 + [1]), "val_images": noise(6, 8, 8), "val_labels": np.arange(6) % 2},
-     "d.npz: class '1' has fewer than 2 training images; holding a part of each class out needs 2"),
+    ("linear", {"train_labels": np.arange(12), "val_images": noise(6, 8, 8), "val_labels": np.arange(6)},
+     "d.npz: every class has 1 training image"),
 ])
 def test_labels_that_cannot_be_judged_by_are_refused_before_features_are_taken(
     protocol, arrays, told, tmp_path, monkeypatch, capsys

@@ -142,10 +142,12 @@ def linear_of(
     images, judged_from, split = judged(subject, data, split, where)
     check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels},
                may_lack=probe == "lbfgs")  # of a class of one image none is held out
+    choose, told = ridge_choice(subject, source, data, judged_from)
+    if probe == "lbfgs":
+        check_ridge_choice(where, choose, data.train, images)
     test = subject.features(images, view)
     options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
     if probe == "lbfgs":
-        choose, told = ridge_choice(subject, source, data, judged_from)
         choosing = subject.features(choose, view) if isinstance(choose, Split) else choose
         outcome = tried(linear_probe(subject.features(data.train, view), test, choosing, **options).to_json() | told)
         warn_chosen_on(subject, where, outcome)
@@ -177,6 +179,16 @@ def ridge_choice(
     if is_own(subject, source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
         return (data.held_out if judged_from == "test" else "halves"), {}
     return None, {"chosen_on": TRAINED_IMAGES}
+
+
+def check_ridge_choice(where: str, choose: Split | str | None, train: Split, images: Split) -> None:
+    """What choosing cannot do without, known before any feature is taken."""
+    if choose is None and int(torch.bincount(train.labels[train.labels >= 0]).max()) < 2:
+        raise BadInput(f"{where}: every class has 1 training image, so that none is left to choose the ridge on; add "
+                       "images")
+    if choose == "halves" and images.labelled < 2:
+        raise BadInput(f"{where}: {counted(images.labelled, 'labelled image')} to judge; one half of them chooses for "
+                       "the other, so add images, or hold more out with data.holdout")
 
 
 def warn_chosen_on(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
