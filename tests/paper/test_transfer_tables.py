@@ -100,8 +100,8 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
 
 
 def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> None:
-    words = ["tables", "f2", "--data", "digits", *DIGITS, "--set", "schedule.warmup_epochs=5", "--epochs", "2", "--rows",
-             "M-1", "--out", tmp_path / "out"]
+    words = ["tables", "f2", "--data", "digits", *DIGITS, "--set", "schedule.warmup_epochs=5", "--epochs", "2",
+             "--rows", "M-1", "--out", tmp_path / "out"]
     run(*words)
     run(*words)
 
