@@ -9,13 +9,24 @@ from typing import NamedTuple
 
 from evidence.plan import HARSH, Plan
 from evidence.results import Results, choose
-from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows, seed_spread
+from evidence.rows import (
+    ACCURACIES,
+    KINDS,
+    MEASURES,
+    NAMES,
+    TITLES,
+    Row,
+    alpha_rows,
+    cell_rows,
+    method_rows,
+    seed_spread,
+)
 from evidence.spread import Gap, Pooled, gap, mean_text, over_images
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
 CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"
 ALPHA_QUESTION = "Is the best alpha inside (0, 1)?"
-VARIANCE_QUESTION = "Does the supervised term reduce intra-class variance, S_W/S_T? (The paper's theorems say so.)"
+VARIANCE_QUESTION = "Does S_W/S_T fall with the supervised term? (The paper's theorems: S_W does, at a fixed S_T.)"
 COLLAPSE_QUESTION = "Does the pool or EMA prevent collapse?"
 STANDING_QUESTION = "How do SupSiam and SupBYOL stand against SupCon and cross-entropy?"
 
@@ -23,6 +34,8 @@ ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
 AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
 STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
+# part of S_W/S_T -> what makes the ratio fall
+VARIANCE_PARTS = {"ratio": "S_W/S_T falls", "within": "S_W falls", "total": "S_T grows"}
 AGAINST_COLLAPSE = {(True, False): "the pool alone", (False, True): "EMA alone", (True, True): "both together"}
 TESTED = 10_000  # test images of CIFAR-100, and of CIFAR-10
 NOTHING = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
@@ -42,7 +55,7 @@ def row_gaps(plan: Plan, results: Results, ours: Row, theirs: Row, picked_of: in
 
 
 def pair_title(ours: str, theirs: str) -> str:
-    return f"{NAMES[ours]} - {NAMES[theirs]}"
+    return f"{TITLES[ours]} - {TITLES[theirs]}"
 
 
 def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str, str]) -> str:
@@ -141,14 +154,38 @@ def variance_gaps(plan: Plan, results: Results, part: str = "ratio", alpha: floa
 
 
 def variance_verdicts(plan: Plan, results: Results, part: str = "ratio") -> dict[str, str]:
-    return {measure: {"helps": "no", "hurts": "yes"}.get(one.verdict, one.verdict)
-            for measure, one in variance_gaps(plan, results, part).items()}
+    """Whether this part is smaller with the supervised term alone than without it, or, of S_T, larger."""
+    words = {"helps": "yes", "hurts": "no"} if part == "total" else {"helps": "no", "hurts": "yes"}
+    return {measure: words.get(one.verdict, one.verdict) for measure, one in variance_gaps(plan, results, part).items()}
+
+
+def variance_summary(plan: Plan, results: Results) -> str:
+    """Whether the ratio falls, and which of its parts makes it fall, on test and on training images."""
+    told = {title: variance_verdicts(plan, results, part) for part, title in VARIANCE_PARTS.items()}
+    images = {part: "training images" if part.startswith("train") else "test images"
+              for found in told.values() for part in found}
+    return "; ".join(f"{title}: " + ", ".join(f"{verdict} ({images[measure]})" for measure, verdict in found.items())
+                     for title, found in told.items() if found)
+
+
+def variance_cause(plan: Plan, results: Results) -> list[str]:
+    """A line for each split on which the ratio falls, with the reason: S_W falls, S_T grows, or both."""
+    ratio, within, total = (variance_verdicts(plan, results, part) for part in VARIANCE_PARTS)
+    lines = []
+    for prefix, images in (("", "test"), ("train_", "training")):
+        falls, grows = within.get(f"{prefix}within") == "yes", total.get(f"{prefix}total") == "yes"
+        if ratio.get(f"{prefix}ratio") != "yes" or not (falls or grows):
+            continue
+        cause = "S_W falls and S_T grows" if falls and grows else "S_W falls" if falls else (
+            "S_T grows; that S_W falls cannot be told")
+        lines.append(f"- **On {images} images S_W/S_T falls because {cause}.**")
+    return lines
 
 
 def variance_lines(plan: Plan, results: Results) -> list[str]:
-    """Whether the supervised term makes S_W/S_T smaller: its end against the other, and the course between them; then
-    whether S_W is smaller or S_T larger."""
-    rows, lines = alpha_rows(plan, results), []
+    """Which part of S_W/S_T makes it fall; then each part with the supervised term alone against without it, and its
+    course between them."""
+    rows, lines = alpha_rows(plan, results), variance_cause(plan, results)
     for part, title in (("ratio", "S_W/S_T"), ("within", "S_W alone")):
         verdicts = variance_verdicts(plan, results, part)
         for measure, between in variance_gaps(plan, results, part).items():
@@ -157,8 +194,8 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
             course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
             steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
             named = title + ", train" * measure.startswith("train")
-            lines.append(f"- {named}: 0 - 1 = {between.text(3)}: {verdicts[measure]}; its mean {course} at each "
-                         f"step of alpha {steps} ({values})")
+            lines.append(f"- {named}: 0 - 1 = {between.text(3)}, smaller: {verdicts[measure]}; its mean {course} at "
+                         f"each step of alpha {steps} ({values})")
     inside = variance_gaps(plan, results, "within", alpha=0.5)
     if inside:
         lines.append(f"- S_W alone, 0.5 - 1 = {of_both_splits(inside)}.")

@@ -16,6 +16,7 @@ from evidence.plan import Plan
 from evidence.results import CHOSEN_BY, write_result
 from supancl.errors import BadInput, Collapsed
 from supancl.evaluate import Features
+from supancl.evaluate.kept import VERSION
 from supancl.files import reason, write_text
 from supancl.judge import make_look, open_subject
 from supancl.judge.sources import data_for
@@ -62,6 +63,7 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         "values": {key: round(value, 4) for key, value in values.items() if value is not None},
         "not_measured": failures, "judge_seconds": round(time.perf_counter() - since, 1), "hardware": hardware(),
         "versions": versions(), "commit": told["commit"] or commit(), "data": data_of(run),
+        "features_version": VERSION,
     }
     write_result(results, result)
     if not failures:  # else `evidence judge` can still be asked on this machine

@@ -29,7 +29,7 @@ from evidence.listing import commands, told
 from evidence.markdown import table
 from evidence.plan import Plan
 from evidence.results import Results, waiting
-from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, method_rows
+from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, TITLES, method_rows
 from evidence.summary import certainty, summary_lines, summary_table, tallied, widened
 from evidence.tables import alpha_table, collapse_table, main_table, paper_columns, pilot_table, second, uncertain
 from supancl.recipes import recipe
@@ -43,13 +43,20 @@ times the accuracies). Another alpha inside may be as good. Learning rate and we
 at alpha .5, which may favour it."""
 COLLAPSE = """One seed a cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)): those
 cells show what survives it, not that a supervised target without a pool is what fails."""
+AT_ITS_ALPHA = """SupSiam and SupBYOL stand here at the alpha that App. H has for each. SupBYOL was not run at another
+one, so "ahead" and "behind" are said of SupBYOL at that alpha alone."""
+VIEWS = """
+- Pixels: CIFAR's images are as large as the encoder's input, so nothing is cut off. Pets, Omniglot and GTSRB are seen
+  through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the
+  pixel. The evaluation crop that was half a pixel off on images that are not square ([changelog](CHANGELOG.md)) is used
+  for none of these columns, so none has to be measured again for it."""
 KINDS_TOLD = " ".join(f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}."
                       for kind, measures in KINDS.items())
 COMMITS = """Runs were trained and judged by the code of
-  their commit. On a CPU SupSiam's training is the same to the bit with the first and the last of them; no run was made
-  twice on the GPU. Between commits the solver of the probes and the few-shot classifiers' stop were mended. One encoder
-  judged before and after had the same Pets accuracy and GTSRB episodes ([log](docs/log.md)); nothing else was judged
-  twice."""
+  their commit. On a CPU, at an equal thread count, SupSiam's training has the same bits with the first and the last of
+  them; no run was made twice on the GPU. Between commits the solver of the probes and the few-shot classifiers' stop
+  were mended. One encoder judged before and after had the same Pets accuracy and GTSRB episodes ([log](docs/log.md));
+  nothing else was judged twice."""
 FOREST = """
 Each dot is a difference in points with its 95% interval; a hollow one borrows its spread, and a thick line is bold in
 the tables. Right of the line the first method is better. Each panel has its own scale.
@@ -110,7 +117,7 @@ def conditions(results: Results) -> str:
   encoder is judged as the others are, without the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a
   short side of 64 px and is judged at 32; GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the
   same ones for all, 16 queries a class (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and
-  effective rank: L2-normalised encoder features of the test images.
+  effective rank: L2-normalised encoder features of the test images.{VIEWS}
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
   interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods and alphas that
   have several (pooled; not from runs that collapsed). That a method with one seed varies as much as those is an
@@ -137,7 +144,7 @@ def answers(plan: Plan, results: Results) -> str:
         (ALPHA_QUESTION, [BEST, "", *best_alpha(plan, results)], ()),
         (VARIANCE_QUESTION, variance_lines(plan, results), ()),
         (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(plan, results)], ()),
-        (STANDING_QUESTION, pair_lines(plan, results, STANDING, everything, AHEAD), STANDING),
+        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(plan, results, STANDING, everything, AHEAD)], STANDING),
     ]
     lines = ["## Answers", "", papers_rows(), ""]
     for question, told_lines, pairs in sections:
@@ -150,7 +157,7 @@ def papers_rows() -> str:
     swapped = {"simsiam": "byol", "byol": "simsiam"}
     told = " and ".join(
         f"{', '.join(f'{of[ours] - of[swapped[theirs]]:+.2f}' for of in paper_columns().values())} "
-        f"({pair_title(ours, theirs)})" for ours, theirs in ANCL)
+        f"({NAMES[ours]} - {NAMES[theirs]})" for ours, theirs in ANCL)
     return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, rates and a probe of its
 own, no intervals. What longer training leaves of a difference was not measured here. If its SimSiam and BYOL columns
 are exchanged, as they look beside solo-learn's, linear and CIFAR-10 linear would be {told}."""
@@ -171,8 +178,8 @@ def second_simsiam(plan: Plan, results: Results) -> list[str]:
         return []
     found = row_gaps(plan, results, ours, plain)
     linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
-    return [f"- **SupSiam - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight decay for "
-            f"both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
+    return [f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight "
+            f"decay for both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
 
 
 def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from evidence.plan import ALPHAS, CELLS, SELF_SUPERVISED, Plan, Step, cell_name
 from evidence.results import Result, Results, alike
 from evidence.spread import Pooled, pooled
+from supancl.recipes import recipe
 
 # name -> title and decimals
 MEASURES: dict[str, tuple[str, int]] = {
@@ -20,6 +21,9 @@ KINDS = {"in-domain": ("knn", "linear"), "crossed": ("crossed", "pets"),
          "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")}
 NAMES = {"simclr": "SimCLR", "supcon": "SupCon", "moco2": "MoCo-v2", "supmoco": "SupMoCo", "simsiam": "SimSiam",
          "supsiam": "SupSiam", "byol": "BYOL", "supbyol": "SupBYOL", "crossentropy": "cross-entropy"}
+# as rows and differences are called: a number of these two is of the alpha that App. H has for the method
+TITLES = NAMES | {method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
+                  for method in ("supsiam", "supbyol")}
 
 
 class Row(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from evidence.markdown import table
 from evidence.plan import Plan
 from evidence.results import Results
-from evidence.rows import MEASURES, method_rows
+from evidence.rows import MEASURES, TITLES, method_rows
 from evidence.spread import mean_text
 from evidence.summary import certainty, summary_lines, summary_table
 from supancl.files import put_between
@@ -21,8 +21,8 @@ def short_text(plan: Plan, results: Results) -> str:
     there = {method: row for method, row in method_rows(plan, results).items() if row.results}
     if not there:
         return "Nothing is measured yet.\n"
-    rows = [[row.name, str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
-            for row in there.values()]
+    rows = [[TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
+            for method, row in there.items()]
     columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in SHOWN)]
     lines = "\n".join(summary_lines(plan, results, PAGE))
     return f"""{table(columns, rows)}

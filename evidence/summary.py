@@ -20,7 +20,7 @@ from evidence.answers import (
     gaps,
     missing,
     pair_title,
-    variance_verdicts,
+    variance_summary,
 )
 from evidence.markdown import slug, table
 from evidence.plan import Plan
@@ -77,15 +77,13 @@ def summary_lines(plan: Plan, results: Results, page: str = "") -> list[str]:
     found = best_alphas(plan, results)
     inside = tallied({one.measure: one.inside for one in found})
     sure = sum(one.inside == "yes" and one.strict.verdict == "helps" for one in found)
-    variance, alone = (tallied(variance_verdicts(plan, results, part)) for part in ("ratio", "within"))
     collapse: dict[tuple[str, str], list[str]] = {}
     for one in collapse_cells(plan, results):
         collapse.setdefault((one.decay, one.verdict), []).append(one.what)
     told = {
         ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)" if inside else
                         "not measured yet",
-        VARIANCE_QUESTION: f"{variance}, test and training images (S_W alone: {alone})" if variance else
-                           "not measured yet",
+        VARIANCE_QUESTION: variance_summary(plan, results) or "not measured yet",
         COLLAPSE_QUESTION: "; ".join(f"with weight decay {decay} {', '.join(what)}: {verdict}"
                                      for (decay, verdict), what in collapse.items()),
     }

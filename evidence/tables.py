@@ -10,7 +10,7 @@ from evidence.answers import NOTHING, cell_decay, row_gaps
 from evidence.markdown import table
 from evidence.plan import Plan
 from evidence.results import CHOSEN_BY, Results, best_pilot
-from evidence.rows import ACCURACIES, MEASURES, NAMES, Row, alpha_rows, cell_rows, method_rows
+from evidence.rows import ACCURACIES, MEASURES, TITLES, Row, alpha_rows, cell_rows, method_rows
 from evidence.spread import mean_text
 from supancl.evaluate.ranks import rank_encoders
 from supancl.studies.collapse import PAPER as TABLE_8
@@ -57,7 +57,7 @@ def main_table(plan: Plan, results: Results) -> str:
         return [f"{each[method]:.2f}" if method in each else "-" for each in (*paper.values(), SOLO_LEARN)]
 
     lines = [
-        [NAMES[method], seeds_of(row), *cells(row, measures),
+        [TITLES[method], seeds_of(row), *cells(row, measures),
          f"{ranks[row.name]:.2f}" if row.name in ranks and ranks[row.name] == ranks[row.name] else "-", *beside(method)]
         for method, row in rows.items()
     ]
@@ -177,7 +177,7 @@ def pilot_table(plan: Plan, results: Results) -> str:
         best = best_pilot(plan, results, method)
         for number, (lr, decay) in enumerate(grid):
             found = results.get(f"pilot-{method}-{number}")
-            lines.append([NAMES[method], f"{lr:g}", f"{decay:g}", *pilot_cells(found),
+            lines.append([TITLES[method], f"{lr:g}", f"{decay:g}", *pilot_cells(found),
                           chosen_by(plan, results, method) if number == best else ""])
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "pilot"}))
     return f"""## Pilots

@@ -49,7 +49,7 @@ def test_a_verdict_that_needs_equal_spreads_is_named() -> None:
     """Two seeds six points apart: pooled with three that agree they tell, by themselves they do not."""
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(58.0, 64.0), supcon=(70.0, 70.1, 70.2))
     assert by_welch(PLAN, results) == (2, {("supsiam", "simsiam"): ["linear"]})
-    assert "another word would stand for 1: SupSiam - SimSiam: linear; of " in doubt_lines(PLAN, results)[0]
+    assert "another word would stand for 1: SupSiam (alpha 0.5) - SimSiam: linear; of " in doubt_lines(PLAN, results)[0]
 
 
 def test_what_would_not_be_bold_without_equal_spreads_is_counted() -> None:

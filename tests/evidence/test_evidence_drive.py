@@ -15,6 +15,7 @@ from evidence.results import choose, read_results
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
+from supancl.evaluate.kept import VERSION
 from supancl.run import RunFolder
 from supancl.trainer import Trainer
 
@@ -38,6 +39,7 @@ def test_every_step_becomes_one_file_that_says_how_it_came_about(made) -> None:
     assert sorted(results) == names == sorted(step.name for step in PLAN.steps)
     for name, result in results.items():
         assert (result["status"], result["not_measured"], result["why"]) == ("finished", {}, None)
+        assert result["features_version"] == VERSION
         assert {"linear", "knn", "ratio", "effective_rank", "digits_1", "digits_1_interval"} <= set(result["values"])
         assert result["commands"][0].startswith("supancl pretrain digits.")
         assert result["commands"][0].endswith(f"--out runs/{name}")

@@ -9,7 +9,16 @@ from scipy import stats
 
 from evidence import markdown, spread
 from evidence.__main__ import ROOT, main
-from evidence.answers import best_alpha, best_alphas, collapse_lines, gaps, pair_lines, summed_up, variance_lines
+from evidence.answers import (
+    best_alpha,
+    best_alphas,
+    collapse_lines,
+    gaps,
+    pair_lines,
+    summed_up,
+    variance_lines,
+    variance_summary,
+)
 from evidence.choices import SOURCE, default_lines, default_of
 from evidence.figures import draw, drawn_names
 from evidence.imagenet_page import imagenet_part
@@ -93,7 +102,7 @@ def test_the_mean_has_students_interval() -> None:
 def test_the_words_follow_the_numbers() -> None:
     results = whole(LEVELS)
     (line, none) = pair_lines(PLAN, results, (("supsiam", "simsiam"), ("supmoco", "moco2")), ("in-domain", "few-shot"))
-    assert line == "- **SupSiam - SimSiam**: in-domain: helps; few-shot: helps."
+    assert line == "- **SupSiam (alpha 0.5) - SimSiam**: in-domain: helps; few-shot: helps."
     assert "in-domain: cannot be told apart" in none
     lines = best_alpha(PLAN, results)
     assert len(lines) == 1 + len(ACCURACIES)
@@ -121,22 +130,30 @@ def test_the_words_follow_the_numbers() -> None:
 def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     results = whole(LEVELS)
     assert variance_lines(PLAN, results)[0] == (
-        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000]: cannot be told apart; its mean does not rise at each step of "
-        "alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
+        "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000], smaller: cannot be told apart; its mean does not rise at each "
+        "step of alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
     for step in PLAN.steps:
         if step.stage == "alpha" or step.name.startswith(("final-supsiam", "final-simsiam")):  # which is alpha 1
             alpha = float(step.settings.get("loss.alpha", 0.5 if step.method == "supsiam" else 1))
             results[step.name]["values"] |= {"ratio": 0.5 + alpha / 5 + step.seed / 1000, "train_ratio": 0.5 - alpha}
             seeds = step.seed / 1000
             results[step.name]["values"] |= {"within": 0.5 + seeds, "total": 1 - alpha / 2 + seeds}
-    shrinks, grows, within, inside, total = variance_lines(PLAN, results)
-    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198]: yes; its mean rises at each step of alpha 0, 0.2, "
-                       "0.5, 0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
-    assert ": no; its mean does not rise at" in grows
+    cause, shrinks, grows, within, inside, total = variance_lines(PLAN, results)
+    assert cause == "- **On test images S_W/S_T falls because S_T grows; that S_W falls cannot be told.**"
+    assert variance_summary(PLAN, results) == (
+        "S_W/S_T falls: yes (test images), no (training images); S_W falls: cannot be told apart (test images); S_T "
+        "grows: yes (test images)")
+    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198], smaller: yes; its mean rises at each step of alpha "
+                       "0, 0.2, 0.5, 0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
+    assert "smaller: no; its mean does not rise at" in grows
     assert inside == "- S_W alone, 0.5 - 1 = +0.000 [-0.002, +0.002]."
-    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002]: cannot be told apart; its mean does not")
+    assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002], smaller: cannot be told apart; its mean")
     assert total == "- S_T alone: 0 - 1 = +0.500 [+0.498, +0.502]. The theorems hold S_T fixed."
     assert variance_lines(PLAN, {}) == ["- not measured yet"]
+    for name in [name for name in results if name.startswith(("alpha-0-", "alpha-1-", "final-simsiam"))]:
+        within = 0.3 if "alpha-0-" in name else 0.6
+        results[name]["values"] |= {"ratio": within, "within": within, "total": 1.0}
+    assert variance_lines(PLAN, results)[0] == "- **On test images S_W/S_T falls because S_W falls.**"
 
 
 def test_an_example_worked_by_hand() -> None:
@@ -183,8 +200,9 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
     page = write_page(PLAN, results, [])
     assert "| 0.0001 | yes | no | the run failed | - |" in page
     assert "| SimCLR | none (1 failed) | - |" in page
-    assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
-    (row,) = re.findall(r"\| SupSiam \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|", page.split("## Alpha")[0])
+    assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
+    (row,) = re.findall(r"\| SupSiam \(alpha 0\.5\) \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|",
+                        page.split("## Alpha")[0])
     assert row == "1.00"  # the others are ranked although SupMoCo has no number
     assert "not measured yet" not in page
 
@@ -212,8 +230,8 @@ def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> N
     page = write_page(PLAN, results, [])
     assert ("own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
             "there = +0.90 [") in page
-    assert ("- **SupSiam - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight decay for "
-            "both): helps: 8 of 8 accuracies; linear +16.00 [") in page
+    assert ("- **SupSiam (alpha 0.5) - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and "
+            "weight decay for both): helps: 8 of 8 accuracies; linear +16.00 [") in page
 
 
 def test_which_commit_made_which_seeds_of_an_alpha_is_said_where_there_are_several() -> None:
@@ -236,7 +254,7 @@ def test_a_ratio_of_no_spread_is_not_shown() -> None:
 def test_how_close_a_choice_was_is_shown() -> None:
     page = write_page(PLAN, pilot_results({"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59),
                                            "supcon": (None, 50, None)}), [])
-    assert "| SupSiam | 0.7 | 5e-05 | 61.50 | 59.50 |  | chosen, by 0.50 |" in page
+    assert "| SupSiam (alpha 0.5) | 0.7 | 5e-05 | 61.50 | 59.50 |  | chosen, by 0.50 |" in page
     assert "| SimSiam | 0.7 | 0.0001 | 60.00 | 58.00 |  | chosen, the first of equal ones |" in page
     assert "| SupCon | 0.6 | 0.0005 | 50.00 | 48.00 |  | chosen, the only one with a score |" in page
     assert "uncertain by up to 1.4 points" in page
@@ -288,10 +306,10 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
     assert widened(PLAN, results, "supsiam", "simsiam") == set(ACCURACIES)
     assert widened(PLAN, results, "supsiam", "supcon") == set()
     page = write_page(PLAN, results, [])
-    assert "| SupSiam - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
-    assert "| SupSiam - SupCon | +5.00 [+0.03, +9.97]* |" in page
-    assert "| SupSiam - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
-    assert "| SupSiam - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
+    assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
+    assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
+    assert "| SupSiam (alpha 0.5) - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
+    assert "| SupSiam (alpha 0.5) - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
     assert ("Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
             "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
             "SupSiam (2 degrees of freedom).") in page
@@ -301,12 +319,12 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
 
 def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() -> None:
     page = write_page(PLAN, whole(LEVELS), [])
-    ours, paper = page.split("| SupSiam - SimSiam | **+")[1].splitlines()[:2]
+    ours, paper = page.split("| SupSiam (alpha 0.5) - SimSiam | **+")[1].splitlines()[:2]
     assert ours.startswith("16.00 [")
     assert paper == "| paper | - | +4.42 | +6.38 | - | - | - | - | - |"  # 75.05 - 70.63, 85.19 - 78.81
     assert "Alpha is 0.5 in SupSiam and 0.8 in SupBYOL, as App. H has it" in page
-    (below,) = re.findall(r"\| SupSiam - cross-entropy \| [*]*[+-]\d.*\n\| (.*?) \|", page)
-    assert below == "SupBYOL - SupCon"  # App. H has no cross-entropy
+    (below,) = re.findall(r"\| SupSiam \(alpha 0\.5\) - cross-entropy \| [*]*[+-]\d.*\n\| (.*?) \|", page)
+    assert below == "SupBYOL (alpha 0.8) - SupCon"  # App. H has no cross-entropy
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -323,7 +341,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     assert "not run yet" not in page
     assert "nothing; the plan is done" in page
     assert "64 of the plan's 64 runs" in page
-    assert "| SupSiam | 0, 1, 2 | 74.00 ± 0.25 |" in page
+    assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
     for value in (75.05, 85.19, *SOLO_LEARN.values()):
         assert f"{value:.2f}" in page
     assert "- collapse-neither-0: collapsed" in page
@@ -344,10 +362,10 @@ def test_a_part_of_it_says_what_is_missing() -> None:
                                 not_measured={"transfer runs/x": "pets is not in data"})
     page = write_page(PLAN, results, [])
     assert "4 of the plan's 64 runs" in page
-    assert "SupSiam - SimSiam**: not measured yet (SimSiam missing)" in page
+    assert "SupSiam (alpha 0.5) - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
     assert "`transfer runs/x` could not be measured: pets is not in data" in page
-    assert "| SupSiam | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen, by 1.00 |" in page
+    assert "| SupSiam (alpha 0.5) | 0.7 | 5e-05 | 61.00 | 59.00 |  | chosen, by 1.00 |" in page
     assert "Not measured yet: alpha 0, 0.2, 0.8, 1." in page
     left = page.split("Missing: 60 runs.")[1].split("## ")[0]
     assert "- main table: final-supsiam-1, final-supsiam-2, final-simsiam-0, " in left
@@ -376,11 +394,11 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     assert short_text(PLAN, {}) == "Nothing is measured yet.\n"
     results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
     told = short_text(PLAN, results)
-    assert "| SupSiam | 3 | 74.0 ± 0.2 |" in told
-    assert "| SupBYOL |" not in told
-    assert "|  | SupBYOL - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
-    assert ("(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | SupSiam - SupCon | "
-            "**ahead: 2 of 2** |") in told
+    assert "| SupSiam (alpha 0.5) | 3 | 74.0 ± 0.2 |" in told
+    assert "| SupBYOL (alpha 0.8) |" not in told
+    assert "|  | SupBYOL (alpha 0.8) - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
+    assert ("(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | "
+            "SupSiam (alpha 0.5) - SupCon | **ahead: 2 of 2** |") in told
     assert ("](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies "
             "(yes: 8 where all 8 are allowed for).\n") in told
     assert ("](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "

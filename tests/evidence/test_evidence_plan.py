@@ -101,7 +101,7 @@ def test_the_first_25_minutes_answer_the_claim_with_intervals() -> None:
     results = {name: one for name, one in whole(levels).items() if name in first}
     assert len(results) == len(first) == 14
     (line,) = pair_lines(PLAN, results, (("supsiam", "simsiam"),), ("in-domain", "crossed"))
-    assert line == "- **SupSiam - SimSiam** (one seed of SimSiam): in-domain: helps; crossed: helps."
+    assert line == "- **SupSiam (alpha 0.5) - SimSiam** (one seed of SimSiam): in-domain: helps; crossed: helps."
     assert all("]*: yes" in each for each in best_alpha(PLAN, results)[1:])  # borrowed from SupSiam's three seeds
     compiled: set[str] = set()
     seconds = 0.0

@@ -66,8 +66,8 @@ def test_the_numbers_of_a_panel_are_those_of_its_features(runs, tmp_path, capsys
     values = kept["train_features"][[place[name] for name in shown["images"]]]
     values = values / np.linalg.norm(values, axis=1, keepdims=True)
     labels = np.array(shown["labels"])
-    of_class = [values[labels == label] for label in range(5)]
-    within = sum(((rows - rows.mean(0)) ** 2).sum() for rows in of_class) / len(values)
+    means = np.stack([values[labels == label].mean(0) for label in range(5)])
+    within = ((values - means[labels]) ** 2).sum(1).mean()
     assert shown["panels"][0]["within"] == pytest.approx(within, rel=1e-4)
     others = [np.delete(np.arange(len(labels)), i) for i in range(len(labels))]
     weighted = [KNeighborsClassifier(5, weights=lambda d: np.exp(-(d**2) / 2 / 0.1)).fit(values[o], labels[o])
