@@ -38,7 +38,8 @@ def test_a_stopped_run_goes_on_as_it_would_have_then(kept, name):
         for key in ("loss", "ssl", "sup", "s_w/s_t"):
             if then.get(key) is not None:
                 assert row[key] == pytest.approx(then[key], rel=close, abs=close / 10), (row["step"], key)
-        assert row.get("lr") == pytest.approx(then.get("lr"), rel=1e-6)
+        if "lr" in then:
+            assert row["lr"] == pytest.approx(then["lr"], rel=1e-6)
     assert run.encoder.width == 8
 
 
