@@ -72,15 +72,30 @@ def main_table(rows: Mapping[str, Row]) -> str:
     measured = {one.name: {m: one.values(m) for m in ACCURACIES if one.values(m)} for one in rows.values()}
     ranked = {name: found for name, found in measured.items() if found}
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if len(ranked) > 1 else {}
-    lines = [[one.name, one.seeds, *(mean_text(one.values(m)) for m in ACCURACIES), mean_text(one.values("linear_sgd")),
+    shown = (*ACCURACIES, "linear_sgd")
+    lines = [[mark(one), one.seeds, *(mean_text(one.values(m)) for m in shown),
               f"{ranks[one.name]:.2f}" if ranks.get(one.name, float("nan")) == ranks.get(one.name) else "-"]
              for one in rows.values()]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
 Average rank over the accuracies that every method here has, without the SGD probe; 1 is the best. It has no interval.
-
+{describe_collapse(rows)}
 {table(columns, lines)}"""
+
+
+def mark(row: Row) -> str:
+    """The method's name, with a dagger where the monitor called a run of it collapsed."""
+    return f"{row.name} †" if row.collapsed else row.name
+
+
+def describe_collapse(rows: Mapping[str, Row]) -> str:
+    names = [one.name for one in rows.values() if one.collapsed]
+    return f"""
+† {" and ".join(names)}: the monitor called it collapsed while it trained (a batch's targets use fewer than 10
+directions). It was trained to its end and judged all the same. Differences from it say that labels kept a network from
+collapsing at this learning rate, not how far labels help one that trains well at its best rate.
+""" if names else ""
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
@@ -95,7 +110,8 @@ def differences(rows: Mapping[str, Row]) -> str:
     lines = []
     for ours, theirs in pairs:
         found = {m: gap(rows[ours].values(m), rows[theirs].values(m), spread_of(rows, m)) for m in ACCURACIES}
-        lines.append([f"{NAMES[ours]} - {NAMES[theirs]}", *(one.text() if one else "-" for one in found.values())])
+        cells = [one.text() if one else "-" for one in found.values()]
+        lines.append([f"{mark(rows[ours])} - {mark(rows[theirs])}", *cells])
     return f"""### Differences
 
 In points, "[low, high]" a 95% interval over seeds; "*": one side has one seed, and the spread is pooled over the

@@ -122,7 +122,7 @@ def test_a_final_run_that_cannot_end_in_time_gives_way_to_a_shorter_row(tmp_path
 
 
 def test_a_run_that_was_slower_than_guessed_makes_the_others_expected_slower(tmp_path: Path) -> None:
-    """The second pair of a lease is begun before the first is judged: what they say of their speed counts at once."""
+    """The second pair on a machine is begun before the first is judged: what they say of their speed counts at once."""
     driver = Driver(PLAN, tmp_path / "results", tmp_path, shared=True)
     step = PLAN.step("final-supbyol-0")
     guessed = driver.expected(step, {})

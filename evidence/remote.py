@@ -1,8 +1,8 @@
-"""Work through a plan on a machine that is lent for half an hour, and to which little can be sent at a time.
+"""Work through a plan on a remote machine that is there for a short time and takes little data at a time.
 
-    python -m evidence.lease runs/gpu1 --start 2 --plan imagenet --until 1500 --commit 1234567   # data, then drivers
-    python -m evidence.lease runs/gpu2                                                           # further data
-    python -m evidence.lease --wait 500 --collect OUT                                            # what came out so far
+    python -m evidence.remote runs/gpu1 --start 2 --plan imagenet --until 1500 --commit 1234567   # data, then drivers
+    python -m evidence.remote runs/gpu2                                                           # further data
+    python -m evidence.remote --wait 500 --collect OUT                                            # what came out so far
 
 Each folder that is named holds files as they were sent (images of one data set in one or more files, and once the
 unpack.py that knows them). A data set is unpacked when all its files are there, and appears in the work folder at once
@@ -48,25 +48,25 @@ ROOM = 16 * 2**30  # bytes that must be free for runs to lie in memory
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    lease = Lease(args.work)
+    remote = Remote(args.work)
     for folder in args.folders:
-        lease.take(folder)
+        remote.take(folder)
     first = TRAINED_ON.get(args.plan.removesuffix("-rehearsal"), "")
-    lease.unpack([first] if args.start else [])
+    remote.unpack([first] if args.start else [])
     if args.start:
-        lease.start(args)
-    lease.unpack(SETS)
-    lease.wait(args.wait)
-    lease.tell()
+        remote.start(args)
+    remote.unpack(SETS)
+    remote.wait(args.wait)
+    remote.tell()
     if args.collect:
-        lease.collect(args.collect, args.kernels)
+        remote.collect(args.collect, args.kernels)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m evidence.lease", description=(__doc__ or "").partition("\n")[0])
+    made = argparse.ArgumentParser(prog="python -m evidence.remote", description=(__doc__ or "").partition("\n")[0])
     made.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
-    made.add_argument("--work", type=Path, default=ROOT / "runs" / "lease", help="gets data/, runs/, results/, logs/")
+    made.add_argument("--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/")
     made.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
     made.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="folder in memory for run folders, if it "
                       "has room: a ResNet-50 writes a checkpoint of 300 MB a second")
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-class Lease:
+class Remote:
     """The work folder of one machine."""
 
     def __init__(self, work: Path) -> None:
@@ -166,7 +166,7 @@ class Lease:
         runs = self.work / "runs"
         if runs.exists() or not memory.is_dir() or shutil.disk_usage(memory).free < ROOM:
             return
-        place = memory / f"lease-{os.getuid()}-{self.work.name}"
+        place = memory / f"remote-{os.getuid()}-{self.work.name}"
         place.mkdir(exist_ok=True)
         runs.symlink_to(place)
         say(f"runs lie in {memory}")
@@ -179,7 +179,7 @@ class Lease:
                 "TRITON_CACHE_DIR": str(self.kernels / "triton")}
         if drivers < 2 or not shutil.which("nvidia-cuda-mps-control"):
             return mine
-        pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/lease-mps")),  # short, as a socket must be
+        pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/remote-mps")),  # short, as a socket must be
                  "CUDA_MPS_LOG_DIRECTORY": str(self.logs)}
         Path(pipes["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(exist_ok=True)
         shared = {**mine, **pipes}

@@ -1,4 +1,4 @@
-"""A lent machine: data arrive in parts, drivers outlive the command that starts them, and few files come back."""
+"""A remote machine: data arrive in parts, drivers outlive the command that starts them, and few files come back."""
 
 import json
 import tarfile
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence import lease
-from evidence.lease import KERNELS, Lease, is_alive, main
+from evidence import remote
+from evidence.remote import KERNELS, Remote, is_alive, main
 
 UNPACK = """
 import sys, time
@@ -24,7 +24,7 @@ if name == "broken":
 @pytest.fixture
 def sent(tmp_path: Path, monkeypatch) -> Path:
     """Files as they were sent in two calls: of `two` one in each."""
-    monkeypatch.setattr(lease, "SETS", {"one": (("one-0",), "one"), "two": (("two-0", "two-1"), "two"),
+    monkeypatch.setattr(remote, "SETS", {"one": (("one-0",), "one"), "two": (("two-0", "two-1"), "two"),
                                         "broken": (("one-0",), "broken")})
     for folder, files in (("gpu1", {"unpack.py": UNPACK, "one-0": "1", "two-0": "2"}), ("gpu2", {"two-1": "3"})):
         (tmp_path / folder).mkdir()
@@ -74,9 +74,9 @@ def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, m
 
 
 def test_kernels_travel_in_parts_and_a_broken_archive_does_no_harm(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(lease, "PART", 100)
-    monkeypatch.setattr(lease, "PARTS", 1000)
-    first, second, third = (Lease(tmp_path / name) for name in ("first", "second", "third"))
+    monkeypatch.setattr(remote, "PART", 100)
+    monkeypatch.setattr(remote, "PARTS", 1000)
+    first, second, third = (Remote(tmp_path / name) for name in ("first", "second", "third"))
     (first.kernels / "triton").mkdir()
     (first.kernels / "triton" / "k.cubin").write_bytes(bytes(range(256)) * 4)
     first.collect(tmp_path / "out", kernels=True)
@@ -92,7 +92,7 @@ def test_kernels_travel_in_parts_and_a_broken_archive_does_no_harm(tmp_path: Pat
 
 
 def test_waiting_ends_with_the_last_driver(tmp_path: Path) -> None:
-    work = Lease(tmp_path)
+    work = Remote(tmp_path)
     (tmp_path / "driver-0.pid").write_text("999999999")
     since = time.monotonic()
     work.wait(60)
@@ -100,12 +100,12 @@ def test_waiting_ends_with_the_last_driver(tmp_path: Path) -> None:
 
 
 def test_runs_lie_in_memory_where_there_is_room(tmp_path: Path, monkeypatch) -> None:
-    memory, small, large = tmp_path / "memory", Lease(tmp_path / "small"), Lease(tmp_path / "large")
+    memory, small, large = tmp_path / "memory", Remote(tmp_path / "small"), Remote(tmp_path / "large")
     memory.mkdir()
-    monkeypatch.setattr(lease, "ROOM", 2**70)
+    monkeypatch.setattr(remote, "ROOM", 2**70)
     small.place_runs(memory)
     assert not (small.work / "runs").exists()
-    monkeypatch.setattr(lease, "ROOM", 0)
+    monkeypatch.setattr(remote, "ROOM", 0)
     large.place_runs(memory)
     (large.work / "runs" / "one").mkdir()
     assert len(list(memory.glob("*/one"))) == 1
