@@ -183,6 +183,8 @@ def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(made["plan"].values()) == {"done"}
     found = ours(made)
     assert set(found) == {("", one, other) for one in ("CIFAR10", "CIFAR100") for other in ("CIFAR10", "CIFAR100")}
+    own = json.loads(of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar10@{root}").read_text())
+    assert (own["chosen_on"], own["judged"]) == ("held-out", "test")
     crossed = of_protocol(out / "cifar10-supsiam-seed-0", "linear", source=f"cifar100@{root}")
     assert found["", "CIFAR10", "CIFAR100"] == {"supsiam": json.loads(crossed.read_text())["accuracy"]}
 

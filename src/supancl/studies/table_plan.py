@@ -151,7 +151,7 @@ def make_plan(layout: Layout, args: argparse.Namespace, out: Path) -> Plan:
     if root is not None and not root.is_dir():
         raise BadInput(f"--benchmarks {root}: no such folder; give the one that holds the data sets' folders")
     rows, lacking = table_rows(layout, args)
-    rows = chosen(rows, args.rows)
+    rows = {name: keep_out(layout, row) for name, row in chosen(rows, args.rows).items()}
     for row in rows.values():
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; name the data to train on with --data")
@@ -162,6 +162,17 @@ def make_plan(layout: Layout, args: argparse.Namespace, out: Path) -> Plan:
                    out / f"{name}-seed-{seed}")
         for name, row in rows.items() for seed in range(args.seeds))
     return Plan(layout, runs, root, tuple(lacking))
+
+
+def keep_out(layout: Layout, row: Recipe) -> Recipe:
+    """The row with 10% of its training images kept out of pretraining, where a convex probe's ridge is chosen on them.
+
+    A `--set data.holdout` stays. Table 4's probe is SGD's, which has no ridge, and other tables have no linear column.
+    """
+    has_ridge = layout.by_method or ("linear" in layout.paper.columns and layout.probe != "sgd")
+    if not has_ridge or row.data.holdout is not None:
+        return row
+    return row.with_set({"data.holdout": 0.1}, because=f"Table {layout.name}: images that choose the probe's ridge")
 
 
 def chosen(rows: Rows, asked: str | None) -> Rows:
