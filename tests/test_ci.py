@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOL = """#!/bin/sh
-echo "$(basename "$0")|$PWD|$(ls -A ..)|$PYTHONPATH|$SUPANCL_SHARED|$*" >> "$CALLS"
+echo "$(basename "$0")|$PWD|$(ls -A ..) $(stat -c %a ..)|$PYTHONPATH|$SUPANCL_SHARED|$*" >> "$CALLS"
 case "$(basename "$0") $*" in *"$BROKEN"*) exit 1;; esac
 """
 
@@ -31,7 +31,7 @@ class Clone:
             tool.chmod(0o755)
 
     def run(self, *command: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-        """The command's outcome, and per started tool: name, folder, what lies beside it, paths, words."""
+        """The outcome, and per started tool: name, folder, what the one above holds and its mode, paths, words."""
         foreign = ("MAKE", "MFLAGS", "SUPANCL_SHARED")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         environment = {**inherited, "VENV": str(self.root.parent / "tools"), "TMPDIR": str(self.temporary),
@@ -53,7 +53,7 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
     assert ["tests/distributed" in words[1], "coverage report" in words[2], "tests/paper" in words[3]] == [True] * 3
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
-        assert (beside, path, shared) == ("copy", f"{folder}/src", "")
+        assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
     assert len(words) == 4
     assert "test-real not run" in done.stdout
     assert list(clone.temporary.iterdir()) == []
