@@ -43,8 +43,8 @@ times the accuracies). Another alpha inside may be as good. Learning rate and we
 at alpha .5, which may favour it."""
 COLLAPSE = """One seed a cell. At the higher weight decay SimSiam collapses too ([monitor](docs/monitor.md)): those
 cells show what survives it, not that a supervised target without a pool is what fails."""
-AT_ITS_ALPHA = """SupSiam and SupBYOL stand here at the alpha that App. H has for each. SupBYOL was not run at another
-one, so "ahead" and "behind" are said of SupBYOL at that alpha alone."""
+AT_ITS_ALPHA = """SupSiam and SupBYOL stand here at the alpha that App. H has for each. On CIFAR-100 SupBYOL was not run
+at another one, so "ahead" and "behind" are said of SupBYOL at that alpha alone."""
 VIEWS = """
 - Pixels: CIFAR's images are as large as the encoder's input, so nothing is cut off. Pets, Omniglot and GTSRB are seen
   through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the

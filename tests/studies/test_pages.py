@@ -25,7 +25,7 @@ COMMANDS = [name for name in NAMED if name.startswith("supancl ")]
 ROWS = [name for name in NAMED if re.fullmatch(r"(imagenet100|vit|cifar10|cifar100)\.[\w*-]+", name)]
 OWNERS = {"Branches": Branches, "Pool": Pool, "Trainer": Trainer}
 NAMES = [name for name in NAMED if name not in (*COMMANDS, *ROWS) and re.match(r"[A-Za-z][\w.]*(\(.*)?$", name)
-         and not name.endswith(".py") and name not in ("class-queues", "prototypes")]
+         and not name.endswith((".py", ".json", ".jsonl", ".png")) and name not in ("class-queues", "prototypes")]
 
 
 def test_the_page_is_read() -> None:
@@ -79,7 +79,7 @@ def test_the_monitors_page_has_its_numbers() -> None:
     for said in (
         f"relative std below {monitor.COLLAPSED_STD} at {words[monitor.IN_A_ROW]} logged steps in a row",
         f"effective rank below {monitor.COLLAPSED_RANK:g} at {words[monitor.RANKS_IN_A_ROW]} checks in a row",
-        f"up to {monitor.MOST_IMAGES:,} held-out images",
+        f"up to {monitor.MOST_IMAGES:,} held-out and {monitor.MOST_IMAGES:,} training images",
         f"gives up at the {train.MOST_SKIPS + 1}st",
         f"at most {words[train.MOST_ROLLBACKS]} times",
     ):
