@@ -58,7 +58,7 @@ NAMES = [
     Row("a command that is not there", flags(),
         "unknown command 'pretran'; did you mean 'pretrain'? (see supancl --help)", ("pretran", "digits.supsiam")),
     Row("no command but a flag", flags(), "name one of alpha, collapse, data, detect, embed, "
-        "evaluate, import, pretrain, recipes, study, tables, theory, toy (see supancl --help)",
+        "evaluate, figure, import, pretrain, recipes, study, tables, theory, toy (see supancl --help)",
         ("--quiet",)),
     Row("a protocol that is not there", flags(),
         "unknown command 'kn'; did you mean 'knn'? (see supancl evaluate --help)", ("evaluate", "kn", "run")),

@@ -1,0 +1,100 @@
+"""What `supancl tables NAME --data ...` would train: the paper's rows as runs, and refusals before anything is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from supancl.cli import main
+from supancl.studies.table_layouts import LAYOUTS
+from supancl.studies.table_plan import keep_out, spoken
+from supancl.studies.tables import table_name
+
+METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
+ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))
+ROWS = {
+    "1": ALPHAS, "3": ALPHAS, "F.1": ALPHAS, "4": METHODS, "5": METHODS, "6": METHODS,
+    "7": ("queue", "class-queues-80", "class-queues-20", "class-queues-5", "class-queues-1", "prototypes"),
+    "8": ("neither", "pool", "ema", "pool+ema"), "F.2": ("M-1", "M-4", "M-16", "M-all"),
+    "F.3": ("supcon-batch-128", "supcon-batch-128-memory", "supcon-batch-256", "supcon-batch-256-memory",
+            "supsiam-batch-128", "supsiam-batch-256"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(*words: str) -> dict[str, str]:
+    assert main(["tables", *words, "--dry-run", "--json", "plan.json", "--quiet"]) == 0
+    found: dict[str, str] = json.loads(Path("plan.json").read_text())["plan"]
+    assert not Path("runs").exists()
+    return found
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_plan_has_the_papers_rows(name: str) -> None:
+    found = plan(name, "--family", "digits", "--data", "digits", "--seeds", "2")
+    assert found == {f"{row}-seed-{seed}": "to train" for row in ROWS[name] for seed in (0, 1)}
+
+
+def test_table_g1_has_vits_and_h1_both_cifars() -> None:
+    assert set(plan("G.1", "--data", "digits")) == {f"{m}-seed-0" for m in ("moco3", "supmoco", "byol", "supbyol")}
+    Path("root").mkdir()
+    six = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
+    found = set(plan("H.1", "--benchmarks", "root"))
+    assert found == {f"{family}-{method}-seed-0" for family in ("cifar10", "cifar100") for method in six}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["2", "--data", "digits"], ["Table 2", "supancl toy"]),
+        (["5", "--recipe", "digits.supsiam", "--data", "digits"], ["digits.supsiam", "--family"]),
+        (["5", "--family", "digits", "--data", "digits", "--rows", "supsiamm"], ["supsiamm", "supsiam"]),
+        (["5", "--family", "digits", "--data", "digits", "--seeds", "0"], ["--seeds 0"]),
+        (["5", "--family", "digits", "--data", "digits", "--benchmarks", "nowhere"], ["nowhere", "folder"]),
+        (["5", "--benchmarks", "."], ["imagenet100.simclr", "--data"]),
+        (["H.1", "--data", "digits"], ["H.1", "--benchmarks", "--family"]),
+        (["1", "--family", "digits", "--data", "digits", "--set", "loss.alpha=0.3"], ["loss.alpha"]),
+        (["8", "--family", "digits", "--data", "digits", "--set", "train.on_collapse=stop"], ["on_collapse", "warn"]),
+        (["F.2", "--recipe", "digits.simsiam", "--data", "digits"], ["simsiam"]),
+        (["5", "--family", "digits", "--data", "digits", "--set", "train.monitor_every=0"], ["monitor_every"]),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    words: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tables", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(name in said for name in named), said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("name", "kept_out"), [("1", 0.1), ("h1", 0.1), ("4", None), ("5", None), ("8", None)])
+def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float | None) -> None:
+    from supancl import recipe
+
+    layout = LAYOUTS[table_name(name)]
+    assert keep_out(layout, recipe("cifar100.supsiam")).data.holdout == kept_out
+    asked = recipe("cifar100.supsiam").with_set({"data.holdout": 0.2})
+    assert keep_out(layout, asked).data.holdout == 0.2
+
+
+def test_times_are_said_as_people_say_them() -> None:
+    assert [spoken(seconds) for seconds in (5, 99, 120, 3600, 5400)] == ["5 s", "99 s", "2 min", "1 h 00 min",
+                                                                        "1 h 30 min"]
+
+
+def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figure"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"Figure {number}" in listed for number in (1, 2, 3))
+    assert main(["figure", "2"]) == 0
+    assert "supancl toy" in capsys.readouterr().out
+    assert main(["figure", "9"]) == 2
+    assert "1, 2, 3" in capsys.readouterr().err
