@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo ci test test-distributed test-paper test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-scaling results coverage lint typecheck golden clean
+	bench-step bench-scaling results coverage lint typecheck net golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -23,7 +23,7 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 demo: $(READY)  ## pretrain, evaluate and draw, in three minutes on two CPU cores
 	OMP_NUM_THREADS=2 $(BIN)/python examples/demo.py $(EPOCHS)
 
-ci: lint typecheck test test-distributed coverage test-paper  ## all that must pass in a clone with nothing beside it
+ci: lint typecheck test test-distributed test-paper coverage  ## all that must pass in a clone with nothing beside it
 
 test: $(READY)  ## all tests but those of the targets below, with branch coverage; reads nothing outside the repository
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/distributed --cov --cov-report=term:skip-covered --cov-fail-under=95
@@ -32,11 +32,11 @@ test-distributed: $(READY)  ## 2 and 4 processes against one, their coverage bes
 	$(BIN)/python -m pytest -m "not slow" tests/distributed --cov --cov-append --cov-config=tests/distributed/coverage.ini \
 		--cov-report=
 
-coverage: $(READY)  ## after both: nearly every branch has been taken
+coverage: $(READY)  ## after these three: nearly every branch has been taken
 	$(BIN)/python -m coverage report --skip-covered --fail-under=96
 
 test-paper: $(READY)  ## the paper's tables and figures, from the documented commands to the cell
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/paper
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/paper --cov --cov-append --cov-report=
 
 test-real: need-shared $(READY)  ## the paper's text and real images: make test-real SUPANCL_SHARED=FOLDER
 	SUPANCL_SHARED="$(SUPANCL_SHARED)" $(BIN)/python -m pytest -n 2 --dist loadfile tests/real
@@ -78,6 +78,9 @@ lint: $(READY)  ## ruff
 
 typecheck: $(READY)  ## mypy --strict
 	$(BIN)/mypy --strict src evidence
+
+net: $(READY)  ## whether this tree computes what commit BASE computed, bit for bit
+	$(BIN)/python tests/net.py $(BASE)
 
 golden: $(READY)  ## write the golden losses anew, after a change that is meant to change them
 	$(BIN)/python tests/golden.py
