@@ -50,7 +50,7 @@ def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> No
     assert done.returncode == 0, done.stderr
     assert [call[0] for call in calls[:2]] == ["ruff", "mypy"]
     words = [call[-1] for call in calls[2:]]
-    assert ["tests/distributed" in words[1], "coverage report" in words[2], "tests/paper" in words[3]] == [True] * 3
+    assert ["tests/distributed" in words[1], "tests/paper" in words[2], "coverage report" in words[3]] == [True] * 3
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
         assert (beside, path, shared) == ("copy 755", f"{folder}/src", "")
