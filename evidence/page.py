@@ -48,8 +48,8 @@ at another one, so "ahead" and "behind" are said of SupBYOL at that alpha alone.
 VIEWS = """
 - Pixels: CIFAR's images are as large as the encoder's input, so nothing is cut off. Pets, Omniglot and GTSRB are seen
   through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the
-  pixel. The evaluation crop that was half a pixel off on images that are not square ([changelog](CHANGELOG.md)) is used
-  for none of these columns, so none has to be measured again for it."""
+  pixel. The evaluation crop that began at half pixels on most images larger than the input ([changelog](CHANGELOG.md))
+  is used for none of these columns, so none has to be measured again for it."""
 KINDS_TOLD = " ".join(f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}."
                       for kind, measures in KINDS.items())
 COMMITS = """Runs were trained and judged by the code of
@@ -112,9 +112,9 @@ def conditions(results: Results) -> str:
   keep App. H's rates ([deviations](docs/deviations.md)). A final run has
   `data.holdout=0`, so its monitor has no images to look at, and the test images are looked at once, when it is judged.
   Seeds are 0, 1, 2, none was chosen; failed and collapsed runs are listed.
-- k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear`, its ridge chosen within
-  the training images; an encoder that was trained with their labels finds these easier than the test's. Cross-entropy's
-  encoder is judged as the others are, without the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a
+- k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` as 0.1.0 solved it (it
+  stopped early; now it finds the optimum), its ridge chosen within the training images; an encoder that was
+  trained with their labels finds these easier than the test's. Cross-entropy's encoder is judged as the others are, without the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a
   short side of 64 px and is judged at 32; GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the
   same ones for all, 16 queries a class (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and
   effective rank: L2-normalised encoder features of the test images.{VIEWS}

@@ -108,13 +108,21 @@ class Monitor:
             self.low_ranks = self.low_ranks + 1 if low else 0
             self.collapsed = self.collapsed or self.low_ranks >= RANKS_IN_A_ROW
         if len(self.held_out):
-            reference, held_out = self.reference, self.held_out
-            if last:
-                reference, held_out = (sample_labelled(split, MOST_AT_LAST) for split in self.splits)
-            row |= self._accuracies(encoder, reference, held_out, device, half and not last)
+            row |= self._measure_all(encoder, device, half) if last else self._measure_sample(encoder, device, half)
         if pool is not None:
             row |= {"pool_coverage": float(pool.coverage(self.present)), "pool_staleness": float(pool.staleness())}
         return row
+
+    def _measure_sample(self, encoder: Encoder, device: torch.device, half: bool) -> dict[str, Any]:
+        return self._accuracies(encoder, self.reference, self.held_out, device, half)
+
+    def _measure_all(self, encoder: Encoder, device: torch.device, half: bool) -> dict[str, Any]:
+        """All images in single precision; where they do not fit beside what training holds, the sample."""
+        reference, held_out = (sample_labelled(split, MOST_AT_LAST) for split in self.splits)
+        try:
+            return self._accuracies(encoder, reference, held_out, device, False)
+        except (torch.OutOfMemoryError, MemoryError):  # a finished run must not fail at a look
+            return self._measure_sample(encoder, device, half)
 
     def _accuracies(
         self, encoder: Encoder, reference: Split, held_out: Split, device: torch.device, half: bool

@@ -103,17 +103,36 @@ def narrow_resnet(weights: None = None) -> ResNet:
 
 def detector(root: Path, out: Path) -> None:
     write_voc(root, {"train": range(4), "val": range(4, 6)})
-    words = [word for name, value in {**TINY, "iters": 4, "batch_size": 2}.items()
+    words = [word for name, value in {**TINY, "iters": 4, "batch_size": 2, "checkpoint_every": 2}.items()
              for word in ("--set", f"{name}={json.dumps(value)}")]
     with mock.patch("torchvision.models.resnet18", narrow_resnet):
         assert main(["detect", "train", "random:resnet18", "--data", str(root), "--year", "2012", *words, "--out",
                      str(out)]) == 0
 
 
+def stop_detector(finished: Path, out: Path) -> list[dict[str, object]]:
+    """The folder as a kill after step 2 would have left it; returns what the run logged after that step."""
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "evaluate")
+    for name in ("detector.safetensors", "checkpoints/step-000000004.pt", "checkpoints/step-000000004.sha256"):
+        (out / name).unlink()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= 2))
+    return [row for row in rows if row["step"] > 2]
+
+
 def evaluate(run: Path, only: tuple[str, ...] = tuple(EVALUATIONS)) -> None:
     for name in only:
         head, *rest = EVALUATIONS[name][:2]
         assert main([head, *rest, str(run), *EVALUATIONS[name][2:], "--quiet"]) == 0
+
+
+def study_words() -> list[str]:
+    words = ["study", "positives", "digits.supsiam", "--data", "digits", "--rows", "M-1,M-all", "--seeds", "2",
+             "--epochs", "1"]
+    sets = {**SMALL, **SIAM, "pool.size": 64}
+    return words + [word for key, value in sets.items() if key not in ("data.source", "train.epochs")
+                    for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 if __name__ == "__main__":
@@ -124,12 +143,8 @@ if __name__ == "__main__":
     expected = {name: train(name, Path(name)) for name in RUNS}
     evaluate(Path("finished"))
     evaluate(Path("compat-supcon"), ("knn", "linear"))
-    study = ["study", "positives", "digits.supsiam", "--data", "digits", "--rows", "M-1,M-all", "--seeds", "2",
-             "--epochs", "1"]
-    sets = {**SMALL, **SIAM, "pool.size": 64}
-    study += [word for key, value in sets.items() if key not in ("data.source", "train.epochs")
-              for word in ("--set", f"{key}={json.dumps(value)}")]
-    assert main([*study, "--out", "study"]) == 0
+    assert main([*study_words(), "--out", "study"]) == 0
     detector(Path(sys.argv[2]), Path("detector"))
+    expected["detector-stopped"] = stop_detector(Path("detector"), Path("detector-stopped"))
     slim(Path())
     Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -78,6 +78,7 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(toy, "QUICK", TOY)
     folder = tmp_path / "toy"
     run("toy", "--quick", "--seeds", "1", "--out", folder)
+    assert (folder / "tsne.png").read_bytes().startswith(b"\x89PNG")  # Figure 2
     rows = {f"{row['alpha']:.1f}": row for row in json.loads((folder / "toy.json").read_text())["rows"]}
     one, two = ours(table("1", tmp_path, folder)), ours(table("2", tmp_path, folder))
     for alpha, row in rows.items():

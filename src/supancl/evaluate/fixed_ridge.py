@@ -30,7 +30,10 @@ def fixed_ridge_accuracy(fit: Features, test: Features) -> float:
     mean, scale = fit.values.mean(0), fit.values.std(0, correction=0)
     scale = torch.where(scale > 1e-6 * scale.max(), scale, torch.ones_like(scale))  # a dead unit stays dead
     values = (fit.values - mean) / scale
-    axes = principal_axes(values, torch.float32)
+    try:
+        axes = principal_axes(values, torch.float32)
+    except RuntimeError:  # torch's LinAlgError is one; a look in passing must not end a run
+        return math.nan
     problem = Problem(onto_axes(values, axes), labels, len(classes))
     found = solve(problem, RIDGE * len(labels), tolerance=TOLERANCE)
     answered = classes[answers(found.parameters, axes, (test.values - mean) / scale)]

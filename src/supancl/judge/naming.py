@@ -11,6 +11,7 @@ from typing import Any
 
 from supancl.data.benchmarks import ALIASES, BENCHMARKS
 from supancl.data.sources import absolute_source
+from supancl.evaluate.kept import VERSION
 
 _LOOK = {"layer": "pooled", "normalize": False}
 # what `evaluate PROTOCOL` does unless told otherwise, under the names that a result has for it
@@ -117,3 +118,8 @@ def _plain(text: str) -> str:
     """Letters of any script, each in one piece; no longer than a file name may be with what stands around it."""
     kept = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
     return kept.encode()[:200].decode(errors="ignore")
+
+
+def has_old_crop(kept: Mapping[str, Any]) -> bool:
+    """Whether a result was measured through the evaluation crop of 0.1.0, which began at half pixels."""
+    return kept.get("view") == "margin" and kept.get("features_version", 1) < VERSION

@@ -23,6 +23,7 @@ from supancl.evaluate import (
     transfer,
 )
 from supancl.evaluate.features import Features, View
+from supancl.evaluate.kept import VERSION
 from supancl.evaluate.linear import EpochOfBatches
 from supancl.evaluate.transfer import TransferMetric
 from supancl.judge.classes import check_episodes, check_same, lacking_queries, warn_unknown
@@ -55,8 +56,8 @@ def finished(subject: Subject, base: str, since: float, source: str, **result: A
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     whole = {"base": base, "source": absolute_source(source), "encoder": subject.where, "label": subject.label,
-             "weights": subject.weights, "layer": subject.look.layer, "normalize": subject.look.normalize,
-             **subject.projector, **result,
+             "weights": subject.weights, "features_version": VERSION, "layer": subject.look.layer,
+             "normalize": subject.look.normalize, **subject.projector, **result,
              "seconds": round(time.perf_counter() - since, 2),
              "hardware": hardware, "versions": versions(), "commit": commit()}
     subject.keep_result(base, whole)

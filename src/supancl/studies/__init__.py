@@ -7,7 +7,7 @@ COMMANDS: dict[str, str] = {
     "alpha": "train several alphas on your data and say which one to take",
     "collapse": "the paper's Table 8: does a pool or a momentum branch prevent collapse?",
     "study": "train the rows of an ablation: pool design, positives, batch size, memory bank, alpha",
-    "tables": "lay out a table of the paper from your runs, ours beside the paper's",
+    "tables": "a table of the paper beside its numbers: laid out from your runs, or trained from --data",
     "figure": "draw a figure of the paper from your runs: t-SNE of chosen classes, a panel per run",
 }
 

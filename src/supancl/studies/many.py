@@ -98,7 +98,7 @@ class RunsFailed(CheckFailed):
         count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
         anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
-        super().__init__(f"{count} ({', '.join(failed)}); the study without them is in {out}, and {way_on(failed)} "
+        super().__init__(f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {way_on(failed)} "
                          f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}", result)
         self.exit_code = max(failure.exit_code for failure in failed.values())
 

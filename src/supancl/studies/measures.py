@@ -11,7 +11,7 @@ from typing import Any
 from supancl.data.sources import same_source
 from supancl.errors import BadInput
 from supancl.judge import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
-from supancl.judge.naming import source_of, unusual
+from supancl.judge.naming import has_old_crop, source_of, unusual
 from supancl.run import RunFolder
 from supancl.train import Reporter
 
@@ -39,6 +39,8 @@ class Measurement:
             return False
         if self.protocol == "linear" and (kept.get("probe") != self.probe or (
                 self.probe == "lbfgs" and "chosen_on" not in kept)):  # 0.1.0 did not say, and chose otherwise
+            return False
+        if has_old_crop(kept):
             return False
         split = "test" if kept.get("judged") == "test" else kept.get("split")
         at_hand = split == self.split or kept.get("split") == self.split

@@ -166,7 +166,7 @@ def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[st
     found |= {key: judge.number(folder, Measurement(protocol, split), field)
               for key, (protocol, field) in JUDGED.items()}
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
-        judge.result(folder, Measurement("variance", "train", layer="projector"))
+        judge.number(folder, Measurement("variance", "train", layer="projector"), "within")
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
     if read_json(folder / "evaluate" / "study.json") != kept:
         RunFolder(folder).write_evaluation("study", kept)

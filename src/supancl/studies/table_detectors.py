@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ class ScoredDetector(NamedTuple):
 
 def holds_detectors(path: Path) -> bool:
     """Whether a folder is a detector's, or one of several seeds."""
-    return (path / "detect.json").is_file() or any(path.glob("seed-*/detect.json"))
+    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False where we may not look
 
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
@@ -58,7 +59,7 @@ def detectors_beside(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
     """Tested detectors in the runs' folders and in the folders that these lie in; unfinished ones are left out."""
     places = dict.fromkeys(place for run in runs for place in (run, run.parent) if place.is_dir())
     for place in places:
-        for folder in (path for path in sorted(place.iterdir()) if path.is_dir() and holds_detectors(path)):
+        for folder in (path for path in sorted(place.iterdir()) if os.path.isdir(path) and holds_detectors(path)):
             try:
                 yield from read_detectors(folder)
             except BadInput:

@@ -15,7 +15,7 @@ from supancl.data.benchmarks import BENCHMARKS
 from supancl.data.sources import same_source
 from supancl.errors import BadInput
 from supancl.evaluate.kept import encoder_key
-from supancl.judge.naming import registered, source_of, unusual
+from supancl.judge.naming import has_old_crop, registered, source_of, unusual
 from supancl.judge.protocols import TRAINED_IMAGES
 from supancl.judge.sources import data_set_of
 from supancl.recipes import Recipe
@@ -93,10 +93,10 @@ class Entry:
         if kind in ("within", "ratio"):
             for kept in self._fitting("variance", kind):
                 place, words = VARIANCES[str(kept.get("layer", "pooled")), str(kept.get("split", "held-out"))]
-                yield _found(kept, kind, words, (place,), scale=100 if kind == "ratio" else 1)
+                yield _found(kept, kind, words + crop_of(kept), (place,), scale=100 if kind == "ratio" else 1)
         elif kind == "knn":
             for kept in self._fitting("knn", "accuracy"):
-                yield _found(kept, "accuracy", images_of(kept), (_image_order(kept),))
+                yield _found(kept, "accuracy", images_of(kept) + crop_of(kept), (_image_order(kept),))
         elif kind == "linear":
             for kept in self._fitting("linear", "accuracy", rest):
                 named = str(kept.get("probe", "lbfgs"))
@@ -237,6 +237,11 @@ def images_of(kept: Mapping[str, Any]) -> str:
     """Which images were judged, in words."""
     judged = str(kept.get("judged", ""))
     return f"{judged if judged in ('test', 'val') else kept.get('split', 'held-out')} images"
+
+
+def crop_of(kept: Mapping[str, Any]) -> str:
+    """What is added to the words where images were cropped otherwise than now."""
+    return ", crop of 0.1.0" if has_old_crop(kept) else ""
 
 
 def _image_order(kept: Mapping[str, Any]) -> int:

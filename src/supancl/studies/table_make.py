@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from supancl.console import Terminal, table
+from supancl.data.sources import Data
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
 from supancl.files import write_text
@@ -16,8 +19,10 @@ from supancl.judge import Plan as SuitePlan
 from supancl.judge import Subject, suite_of
 from supancl.judge.naming import registered
 from supancl.judge.sources import data_for
+from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.run import RunFolder
+from supancl.start import check_data, pick_device, with_speed
 from supancl.studies.many import (
     Failed,
     RunsFailed,
@@ -34,6 +39,7 @@ from supancl.studies.table_formats import FORMATS
 from supancl.studies.table_layouts import Layout
 from supancl.studies.table_plan import DONE, FAILED, Plan, PlannedRun, by_source, make_plan
 from supancl.studies.table_runs import read_entries
+from supancl.trainer import Trainer
 
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
@@ -53,7 +59,7 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     failed = train(plan, out, args, console) if set(states.values()) - {DONE} else {}
     trained = [run for run in plan.runs if run.is_trained]
     if not trained:
-        raise RunsFailed(failed, {"rows": list(plan.runs)}, out)
+        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, out)
     failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], out, console)
     filled = fill(layout, read_entries([str(run.folder) for run in trained]))
     filled.notes.extend([*notes(plan, failed), *failures])
@@ -63,7 +69,7 @@ def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> di
     console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
     result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
     if failed:
-        raise RunsFailed(failed, result | {"rows": list(plan.runs)}, out)
+        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
     return result
 
 
@@ -99,9 +105,40 @@ def train(plan: Plan, out: Path, args: argparse.Namespace, console: Console) -> 
     for runs in by_source(plan.runs):
         if all(run.is_trained for run in runs):
             continue
-        recipes = {run.name: run.recipe for run in runs}
-        failed |= train_all(recipes, data_of(runs[0].recipe), out, console, args.jobs, args.retry).failed
+        recipes, data = {run.name: run.recipe for run in runs}, data_of(runs[0].recipe)
+        if not any(run.images_per_second for run in plan.runs):
+            trial = len(data.train), time_steps(runs[0].recipe, data)
+            console.print(f"{plan.estimate(args.jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
+                          f"{runs[0].name} that were not compiled; on a GPU runs are faster)")
+        failed |= train_all(recipes, data, out, console, args.jobs, args.retry).failed
     return failed
+
+
+def time_steps(recipe: Recipe, data: Data, most: int = 8) -> float:
+    """Images a second of a few steps as written; nothing of them is kept."""
+    device = pick_device(recipe.train.device)
+    check_data(recipe, data)
+    slow = {"train.compile": False, "train.replay": False}
+    trial = with_speed(recipe.with_set(slow, because="a trial"), device, len(data.train))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        trainer = Trainer(trial, data, device)
+        try:
+            steps = min(most, trainer.steps)
+            untimed = min(2, steps - 1)  # in which a device warms up
+            since = _now(device)
+            for step in range(steps):
+                since = _now(device) if step == untimed else since
+                trainer.advance()
+            return (steps - untimed) * recipe.train.batch_size / max(_now(device) - since, 1e-9)
+        finally:
+            trainer.feed.close()
+
+
+def _now(device: torch.device) -> float:
+    """The time once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 # --- evaluating -------------------------------------------------------------------------------------------------------

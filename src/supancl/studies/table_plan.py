@@ -105,19 +105,22 @@ class Plan:
                 return TO_EVALUATE
         return DONE
 
-    def estimate(self, jobs: int) -> str:
-        """How much is left to train and, from the rate of runs that have begun, how long that will take."""
+    def estimate(self, jobs: int, trial: tuple[int, float] | None = None) -> str:
+        """How much is left to train and how long that will take, from the rate of runs that have begun.
+
+        Before there is one, `trial` may say how many training images there are and how many a second a trial took.
+        """
         waiting = [run for run in self.runs if not run.is_trained]
         if not waiting:
             return "nothing is left to train"
         epochs = max(run.recipe.train.epochs for run in waiting)
         left = f"{counted(len(waiting), 'run')} of {counted(epochs, 'epoch')} to train"
         begun = [run for run in self.runs if run.images_per_second]
-        if not begun:
-            return f"{left}; how long that takes is not known before the first run"
-        whole = max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in begun)
+        if not begun and trial is None:
+            return f"{left}; how long that takes is measured once the data are open"
+        whole, rate = trial or (max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in begun),
+                                sum(run.images_per_second or 0.0 for run in begun) / len(begun))
         images = sum(whole * run.recipe.train.epochs if run.images_left is None else run.images_left for run in waiting)
-        rate = sum(run.images_per_second or 0.0 for run in begun) / len(begun)
         at_once = min(jobs, len(waiting))
         return (f"{left}, about {spoken(images / rate / at_once)} at {rate:,.0f} images/s"
                 f"{f' each, {at_once} at a time' if at_once > 1 else ''}; evaluations come on top")
