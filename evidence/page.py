@@ -113,11 +113,12 @@ def conditions(results: Results) -> str:
   `data.holdout=0`, so its monitor has no images to look at, and the test images are looked at once, when it is judged.
   Seeds are 0, 1, 2, none was chosen; failed and collapsed runs are listed.
 - k-NN: k = 20, cosine, temperature 0.1. Linear: the convex probe of `supancl evaluate linear` as 0.1.0 solved it (it
-  stopped early; now it finds the optimum), its ridge chosen within the training images; an encoder that was
-  trained with their labels finds these easier than the test's. Cross-entropy's encoder is judged as the others are, without the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a
-  short side of 64 px and is judged at 32; GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the
-  same ones for all, 16 queries a class (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and
-  effective rank: L2-normalised encoder features of the test images.{VIEWS}
+  stopped early; now it finds the optimum), its ridge chosen within the training images; an encoder that was trained
+  with their labels finds these easier than the test's. Cross-entropy's encoder is judged as the others are, without
+  the classifier it was trained with. CIFAR-10 is a JPEG copy; Pets has a short side of 64 px and is judged at 32;
+  GTSRB's episodes come from its test set. Few-shot: 5-way, 2000 episodes, the same ones for all, 16 queries a class
+  (15 in Omniglot's 5-shot episodes: its classes have 20 drawings). S_W/S_T and effective rank: L2-normalised encoder
+  features of the test images.{VIEWS}
 - "±" is half a 95% t-interval over seeds; a number without it is one seed. Differences: "[low, high]" is a 95%
   interval; "*" says that one side has one seed and the spread of seeds was borrowed from the methods and alphas that
   have several (pooled; not from runs that collapsed). That a method with one seed varies as much as those is an
