@@ -254,7 +254,7 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
         assert len(begun) == 6
     printed = capsys.readouterr()
     assert printed.err.startswith("supancl: 3 of 6 runs failed and are in no mean (alpha-0.5-seed-0, alpha-1-seed-0, "
-                                  f"alpha-1-seed-1); the study without them is in {out}, and --retry --on-nan skip "
+                                  f"alpha-1-seed-1); what the others gave is in {out}, and --retry --on-nan skip "
                                   "goes on with them from their last checkpoint, or begin another study with a lower ")
     assert re.search(r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$",
                      printed.err)
