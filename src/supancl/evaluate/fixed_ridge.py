@@ -32,7 +32,7 @@ def fixed_ridge_accuracy(fit: Features, test: Features) -> float:
     values = (fit.values - mean) / scale
     try:
         axes = principal_axes(values, torch.float32)
-    except RuntimeError:  # torch's LinAlgError is one; a look in passing must not end a run
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a look in passing must not end a run
         return math.nan
     problem = Problem(onto_axes(values, axes), labels, len(classes))
     found = solve(problem, RIDGE * len(labels), tolerance=TOLERANCE)
