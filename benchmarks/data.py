@@ -105,8 +105,13 @@ def contenders(paths: list[Path], scratch: Path, cores: int) -> dict[str, Callab
         for indices in torch.randperm(len(paths)).split(BATCH):
             kept["cache"].batch(indices)
 
-    return {"decoding: DataLoader with Pillow": plain_loader, "decoding: ours, threads": our_threads,
-            "cache: build": build, "cache: first read, checksums compared": read, "cache: read": read}
+    return {
+        "decoding: DataLoader with Pillow": plain_loader,
+        "decoding: ours, threads": our_threads,
+        "cache: build": build,
+        "cache: first read, checksums compared": read,
+        "cache: read": read,
+    }
 
 
 def rates(paths: list[Path], scratch: Path, rounds: int, cores: int) -> dict[str, list[float]]:
@@ -164,8 +169,17 @@ def memory_child(folder: Path, scratch: Path) -> None:
     before = anonymous_mb()
     built, images = peak_of(lambda: Cache("all", 3, None, root=scratch).build(paths)[0])
     read_peak, _ = peak_of(lambda: read(images))
-    print(json.dumps({"images": len(paths), "pixels_mb": images.nbytes / 2**20, "before_mb": before,
-                      "build_mb": built - before, "read_mb": read_peak - before}))
+    print(
+        json.dumps(
+            {
+                "images": len(paths),
+                "pixels_mb": images.nbytes / 2**20,
+                "before_mb": before,
+                "build_mb": built - before,
+                "read_mb": read_peak - before,
+            }
+        )
+    )
 
 
 def memory(root: Path, counts: Sequence[int]) -> list[dict[str, float]]:
@@ -203,9 +217,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         speed = rates(paths, root / "scratch", args.rounds, cores)
         grown = memory(root, args.memory)
     result = {
-        "images": args.images, "jpeg_kb": size, "rounds": args.rounds, "cores": cores, "load": os.getloadavg()[0],
-        "torch": torch.__version__, "torchvision": torchvision.__version__, "pillow": PIL.__version__,
-        "machine": platform.machine(), "images_per_second": speed, "memory": grown,
+        "images": args.images,
+        "jpeg_kb": size,
+        "rounds": args.rounds,
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "pillow": PIL.__version__,
+        "machine": platform.machine(),
+        "images_per_second": speed,
+        "memory": grown,
     }
     report(result)
     if args.json:
@@ -214,9 +236,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def report(result: dict[str, Any]) -> None:
-    print(f"{result['images']} JPEGs of {WIDTH} x {HEIGHT}, {result['jpeg_kb']:.0f} KB each, to short side {SHORT}; "
-          f"batches of {BATCH}; {result['rounds']} rounds, {result['cores']} cores, load {result['load']:.1f}; "
-          f"torch {result['torch']}, torchvision {result['torchvision']}, Pillow {result['pillow']}")
+    print(
+        f"{result['images']} JPEGs of {WIDTH} x {HEIGHT}, {result['jpeg_kb']:.0f} KB each, to short side {SHORT}; "
+        f"batches of {BATCH}; {result['rounds']} rounds, {result['cores']} cores, load {result['load']:.1f}; "
+        f"torch {result['torch']}, torchvision {result['torchvision']}, Pillow {result['pillow']}"
+    )
     speed = result["images_per_second"]
     base = statistics.median(speed["decoding: DataLoader with Pillow"])
     print(f"\n| images a second | median | lowest to highest | against the DataLoader |\n|---|{'---:|' * 3}")

@@ -81,9 +81,12 @@ class Stages(nn.Module):
 
     def __init__(self, body: resnet.ResNet, width: int) -> None:
         super().__init__()
-        self.stages = nn.Sequential(OrderedDict(
-            (name, getattr(body, name)) for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
-        ))
+        self.stages = nn.Sequential(
+            OrderedDict(
+                (name, getattr(body, name))
+                for name in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
+            )
+        )
         self.out_channels = width
 
     def forward(self, images: Tensor) -> Tensor:
@@ -128,8 +131,7 @@ def reference_step(spec: DetectSpec, batches: Batches, precision: str, name: str
     device = batches.device
     torch.manual_seed(0)
     model = reference(spec, name, classes).to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum,
-                                weight_decay=spec.weight_decay)
+    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
 
     def step(number: int) -> None:
         images, targets = batches(number)
@@ -187,7 +189,7 @@ def measured(makers: dict[str, Callable[[], Step]], args: argparse.Namespace, de
             torch.cuda.empty_cache()
     names, number = list(makers), args.warm
     for turn in range(args.rounds):
-        for name in names[turn % len(names):] + names[: turn % len(names)]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             wait(device)
             begin = time.perf_counter()
             for ahead in range(args.steps):
@@ -196,15 +198,31 @@ def measured(makers: dict[str, Callable[[], Step]], args: argparse.Namespace, de
             rates[name].append(args.steps * args.batch / (time.perf_counter() - begin))
         number += args.steps
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    return {name: {"images_per_second": medians[name], "all": values, "memory_gb": memory.get(name),
-                   "ratio": medians[name] / medians["torchvision"]} for name, values in rates.items()}
+    return {
+        name: {
+            "images_per_second": medians[name],
+            "all": values,
+            "memory_gb": memory.get(name),
+            "ratio": medians[name] / medians["torchvision"],
+        }
+        for name, values in rates.items()
+    }
 
 
 def one(arch: str, scenes: Scenes, args: argparse.Namespace, device: torch.device, precision: str) -> dict[str, Any]:
     total = args.warm + args.rounds * args.steps + 3
-    overrides: dict[str, Any] = {"iters": total, "batch_size": args.batch, "min_sizes": [args.short], "precise_bn": 0,
-                                 "test_size": args.short, "max_size": args.short * 5 // 3, "lr": 2e-5, "warmup": 0,
-                                 "steps": [], "workers": args.workers}
+    overrides: dict[str, Any] = {
+        "iters": total,
+        "batch_size": args.batch,
+        "min_sizes": [args.short],
+        "precise_bn": 0,
+        "test_size": args.short,
+        "max_size": args.short * 5 // 3,
+        "lr": 2e-5,
+        "warmup": 0,
+        "steps": [],
+        "workers": args.workers,
+    }
     if args.quick:
         overrides |= {"rpn_train": [200, 50], "roi_batch": 16}
     elif args.regions:
@@ -263,10 +281,18 @@ def main() -> None:
     scenes, begin = images_of(args), time.perf_counter()
     processor = f"{platform.machine()}, {torch.get_num_threads()} threads"
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
-    result: dict[str, Any] = {"device": where, "precision": precision, "torch": torch.__version__, "data": scenes.where,
-                              "torchvision": torchvision.__version__, "settings": vars(args), "rows": {}}
-    print(f"{args.encoder}, batch {args.batch}, short side {args.short}, {precision}, {where}, torch "
-          f"{torch.__version__}")
+    result: dict[str, Any] = {
+        "device": where,
+        "precision": precision,
+        "torch": torch.__version__,
+        "data": scenes.where,
+        "torchvision": torchvision.__version__,
+        "settings": vars(args),
+        "rows": {},
+    }
+    print(
+        f"{args.encoder}, batch {args.batch}, short side {args.short}, {precision}, {where}, torch {torch.__version__}"
+    )
     print(f"{'':6}{'':30}{'images/s':>10}{'ratio':>8}{'GB':>8}")
     for arch in args.arch.split(","):
         result["rows"][arch] = one(arch, scenes, args, device, precision)
@@ -276,8 +302,10 @@ def main() -> None:
         if args.json:
             Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
     short = [arch for arch, rows in result["rows"].items() if rows["supancl"]["ratio"] < ENOUGH]
-    print(f"{time.perf_counter() - begin:.0f} s; wanted: at least {ENOUGH} of torchvision's images per second, "
-          + (f"short of it: {', '.join(short)}" if short else "met"))
+    print(
+        f"{time.perf_counter() - begin:.0f} s; wanted: at least {ENOUGH} of torchvision's images per second, "
+        + (f"short of it: {', '.join(short)}" if short else "met")
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ contenders take turns, because other work on a machine slows whoever runs at the
 instead of spinning at a barrier, and the ratio of processor seconds stands beside that of the clock.
 """
 
-
 from __future__ import annotations
 
 import os
@@ -73,8 +72,17 @@ def compared(what: str, times: Times, peer: Times, scale: float | None = None, *
     both = peer.clock, peer.processor
     their = [statistics.median(part) if scale is None else sum(part) * scale for part in both]
     own = [statistics.median(part) for part in (times.clock, times.processor)]
-    return {"what": what, "ours_s": own[0], "reference_s": their[0], "ratio": their[0] / own[0], "ours_cpu_s": own[1],
-            "reference_cpu_s": their[1], "cpu_ratio": their[1] / own[1], "ours_all_s": times.clock, **more}
+    return {
+        "what": what,
+        "ours_s": own[0],
+        "reference_s": their[0],
+        "ratio": their[0] / own[0],
+        "ours_cpu_s": own[1],
+        "reference_cpu_s": their[1],
+        "cpu_ratio": their[1] / own[1],
+        "ours_all_s": times.clock,
+        **more,
+    }
 
 
 # --- features of real images
@@ -108,8 +116,11 @@ def scaled(images: Tensor) -> Tensor:
 
 
 def side(folder: Path) -> tuple[Tensor, Tensor]:
-    files = [(path, row) for row, name in enumerate(sorted(p.name for p in folder.iterdir()))
-             for path in sorted((folder / name).iterdir())]
+    files = [
+        (path, row)
+        for row, name in enumerate(sorted(p.name for p in folder.iterdir()))
+        for path in sorted((folder / name).iterdir())
+    ]
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
     opened = (Image.open(files[i][0]).convert("RGB") for i in order)
     pixels = [np.asarray(image.resize((32, 32), Image.Resampling.BICUBIC)) for image in opened]
@@ -163,7 +174,11 @@ def reference_fit(layer: torch.nn.Linear, features: Features, weight: float) -> 
 
 
 def reference_transfer(
-    train: Features, validation: Features, test: Features, metric: Any, weights: Sequence[float],
+    train: Features,
+    validation: Features,
+    test: Features,
+    metric: Any,
+    weights: Sequence[float],
     between: Callable[[], Any],
 ) -> tuple[Times, float, float]:
     """Times as if it took all 45, accuracy and chosen weight of the plain loop; `between` runs twice, untimed."""
@@ -202,9 +217,18 @@ def bench_transfer(name: str, pair: Pair, weights: tuple[float, ...]) -> dict[st
     theirs, reference, chosen = reference_transfer(train, validation, test, metric, weights, ours)
     ours()
     size = f"{len(fit.labels)} x {fit.values.shape[1]}, {result.classes} classes"
-    return compared(f"transfer, {name}: {size}, 45 weights (loop: {len(weights)}, scaled)", times, theirs, 1.0,
-                    ours=alike.accuracy, reference=reference, ours_weight=alike.weight, reference_weight=chosen,
-                    ours_all_weights=result.accuracy, timed_weights=len(weights))
+    return compared(
+        f"transfer, {name}: {size}, 45 weights (loop: {len(weights)}, scaled)",
+        times,
+        theirs,
+        1.0,
+        ours=alike.accuracy,
+        reference=reference,
+        ours_weight=alike.weight,
+        reference_weight=chosen,
+        ours_all_weights=result.accuracy,
+        timed_weights=len(weights),
+    )
 
 
 # --- few-shot
@@ -230,8 +254,15 @@ def bench_few_shot(features: Features, episodes: int, first: int) -> dict[str, A
             equal, asked = equal + int((found == answers[row].flatten().numpy()).sum()), asked + len(found)
             scores.append(100 * float((found == truth).mean()))
     what = f"few-shot: {episodes} 5-way 5-shot episodes, {features.values.shape[1]} wide (peer: first {first}, scaled)"
-    return compared(what, ours, theirs, episodes / first, ours=result.mean, reference=statistics.fmean(scores),
-                    equal_predictions_percent=100 * equal / asked)
+    return compared(
+        what,
+        ours,
+        theirs,
+        episodes / first,
+        ours=result.mean,
+        reference=statistics.fmean(scores),
+        equal_predictions_percent=100 * equal / asked,
+    )
 
 
 # --- k-NN
@@ -297,16 +328,21 @@ def bench_growth(quick: bool, folder: Path) -> list[dict[str, Any]]:
         stored[::1000] = 1.0  # the rest is a hole in the file, read as zeros: the work is the same
         reference = Stored(stored, torch.arange(n) % 100)
         asked = Features(torch.randn(256, width, generator=generator), torch.arange(256) % 100)
-        rows.append(measured(f"k-NN, 256 queries, {n} x {width} float16 references in a memory map",
-                             lambda reference=reference, asked=asked: knn_accuracy(reference, asked)))
+        rows.append(
+            measured(
+                f"k-NN, 256 queries, {n} x {width} float16 references in a memory map",
+                lambda reference=reference, asked=asked: knn_accuracy(reference, asked),
+            )
+        )
         (folder / f"{n}.npy").unlink()
     for n in (500, 5_000, 50_000):
         labels = torch.arange(n) % 10
         values = torch.randn(n, 256, generator=generator) + 0.2 * torch.randn(10, 256, generator=generator)[labels]
         whole = Features(values, labels)
         parts = [Features(values[part], labels[part]) for part in torch.arange(n).split([n * 3 // 5, n // 5, n // 5])]
-        rows.append(measured(f"few-shot, 200 episodes, {n} x 256 features",
-                             lambda whole=whole: few_shot(whole, episodes=200)))
+        rows.append(
+            measured(f"few-shot, 200 episodes, {n} x 256 features", lambda whole=whole: few_shot(whole, episodes=200))
+        )
         rows.append(measured(f"transfer, {n} x 256 features, 10 classes", lambda parts=parts: transfer(*parts)))
     return rows
 

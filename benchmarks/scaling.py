@@ -84,16 +84,20 @@ def pool_row(build: Callable[[], Pool], slots: int, classes: int, device: torch.
         labels.add_(7919).remainder_(classes)
         pool.class_mean(labels, targets)
 
-    return {"push_ms": milliseconds(replayed(push, device), device),
-            "class_mean_ms": milliseconds(replayed(mean, device), device),
-            "bytes": tensor_bytes(pool.state_dict())}
+    return {
+        "push_ms": milliseconds(replayed(push, device), device),
+        "class_mean_ms": milliseconds(replayed(mean, device), device),
+        "bytes": tensor_bytes(pool.state_dict()),
+    }
 
 
 def pools_by_classes(device: torch.device, most: float) -> Iterator[Row]:
     kinds: dict[str, tuple[Callable[[int], Pool], int]] = {
         "prototypes": (lambda classes: Prototypes(WIDTH, classes), 4 * WIDTH + 9),
-        "class-queues": (lambda classes: ClassQueues(PER_CLASS, WIDTH, classes),
-                         PER_CLASS * (4 * WIDTH + 16) + 8 * WIDTH + 16),
+        "class-queues": (
+            lambda classes: ClassQueues(PER_CLASS, WIDTH, classes),
+            PER_CLASS * (4 * WIDTH + 16) + 8 * WIDTH + 16,
+        ),
     }
     for kind, (build, each) in kinds.items():
         for classes in CLASSES:
@@ -126,8 +130,13 @@ def orders(most: float) -> Iterator[Row]:
             windowed.positions(step)
         each = (time.perf_counter() - since) / 1500
         held = tensor_bytes([windowed.layouts, windowed.windows, windowed.counts, windowed.firsts])
-        row: Row = {"images": images, "windowed_first_ms": first * 1e3, "windowed_step_ms": each * 1e3,
-                    "windowed_bytes": held, "whole_bytes": 8 * images}
+        row: Row = {
+            "images": images,
+            "windowed_first_ms": first * 1e3,
+            "windowed_step_ms": each * 1e3,
+            "windowed_bytes": held,
+            "whole_bytes": 8 * images,
+        }
         if images <= 10**8 and 24 * images <= most * GIB:
             since = time.perf_counter()
             epoch_order(images, 0, 0)
@@ -142,8 +151,10 @@ def schedules() -> Iterator[Row]:
     epochs = chosen.train.epochs
     for steps in (100_000, 1_000_000):
         since = time.perf_counter()
-        rates = [learning_rate(chosen.schedule, chosen.learning_rate, epochs, steps, predictor)
-                 for predictor in (False, True)]
+        rates = [
+            learning_rate(chosen.schedule, chosen.learning_rate, epochs, steps, predictor)
+            for predictor in (False, True)
+        ]
         momentum = ema_momentum(chosen.branches.momentum, chosen.branches.momentum_end, epochs * steps)
         made = torch.tensor([[of(step) for step in range(steps)] for of in (*rates, momentum)], dtype=torch.float64)
         each = (time.perf_counter() - since) / steps
@@ -166,9 +177,15 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
     held, images = tracemalloc.get_traced_memory()[0], sum(sidecar.images for sidecar in sidecars)
     tracemalloc.stop()
     kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
-    yield {"what": "index", "images": images, "index_us": found[0] / images * 1e6, "open_us": found[1] / images * 1e6,
-           "open_ms_per_shard": found[1] / 9 * 1e3, "disk_bytes_per_image": kept / images,
-           "memory_bytes_per_shard": held / 9}
+    yield {
+        "what": "index",
+        "images": images,
+        "index_us": found[0] / images * 1e6,
+        "open_us": found[1] / images * 1e6,
+        "open_ms_per_shard": found[1] / 9 * 1e3,
+        "disk_bytes_per_image": kept / images,
+        "memory_bytes_per_shard": held / 9,
+    }
     each = write_shards(scratch / "photographs", 3, 600, (500, 375))
     data = open_data(replace(spec, source=str(scratch / "photographs")), 3)
     order = WindowedOrder([600, 600], 0, 128, WINDOW)
@@ -178,8 +195,14 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         since = time.perf_counter()
         data.train.batch(order.positions(step))
         rates.append(128 / (time.perf_counter() - since))
-    yield {"what": "decode", "threads": workers(), "file_bytes": each, "pixels": "500 x 375 to 341 x 256",
-           "images_per_second": statistics.median(rates), "per_thread": statistics.median(rates) / workers()}
+    yield {
+        "what": "decode",
+        "threads": workers(),
+        "file_bytes": each,
+        "pixels": "500 x 375 to 341 x 256",
+        "images_per_second": statistics.median(rates),
+        "per_thread": statistics.median(rates) / workers(),
+    }
     if device.type == "cuda":
         yield {"what": "train"} | streamed_step(data, device)
 
@@ -208,10 +231,16 @@ def synthetic(images: int, classes: int, side: int) -> Data:
 
 
 def step_trainer(name: str, settings: dict[str, object], classes: int, device: torch.device, compiled: bool) -> Trainer:
-    base = recipe(name).with_set({
-        "heads.projector.out": WIDTH, "heads.predictor.out": WIDTH, "train.epochs": 200, "train.compile": compiled,
-        "data.source": "synthetic", **settings,
-    })
+    base = recipe(name).with_set(
+        {
+            "heads.projector.out": WIDTH,
+            "heads.predictor.out": WIDTH,
+            "train.epochs": 200,
+            "train.compile": compiled,
+            "data.source": "synthetic",
+            **settings,
+        }
+    )
     data = synthetic(2048 if device.type == "cuda" else 256, classes, 256)
     return Trainer(with_speed(base, device, len(data.train)), data, device)
 
@@ -223,7 +252,10 @@ VARIANTS: dict[str, tuple[str, dict[str, object], int]] = {
     "supsiam: prototypes, 1,000,000 classes": ("imagenet100.supsiam", {"pool.kind": "prototypes"}, 1_000_000),
     # a step that waits for other ranks is not captured
     "the same, step not captured": (
-        "imagenet100.supsiam", {"pool.kind": "prototypes", "train.replay": False}, 1_000_000),
+        "imagenet100.supsiam",
+        {"pool.kind": "prototypes", "train.replay": False},
+        1_000_000,
+    ),
 }
 
 
@@ -259,8 +291,10 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
 
 def about(device: torch.device) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{workers()} cores, {_processor()}"
-    return (f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
-            f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}")
+    return (
+        f"{where}, {torch.get_num_threads()} torch threads, Python {platform.python_version()}, "
+        f"torch {torch.__version__}, batch {BATCH}, width {WIDTH}"
+    )
 
 
 def _processor() -> str:
@@ -275,10 +309,13 @@ def measured(device: torch.device, parts: Sequence[str], most: float, compiled: 
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         ways: dict[str, Callable[[], Iterator[Row]]] = {
-            "classes": lambda: pools_by_classes(device, most), "slots": lambda: queue_by_slots(device, most),
-            "order": lambda: orders(most), "schedule": schedules,
+            "classes": lambda: pools_by_classes(device, most),
+            "slots": lambda: queue_by_slots(device, most),
+            "order": lambda: orders(most),
+            "schedule": schedules,
             "stream": lambda: streams(scratch, device),
-            "step": lambda: steps(device, compiled), "ranks": lambda: by_ranks(scratch),
+            "step": lambda: steps(device, compiled),
+            "ranks": lambda: by_ranks(scratch),
         }
         for name in parts:
             since = time.perf_counter()
@@ -302,8 +339,11 @@ def main() -> None:
     device = torch.device(given.device)
     most = given.most_gib or (24.0 if device.type == "cuda" else 4.0)
     parts = [*given.parts.split(","), *(["ranks"] if given.ranks else [])]
-    result = (json.loads(given.kept.read_text()) if given.kept
-              else measured(device, parts, most, given.compile, given.commit or commit_here()))
+    result = (
+        json.loads(given.kept.read_text())
+        if given.kept
+        else measured(device, parts, most, given.compile, given.commit or commit_here())
+    )
     if given.json:
         given.json.write_text(json.dumps(result, indent=1))
     if given.into:

@@ -45,9 +45,11 @@ def sharded(ranks: Ranks) -> Row:
     labels = torch.arange(BATCH) * 389 % SHARDED
     look_up = partial(pool.class_mean, part.of(labels), part.of(targets), part=part)
     cpu = torch.device("cpu")
-    return {"sharded_class_mean_ms": milliseconds(look_up, cpu, 10),
-            "sharded_push_ms": milliseconds(partial(pool.push, targets, labels), cpu, 10),
-            "sharded_bytes": tensor_bytes(dict(pool.named_buffers()))}
+    return {
+        "sharded_class_mean_ms": milliseconds(look_up, cpu, 10),
+        "sharded_push_ms": milliseconds(partial(pool.push, targets, labels), cpu, 10),
+        "sharded_bytes": tensor_bytes(dict(pool.named_buffers())),
+    }
 
 
 def by_ranks(scratch: Path) -> Iterator[Row]:

@@ -49,9 +49,12 @@ def table(rows: Sequence[Row]) -> str:
 
 
 TITLES = {
-    "classes": "Pools as classes grow", "slots": "The queue as its slots grow",
-    "order": "The order of an epoch as images grow", "schedule": "Learning rates and momentum of the steps of an epoch",
-    "stream": "Tar shards: indexing, opening, decoding", "step": "A ResNet-50 step beside its pool, and what is saved",
+    "classes": "Pools as classes grow",
+    "slots": "The queue as its slots grow",
+    "order": "The order of an epoch as images grow",
+    "schedule": "Learning rates and momentum of the steps of an epoch",
+    "stream": "Tar shards: indexing, opening, decoding",
+    "step": "A ResNet-50 step beside its pool, and what is saved",
     "ranks": "Collectives over processes of one machine (gloo, no GPU), and 100,000 prototypes shared by them",
 }
 
@@ -89,8 +92,9 @@ def ring(numbers: float, each: int = 4) -> float:
 def model(result: Row) -> str:
     """What a run would take: measured numbers, counted bytes, and the assumptions above."""
     step = result["parts"]["step"][-1]
-    index, decode = (next(row for row in result["parts"]["stream"] if row.get("what") == what)
-                     for what in ("index", "decode"))
+    index, decode = (
+        next(row for row in result["parts"]["stream"] if row.get("what") == what) for what in ("index", "decode")
+    )
     order, schedule = result["parts"]["order"][-1], result["parts"]["schedule"][-1]
     seconds, parameters = step["step_ms"] / 1e3, step["parameters"]
     gathered = (RANKS - 1) * BATCH * (256 * 4 + 8)
@@ -100,42 +104,86 @@ def model(result: Row) -> str:
     waits = {"gathers": gathered / speed + 2 * LATENCY, "norm": norm / speed + collectives * LATENCY}
     joined = seconds + sum(waits.values())
     decoding = decode["per_thread"] * CORES
-    rates = {"one GPU alone": BATCH / seconds, "with its network": BATCH / joined,
-             f"{CORES} cores that decode for it": decoding}
-    hows = dict(zip(rates, ("measured, step not captured", "measured, and the network below",
-                            "measured a thread with all at work, times 16"), strict=True))
+    rates = {
+        "one GPU alone": BATCH / seconds,
+        "with its network": BATCH / joined,
+        f"{CORES} cores that decode for it": decoding,
+    }
+    hows = dict(
+        zip(
+            rates,
+            (
+                "measured, step not captured",
+                "measured, and the network below",
+                "measured a thread with all at work, times 16",
+            ),
+            strict=True,
+        )
+    )
     steps = IMAGES // (RANKS * BATCH)  # of an epoch
     slowest = min(rates.values())
     rows: list[tuple[str, str, str]] = [
         *((f"images a second: {name}", shown(rate), hows[name]) for name, rate in rates.items()),
         ("an epoch, by the slowest of these", f"{IMAGES / RANKS / slowest / 3600:.1f} h", "1B images, 64 GPUs"),
-        ("gradients, sent by a GPU in a step", f"{sized(ring(parameters))}, {ring(parameters) / speed * 1e3:.1f} ms",
-         "counted; hidden behind backward where that is longer; half of it in bf16"),
+        (
+            "gradients, sent by a GPU in a step",
+            f"{sized(ring(parameters))}, {ring(parameters) / speed * 1e3:.1f} ms",
+            "counted; hidden behind backward where that is longer; half of it in bf16",
+        ),
         ("targets and labels gathered", f"{sized(gathered)}, {waits['gathers'] * 1e3:.2f} ms", "counted; not hidden"),
-        ("synchronised batch norm", f"{collectives} collectives, {sized(norm)}, {waits['norm'] * 1e3:.1f} ms",
-         "counted; not hidden; nearly all of it latency"),
-        ("cores that one GPU needs for decoding", f"{BATCH / joined / decode['per_thread']:.0f}",
-         "the two rates above"),
-        ("read from storage, by a node of 8", f"{sized(slowest * PER_NODE * decode['file_bytes'])}/s in "
-         f"{slowest * PER_NODE:,.0f} reads/s", f"files of {sized(decode['file_bytes'])}, as measured here"),
-        ("order, in the memory of a rank", f"{sized(order['windowed_bytes'])}, a batch after "
-         f"{order['windowed_first_ms']:.0f} ms", "measured at 1B; a whole permutation is 8 GB"),
-        ("index, in the memory of a rank", sized(IMAGES / PER_SHARD * index["memory_bytes_per_shard"]),
-         "measured for a shard, x 100,000 shards"),
+        (
+            "synchronised batch norm",
+            f"{collectives} collectives, {sized(norm)}, {waits['norm'] * 1e3:.1f} ms",
+            "counted; not hidden; nearly all of it latency",
+        ),
+        (
+            "cores that one GPU needs for decoding",
+            f"{BATCH / joined / decode['per_thread']:.0f}",
+            "the two rates above",
+        ),
+        (
+            "read from storage, by a node of 8",
+            f"{sized(slowest * PER_NODE * decode['file_bytes'])}/s in {slowest * PER_NODE:,.0f} reads/s",
+            f"files of {sized(decode['file_bytes'])}, as measured here",
+        ),
+        (
+            "order, in the memory of a rank",
+            f"{sized(order['windowed_bytes'])}, a batch after {order['windowed_first_ms']:.0f} ms",
+            "measured at 1B; a whole permutation is 8 GB",
+        ),
+        (
+            "index, in the memory of a rank",
+            sized(IMAGES / PER_SHARD * index["memory_bytes_per_shard"]),
+            "measured for a shard, x 100,000 shards",
+        ),
         ("index, on disk", sized(IMAGES * index["disk_bytes_per_image"]), "measured for an image"),
-        ("indexing, once, 64 processes", f"{IMAGES * index['index_us'] / 1e6 / RANKS / 3600:.2f} h",
-         "measured for an image, if storage keeps up"),
-        ("opening, at every start", f"{IMAGES / PER_SHARD * index['open_ms_per_shard'] / 1e3:.0f} s",
-         "measured for a shard of 2,000"),
+        (
+            "indexing, once, 64 processes",
+            f"{IMAGES * index['index_us'] / 1e6 / RANKS / 3600:.2f} h",
+            "measured for an image, if storage keeps up",
+        ),
+        (
+            "opening, at every start",
+            f"{IMAGES / PER_SHARD * index['open_ms_per_shard'] / 1e3:.0f} s",
+            "measured for a shard of 2,000",
+        ),
         ("prototypes, on each GPU", sized(step["pool_bytes"]), "measured; 1/64 of it where they are sharded"),
-        ("a checkpoint", f"{sized(step['checkpoint_bytes'])}, {step['checkpoint_bytes'] / WRITING:.1f} s",
-         "measured bytes, written by one rank"),
-        ("schedules of an epoch", f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.1f} s at its start",
-         f"{steps:,} steps; measured for a step"),
+        (
+            "a checkpoint",
+            f"{sized(step['checkpoint_bytes'])}, {step['checkpoint_bytes'] / WRITING:.1f} s",
+            "measured bytes, written by one rank",
+        ),
+        (
+            "schedules of an epoch",
+            f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.1f} s at its start",
+            f"{steps:,} steps; measured for a step",
+        ),
     ]
     first = min(rates, key=rates.__getitem__)
-    return (table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
-            + f"\n\nThe slowest of the first three, so what gives way first: {first}.")
+    return (
+        table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
+        + f"\n\nThe slowest of the first three, so what gives way first: {first}."
+    )
 
 
 # --- into the page ----------------------------------------------------------------------------------------------------

@@ -45,9 +45,11 @@ ROWS: dict[str, Callable[[Bench], list[Record]]] = {
     "folder": folder_rows, "command": command_row, "sweeps": sweep_rows, "profile": profile_rows, "agree": agree_row,
     "cpu-digits": partial(cpu_row, "digits"), "cpu-cifar100": partial(cpu_row, "cifar100"),
 }  # fmt: skip
-GROUPS = {"cifar": ("supsiam", "supbyol", "supcon"),
-          "cpu": ("cpu-digits", "cpu-cifar100"),
-          "gpu": tuple(name for name in ROWS if name != "agree" and not name.startswith("cpu-"))}
+GROUPS = {
+    "cifar": ("supsiam", "supbyol", "supcon"),
+    "cpu": ("cpu-digits", "cpu-cifar100"),
+    "gpu": tuple(name for name in ROWS if name != "agree" and not name.startswith("cpu-")),
+}
 
 
 def wanted(text: str) -> list[str]:
@@ -127,8 +129,18 @@ def main(argv: Sequence[str] | None = None) -> list[Record]:
     torch.backends.cudnn.benchmark = True  # as the training loop does, and to the peers' good too
     if args.text:
         args.text.mkdir(parents=True, exist_ok=True)
-    bench = Bench(device, args.tiny, args.rounds, args.seconds, args.ratio_rounds, args.workers, args.data, args.epochs,
-                  args.seeds, args.text)
+    bench = Bench(
+        device,
+        args.tiny,
+        args.rounds,
+        args.seconds,
+        args.ratio_rounds,
+        args.workers,
+        args.data,
+        args.epochs,
+        args.seeds,
+        args.text,
+    )
     if args.first_step:
         print(json.dumps(bench.ours(args.first_step).facts))
         return []

@@ -48,8 +48,13 @@ class Contender:
 
     def record(self) -> dict[str, Any]:
         spread = [self.batch / slow for slow in (max(self.times), min(self.times))]
-        return {"name": self.name, "rate": self.rate, "spread": spread, "ms": 1e3 * statistics.median(self.times),
-                **self.facts}
+        return {
+            "name": self.name,
+            "rate": self.rate,
+            "spread": spread,
+            "ms": 1e3 * statistics.median(self.times),
+            **self.facts,
+        }
 
 
 def synthetic(images: int, size: tuple[int, int], classes: int, channels: int = 3) -> Data:
@@ -58,15 +63,24 @@ def synthetic(images: int, size: tuple[int, int], classes: int, channels: int = 
     pixels = torch.randint(0, 256, (images, channels, *size), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, classes, (images,), generator=generator)
     train = whole(ArrayImages(pixels), labels, [str(number) for number in range(images)])
-    return Data(train, train.take(torch.arange(min(64, images))), tuple(map(str, range(classes))),
-                described={"source": "synthetic"})
+    return Data(
+        train,
+        train.take(torch.arange(min(64, images))),
+        tuple(map(str, range(classes))),
+        described={"source": "synthetic"},
+    )
 
 
 def settled(name: str, device: torch.device, settings: dict[str, Any], compiled: bool = True) -> Recipe:
     """The recipe as a long run on this device would have it."""
     cuda = device.type == "cuda"
-    fast = {"train.device": device.type, "train.precision": "bf16" if cuda else "fp32",
-            "train.compile": cuda and compiled, "train.replay": cuda, "train.epochs": 200}
+    fast = {
+        "train.device": device.type,
+        "train.precision": "bf16" if cuda else "fp32",
+        "train.compile": cuda and compiled,
+        "train.replay": cuda,
+        "train.epochs": 200,
+    }
     return recipe(name).with_set({**fast, **settings})
 
 

@@ -75,7 +75,11 @@ class LightlyFeed:
         images = LightlyDataset.from_torch_dataset(InMemory(data), transform=lightly_transform(method, chosen))
         endless = RandomSampler(images, replacement=True, num_samples=10**8)
         self.loader: DataLoader[Any] = DataLoader(
-            images, chosen.train.batch_size, sampler=endless, num_workers=workers, drop_last=True,
+            images,
+            chosen.train.batch_size,
+            sampler=endless,
+            num_workers=workers,
+            drop_last=True,
             pin_memory=device.type == "cuda",
         )
         self.workers, self.device = workers, device
@@ -264,4 +268,3 @@ class ReleasedStep:
 def released(chosen: Recipe, device: torch.device, classes: int) -> Contender:
     name = "released code's step, from its description: fp32, eager, views on the GPU"
     return made(name, chosen.train.batch_size, device, lambda: ReleasedStep(chosen, device, classes))
-

@@ -23,8 +23,20 @@ ASKED: dict[str, tuple[str, float, float | None]] = {
     "ratio-supbyol": ("ratio", 0.98, 0.995), "folder-large": ("ratio", 0.95, 0.99), "cpu-digits": ("ratio", 1, None),
     "cpu-cifar100": ("ratio", 1, None),
 }  # fmt: skip
-ORDER = ("command", "supsiam", "supbyol", "supcon", "imagenet", "vit", "ratio-", "folder-", "cpu-", "sweep-",
-         "profile-", "agree")
+ORDER = (
+    "command",
+    "supsiam",
+    "supbyol",
+    "supcon",
+    "imagenet",
+    "vit",
+    "ratio-",
+    "folder-",
+    "cpu-",
+    "sweep-",
+    "profile-",
+    "agree",
+)
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -38,8 +50,13 @@ def stamped(record: Record, commit: str) -> Record:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "not installed"
-    return {**record, "commit": commit, "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}", "versions": versions,
-            "hardware": hardware(record["key"].startswith("cpu-"))}
+    return {
+        **record,
+        "commit": commit,
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        "versions": versions,
+        "hardware": hardware(record["key"].startswith("cpu-")),
+    }
 
 
 def hardware(cpu: bool) -> str:
@@ -117,9 +134,19 @@ def cells(record: Record) -> list[str]:
     said = "" if ratio is None else f"{ratio:.3f} ({half[0]:.3f}-{half[1]:.3f})" if half else f"{ratio:.2f}"
     peer = "" if best is None else number(best["rate"])
     first, again = given(own.get("first_s"), ".1f"), given(own.get("first_again_s"), ".1f")
-    return [record["work"], str(record["batch"]), rate, f"{own['ms']:.2f}", peer, said,
-            given(own.get("peak_gb"), ".2f"), f"{first}, then {again}" if again else first, *judged(record),
-            record["commit"], record["versions"]["torch"]]
+    return [
+        record["work"],
+        str(record["batch"]),
+        rate,
+        f"{own['ms']:.2f}",
+        peer,
+        said,
+        given(own.get("peak_gb"), ".2f"),
+        f"{first}, then {again}" if again else first,
+        *judged(record),
+        record["commit"],
+        record["versions"]["torch"],
+    ]
 
 
 def best_peer(record: Record) -> Record | None:
@@ -177,35 +204,63 @@ def markdown(records: list[Record]) -> str:
     parts = [_markdown(HEAD, (cells(record) for record in speeds(records)))] if speeds(records) else []
     if apart := orientation(records):
         parts += ["For orientation, not measured side by side with the thing itself:", apart]
-    every = [[record["key"], each["name"], number(each["rate"]), given(each.get("ms"), ".2f"),
-              given(each.get("peak_gb"), ".2f")] for record in speeds(records)
-             for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])]
+    every = [
+        [
+            record["key"],
+            each["name"],
+            number(each["rate"]),
+            given(each.get("ms"), ".2f"),
+            given(each.get("peak_gb"), ".2f"),
+        ]
+        for record in speeds(records)
+        for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])
+    ]
     if every:
         parts += ["Every contender:", _markdown(("row", "contender", "images/s", "ms/step", "peak GB"), every)]
     for record in records:
         if "points" in record:
-            points = [[f"{point['at']:,}", number(point["rate"]), f"{point['ms']:.2f}", given(point["peak_gb"], ".2f")]
-                      for point in record["points"]]
-            parts += [f"{record['work']} ({record['points'][0]['how']}; commit {record['commit']}):",
-                      _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points)]
+            points = [
+                [f"{point['at']:,}", number(point["rate"]), f"{point['ms']:.2f}", given(point["peak_gb"], ".2f")]
+                for point in record["points"]
+            ]
+            parts += [
+                f"{record['work']} ({record['points'][0]['how']}; commit {record['commit']}):",
+                _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points),
+            ]
         if "waits" in record:
             counts = ", ".join(f"{name} {count}" for name, count in record["waits"].items())
-            top = [[kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
-                   for kernel in record["top"]]
-            parts += [f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
-                      f"{record['commit']}). Inside the loop: {counts}.",
-                      _markdown(("kernel", "us a step", "times a step"), top)]
+            top = [
+                [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
+                for kernel in record["top"]
+            ]
+            parts += [
+                f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
+                f"{record['commit']}). Inside the loop: {counts}.",
+                _markdown(("kernel", "us a step", "times a step"), top),
+            ]
         if "knn" in record:
-            lines = [[way, ", ".join(f"{score:.2f}" for score in scores), f"{statistics.mean(scores):.2f}",
-                      f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else ""]
-                     for way, scores in record["knn"].items()]
-            parts += [f"{record['work']} (commit {record['commit']}):",
-                      _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines)]
+            lines = [
+                [
+                    way,
+                    ", ".join(f"{score:.2f}" for score in scores),
+                    f"{statistics.mean(scores):.2f}",
+                    f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "",
+                ]
+                for way, scores in record["knn"].items()
+            ]
+            parts += [
+                f"{record['work']} (commit {record['commit']}):",
+                _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines),
+            ]
         if "note" in record:
             parts.append(f"{record['work']}: {record['note']}.")
-    measured = sorted({f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
-                       + ", ".join(f"{name} {text}" for name, text in record["versions"].items())
-                       for record in records})
+    measured = sorted(
+        {
+            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
+            + ", ".join(f"{name} {text}" for name, text in record["versions"].items())
+            for record in records
+        }
+    )
     return "\n\n".join([*parts, "Measured on:", "\n".join(f"- {line}" for line in measured)]) + "\n"
 
 
@@ -216,22 +271,33 @@ def short(records: list[Record]) -> str:
         best = best_peer(record)
         if best is not None and not best["name"].startswith("ours"):
             rows.append(beside(record, best))
-    return (f"Measured side by side, in one run on one machine:\n\n{_markdown(BESIDE, rows)}\n\n"
-            f"For orientation, not measured side by side with the thing itself:\n\n{orientation(records)}\n")
+    return (
+        f"Measured side by side, in one run on one machine:\n\n{_markdown(BESIDE, rows)}\n\n"
+        f"For orientation, not measured side by side with the thing itself:\n\n{orientation(records)}\n"
+    )
 
 
 BESIDE = ("work", "images/s", "beside", "images/s", "ratio")
 
 
 def beside(record: Record, peer: Record) -> list[str]:
-    return [record["work"], number(record["ours"]["rate"]), peer["name"], number(peer["rate"]),
-            f"{record['ours']['rate'] / peer['rate']:.1f}"]
+    return [
+        record["work"],
+        number(record["ours"]["rate"]),
+        peer["name"],
+        number(peer["rate"]),
+        f"{record['ours']['rate'] / peer['rate']:.1f}",
+    ]
 
 
 def orientation(records: list[Record]) -> str:
     """The table of the peers that were not run themselves, with what their figures are."""
-    rows = [[*beside(record, peer), why] for record in speeds(records) for peer in record["peers"]
-            if (why := reservation(peer))]
+    rows = [
+        [*beside(record, peer), why]
+        for record in speeds(records)
+        for peer in record["peers"]
+        if (why := reservation(peer))
+    ]
     return _markdown((*BESIDE, "what it is"), rows) if rows else ""
 
 

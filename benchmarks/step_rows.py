@@ -70,8 +70,11 @@ class Bench:
             said = self.built[name].facts
             if name in self.cold:
                 said |= {"first_again_s": said["first_s"], **self.cold[name]}
-            print(f"  {name}: first step after {said['first_s']:.1f} s, ready after {said['ready_s']:.1f} s "
-                  f"({said['how']})", flush=True)
+            print(
+                f"  {name}: first step after {said['first_s']:.1f} s, ready after {said['ready_s']:.1f} s "
+                f"({said['how']})",
+                flush=True,
+            )
         return self.built[name]
 
     def turns(self, contenders: list[Contender]) -> None:
@@ -85,8 +88,13 @@ def compared(key: str, work: str, own: Contender, peers: list[Contender], more: 
     same_work = [peer for peer in peers if not peer.facts.get("bound")]
     best = max((peer.rate for peer in same_work), default=math.nan)
     best = max([other["rate"] for other in more], default=best) if more and not same_work else best
-    record = {"key": key, "work": work, "batch": own.batch, "ours": own.record(),
-              "peers": [*(peer.record() for peer in peers), *(more or [])]}
+    record = {
+        "key": key,
+        "work": work,
+        "batch": own.batch,
+        "ours": own.record(),
+        "peers": [*(peer.record() for peer in peers), *(more or [])],
+    }
     return record if math.isnan(best) else {**record, "ratio": own.rate / best}
 
 
@@ -208,8 +216,10 @@ def sweep_rows(bench: Bench) -> list[Record]:
     sweeps: list[tuple[str, list[tuple[int, Record, int]]]] = [
         ("batch", [(n, {"train.batch_size": n}, 100) for n in ((4, 8) if few else (64, 128, 256, 512, 1024))]),
         ("pool", [(n, {"pool.size": n}, 100) for n in ((16, 64) if few else (1_024, 16_384, 131_072, 1_048_576))]),
-        *((f"classes, {kind}", [(n, {"pool.kind": kind, "pool.size": 16}, n) for n in numbers])
-          for kind, numbers in classes.items()),
+        *(
+            (f"classes, {kind}", [(n, {"pool.kind": kind, "pool.size": 16}, n) for n in numbers])
+            for kind, numbers in classes.items()
+        ),
     ]
     return [_sweep(bench, name, points) for name, points in sweeps]
 
@@ -218,8 +228,12 @@ def _sweep(bench: Bench, name: str, points: list[tuple[int, Record, int]]) -> Re
     found = []
     for number, settings, classes in points:
         chosen = settled("cifar100.supsiam", bench.device, {**bench.settings(), **settings}, compiled=False)
-        data = bench._data(f"classes {classes}", lambda classes=classes: synthetic(  # type: ignore[misc]
-            64 if bench.tiny else 20_000, (32, 32), classes))
+        data = bench._data(
+            f"classes {classes}",
+            lambda classes=classes: synthetic(  # type: ignore[misc]
+                64 if bench.tiny else 20_000, (32, 32), classes
+            ),
+        )
         own = ours(chosen, data, bench.device, f"{name} {number}")
         in_turns([own], bench.device, bench.rounds, min(0.3, bench.seconds))
         print(f"  {own.name}: {own.rate:,.0f} images/s, {own.facts['peak_gb'] or 0:.2f} GB", flush=True)

@@ -25,8 +25,14 @@ COMPILED = {  # row -> recipes whose steps it compiles; the loss is in the graph
     "imagenet": ("imagenet100.supsiam",), "vit": ("vit.supbyol",),
     "folder": ("imagenet100.supsiam", "cifar100.supsiam"), "command": ("cifar100.supsiam",),
 }  # fmt: skip
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::item",
-         "aten::_local_scalar_dense", "aten::nonzero")
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+)
 PROFILED = 20
 
 
@@ -42,15 +48,19 @@ def compile_at_once(rows: list[str], bench: Bench) -> dict[str, Record]:
     names = list(dict.fromkeys(name for row in rows for name in COMPILED.get(row, ())))
     script = str(Path(__file__).with_name("step.py"))
     flags = ["--device", bench.device.type, *(["--tiny"] if bench.tiny else [])]
-    running = [subprocess.Popen([sys.executable, script, "--first-step", name, *flags], stdout=subprocess.PIPE)
-               for name in names]
+    running = [
+        subprocess.Popen([sys.executable, script, "--first-step", name, *flags], stdout=subprocess.PIPE)
+        for name in names
+    ]
     facts: dict[str, Record] = {}
     for name, process in zip(names, running, strict=True):
         said = process.communicate()[0].decode().splitlines()
         if process.returncode == 0:
             state = "empty" if cold else "filled before"
-            facts[name] = {"first_s": json.loads(said[-1])["first_s"],
-                           "compiler_cache": f"{state}, {len(names)} compiled at once"}
+            facts[name] = {
+                "first_s": json.loads(said[-1])["first_s"],
+                "compiler_cache": f"{state}, {len(names)} compiled at once",
+            }
         print(f"  {name}: {facts.get(name, 'failed')}", flush=True)
     for found in compiler_cache().rglob("*.best_config") if compiler_cache_filled() else ():
         found.unlink()
@@ -74,8 +84,21 @@ def started(source: str, epochs: int, out: Path, settings: Record, tiny: bool, l
     """`supancl pretrain cifar100.supsiam` in a process of its own."""
     settings = {**settings, **({**TINY_CNN, **TINY_HEADS} if tiny else {})}
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "supancl.cli", "pretrain", "cifar100.supsiam", "--data", source,
-               "--epochs", str(epochs), "--out", str(out), "--quiet", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "supancl.cli",
+        "pretrain",
+        "cifar100.supsiam",
+        "--data",
+        source,
+        "--epochs",
+        str(epochs),
+        "--out",
+        str(out),
+        "--quiet",
+        *flags,
+    ]
     path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path})
 
@@ -89,8 +112,10 @@ def rows_of(out: Path) -> list[Record]:
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> None:
     if process.wait():
-        raise RuntimeError(f"{' '.join(process.args[2:5])} ended with {process.returncode}: "  # type: ignore[index]
-                           + log.read_text(errors="replace")[-500:])
+        raise RuntimeError(
+            f"{' '.join(process.args[2:5])} ended with {process.returncode}: "  # type: ignore[index]
+            + log.read_text(errors="replace")[-500:]
+        )
 
 
 def command_row(bench: Bench) -> list[Record]:
@@ -130,12 +155,23 @@ def _of_command(rows: list[Record], seen: dict[int, float], kept: Record, epochs
     epoch_s = [(seen[n] - seen[m]) / (n - m) for m, n in pairwise(looked) if m >= epochs // 5]
     images = max(row["step"] for row in rows) // epochs * kept["batch_size"]
     rate = statistics.median(rates)
-    how = ", ".join([kept["precision"], "compiled" if kept["compile"] else "as written",
-                     *(["replayed"] if kept["replay"] else [])])
-    own = {"name": "ours, by its log", "rate": rate, "spread": [min(rates), max(rates)],
-           "ms": 1e3 * kept["batch_size"] / rate, "how": how}
-    record = {"key": "command", "work": f"supancl pretrain cifar100.supsiam, {epochs} epochs, {data} data",
-              "batch": kept["batch_size"], "ours": own, "peers": []}
+    how = ", ".join(
+        [kept["precision"], "compiled" if kept["compile"] else "as written", *(["replayed"] if kept["replay"] else [])]
+    )
+    own = {
+        "name": "ours, by its log",
+        "rate": rate,
+        "spread": [min(rates), max(rates)],
+        "ms": 1e3 * kept["batch_size"] / rate,
+        "how": how,
+    }
+    record = {
+        "key": "command",
+        "work": f"supancl pretrain cifar100.supsiam, {epochs} epochs, {data} data",
+        "batch": kept["batch_size"],
+        "ours": own,
+        "peers": [],
+    }
     if epoch_s:
         record["wall"] = {"epoch_s": statistics.median(epoch_s), "rate": images / statistics.median(epoch_s)}
     print(f"  by its log {rate:,.0f} images/s, by the clock {record.get('wall')}", flush=True)
@@ -154,10 +190,15 @@ def agree_row(bench: Bench) -> list[Record]:
         return [{"key": "agree", "work": "20 epochs as written against the fast path", "note": "needs --data"}]
     epochs = 1 if bench.tiny else 20
     cuda = bench.device.type == "cuda"
-    common = {"train.device": bench.device.type, "train.monitor_every": epochs,
-              "train.precision": "bf16" if cuda else "fp32"}
-    ways: dict[str, Record] = {"as written": {"train.compile": False, "train.replay": False},
-                               "fast": {"train.compile": cuda, "train.replay": cuda}}
+    common = {
+        "train.device": bench.device.type,
+        "train.monitor_every": epochs,
+        "train.precision": "bf16" if cuda else "fp32",
+    }
+    ways: dict[str, Record] = {
+        "as written": {"train.compile": False, "train.replay": False},
+        "fast": {"train.compile": cuda, "train.replay": cuda},
+    }
     scores: dict[str, list[float]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
 
@@ -183,8 +224,14 @@ def agree_row(bench: Bench) -> list[Record]:
                 if process.poll() is None:
                     process.terminate()
                     process.wait()
-    return [{"key": "agree", "work": f"cifar100.supsiam, {epochs} epochs, k-NN on held-out images, as written "
-             "against the fast path", "seeds": list(range(bench.seeds)), "knn": scores}]
+    return [
+        {
+            "key": "agree",
+            "work": f"cifar100.supsiam, {epochs} epochs, k-NN on held-out images, as written against the fast path",
+            "seeds": list(range(bench.seeds)),
+            "knn": scores,
+        }
+    ]
 
 
 def _knn(out: Path) -> float:
@@ -220,16 +267,27 @@ def _profiled(name: str, own: Contender, bench: Bench) -> Record:
             if event.name.startswith(wanted) and (inside or wanted == "Memcpy DtoH"):
                 waits[wanted] += 1
     averages = profiler.key_averages()
-    spent = [(e.key, (e.self_device_time_total if cuda else e.self_cpu_time_total) / steps, e.count / steps)
-             for e in averages if e.key != "the loop"]
+    spent = [
+        (e.key, (e.self_device_time_total if cuda else e.self_cpu_time_total) / steps, e.count / steps)
+        for e in averages
+        if e.key != "the loop"
+    ]
     spent.sort(key=lambda entry: -entry[1])
     total = sum(us for _, us, _ in spent)
-    lines = [f"{name}: {total:,.0f} us a step in kernels; in {steps} steps: "
-             + ", ".join(f"{wanted} {count}" for wanted, count in waits.items())]
+    lines = [
+        f"{name}: {total:,.0f} us a step in kernels; in {steps} steps: "
+        + ", ".join(f"{wanted} {count}" for wanted, count in waits.items())
+    ]
     lines += [f"{us:9.1f} us {count:7.1f} x  {key[:110]}" for key, us, count in spent[:40]]
     print("  " + "\n  ".join(lines[:12]), flush=True)
     if bench.text_to is not None:
         (bench.text_to / f"profile-{name}.txt").write_text("\n".join(lines) + "\n")
     top = [{"kernel": key[:80], "us": us, "times": count} for key, us, count in spent[:8]]
-    return {"key": f"profile-{name}", "work": f"{name}, {steps} steps profiled", "how": own.facts["how"],
-            "kernel_us": total, "waits": waits, "top": top}
+    return {
+        "key": f"profile-{name}",
+        "work": f"{name}, {steps} steps profiled",
+        "how": own.facts["how"],
+        "kernel_us": total,
+        "waits": waits,
+        "top": top,
+    }

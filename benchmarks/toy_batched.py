@@ -74,8 +74,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
         "same trainer, one after another": seconds(one_by_one),
         "shipped modules, one after another": seconds(modules_one_by_one),
     }
-    print(f"{len(ALPHAS)} alphas x {len(seeds)} seeds, {args.epochs} of {FULL.epochs} epochs, reading {reading.name}, "
-          f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    print(
+        f"{len(ALPHAS)} alphas x {len(seeds)} seeds, {args.epochs} of {FULL.epochs} epochs, reading {reading.name}, "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}"
+    )
     for name, taken in found.items():
         print(f"{name:36s} {taken:7.1f} s   {taken / found['batched']:.2f} x batched")
     return found

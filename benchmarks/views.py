@@ -51,8 +51,10 @@ class Setting:
     blur: float
 
     def __str__(self) -> str:
-        return (f"{self.height}x{self.width} -> {self.size}, batch {self.batch}, "
-                f"{'jitter, grey, blur' if self.blur else 'jitter, grey'}")
+        return (
+            f"{self.height}x{self.width} -> {self.size}, batch {self.batch}, "
+            f"{'jitter, grey, blur' if self.blur else 'jitter, grey'}"
+        )
 
 
 SETTINGS = (Setting(32, 32, 32, 256, 0.0), Setting(96, 96, 64, 128, 0.5), Setting(256, 320, 224, 64, 0.5))
@@ -178,8 +180,11 @@ def contenders(device: torch.device, workers: Pool, cores: int) -> dict[str, Cal
     pool = f", {cores} processes"
     found: dict[str, Callable[[Setting, torch.device], Work]] = {"ours": ours}
     if device.type == "cuda":
-        found |= {"ours, in a CUDA graph": ours_captured, "ours, compiled": ours_compiled,
-                  "torchvision v2 per image, on the GPU": per_image_on_device}
+        found |= {
+            "ours, in a CUDA graph": ours_captured,
+            "ours, compiled": ours_compiled,
+            "torchvision v2 per image, on the GPU": per_image_on_device,
+        }
     found |= {
         f"torchvision v2 per image, tensors{pool}": partial(in_processes, "torchvision", workers, cores),
         f"torchvision v2 per image, PIL{pool}": partial(in_processes, "pil", workers, cores),
@@ -226,8 +231,14 @@ def measure(setting: Setting, device: torch.device, workers: Pool, cores: int, r
             times[name].append(seconds(work, device, least))
     for name, taken in times.items():
         low, middle, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else taken * 3
-        rows.append({"name": name, "seconds": middle, "rate": setting.batch / middle,
-                     "middle_half": [setting.batch / high, setting.batch / low]})
+        rows.append(
+            {
+                "name": name,
+                "seconds": middle,
+                "rate": setting.batch / middle,
+                "middle_half": [setting.batch / high, setting.batch / low],
+            }
+        )
     base = statistics.median(times["ours"]) if "ours" in times else float("nan")
     order = list(contenders(device, workers, cores))
     for row in rows:
@@ -245,8 +256,10 @@ def show(rows: list[Any]) -> None:
             print(f"  {row['name']:50s} {row['note']}")
             continue
         half = "{:,.0f}-{:,.0f}".format(*row["middle_half"])
-        print(f"  {row['name']:50s} {row['rate']:10,.0f} {half:>17s} {1e3 * row['seconds']:9.2f} "
-              f"{row['times_slower_than_ours']:8.2f}x")
+        print(
+            f"  {row['name']:50s} {row['rate']:10,.0f} {half:>17s} {1e3 * row['seconds']:9.2f} "
+            f"{row['times_slower_than_ours']:8.2f}x"
+        )
 
 
 def versions() -> dict[str, str]:

@@ -31,10 +31,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m evidence", description="The runs behind RESULTS.md, and the page.")
     made.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
     made.add_argument("name", nargs="?", help="of the run to judge")
-    made.add_argument("--plan", default="cifar100",
-                      help=f"{', '.join([*PLANS, 'imagenet'])}, or one of them with -rehearsal")
-    made.add_argument("--results", type=Path, help="folder of the files, one a run (default: results/, or results/PLAN "
-                      "for the plans after the first)")
+    made.add_argument(
+        "--plan", default="cifar100", help=f"{', '.join([*PLANS, 'imagenet'])}, or one of them with -rehearsal"
+    )
+    made.add_argument(
+        "--results",
+        type=Path,
+        help="folder of the files, one a run (default: results/, or results/PLAN for the plans after the first)",
+    )
     made.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/")
     made.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
     made.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
@@ -68,8 +72,9 @@ def show_plan(plan: Plan, args: argparse.Namespace) -> None:
     left = waiting(plan, results)
     total, compiled = 0.0, set[str]()
     for step in left:
-        seconds = expected_seconds(step, plan, results, kind_of(step) in compiled, judged=not args.beside,
-                                   shared=args.shared)
+        seconds = expected_seconds(
+            step, plan, results, kind_of(step) in compiled, judged=not args.beside, shared=args.shared
+        )
         compiled.add(kind_of(step))
         total += seconds
         print(f"{step.name:24s} {step.epochs:4d} epochs {seconds:6.0f} s {total:7.0f} s in all")

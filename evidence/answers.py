@@ -49,8 +49,10 @@ def gaps(plan: Plan, results: Results, ours: str, theirs: str, picked_of: int = 
 
 def row_gaps(plan: Plan, results: Results, ours: Row, theirs: Row, picked_of: int = 1) -> dict[str, Gap]:
     """The same of two rows, of which one need not be a method's."""
-    found = {measure: gap(ours.values(measure), theirs.values(measure), seed_spread(plan, results, measure), picked_of)
-             for measure in ACCURACIES}
+    found = {
+        measure: gap(ours.values(measure), theirs.values(measure), seed_spread(plan, results, measure), picked_of)
+        for measure in ACCURACIES
+    }
     return {measure: one for measure, one in found.items() if one is not None}
 
 
@@ -60,8 +62,9 @@ def pair_title(ours: str, theirs: str) -> str:
 
 def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str, str]) -> str:
     """One verdict where every measure gives it; the measures are named where they disagree."""
-    verdicts = {measure: words.get(found[measure].verdict, found[measure].verdict)
-                for measure in measures if measure in found}
+    verdicts = {
+        measure: words.get(found[measure].verdict, found[measure].verdict) for measure in measures if measure in found
+    }
     if not verdicts:
         return "not measured yet"
     said = {verdict: [MEASURES[m][0] for m, v in verdicts.items() if v == verdict] for verdict in verdicts.values()}
@@ -70,8 +73,13 @@ def summed_up(found: dict[str, Gap], measures: Sequence[str], words: Mapping[str
     return ", ".join(f"{verdict} ({', '.join(names)})" for verdict, names in said.items())
 
 
-def pair_lines(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]], kinds: Sequence[str],
-               words: Mapping[str, str] | None = None) -> list[str]:
+def pair_lines(
+    plan: Plan,
+    results: Results,
+    pairs: Sequence[tuple[str, str]],
+    kinds: Sequence[str],
+    words: Mapping[str, str] | None = None,
+) -> list[str]:
     lines, rows = [], method_rows(plan, results)
     for ours, theirs in pairs:
         found = gaps(plan, results, ours, theirs)
@@ -122,8 +130,10 @@ def best_alphas(plan: Plan, results: Results) -> list[Best]:
             continue
         means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
         top, end = max(inner, key=lambda a: means[a]), max(ends, key=lambda a: means[a])
-        between, strict = (gap(found[top], found[end], seed_spread(plan, results, measure), picked_of=many)
-                           for many in (len(inner), len(inner) * len(ACCURACIES)))
+        between, strict = (
+            gap(found[top], found[end], seed_spread(plan, results, measure), picked_of=many)
+            for many in (len(inner), len(inner) * len(ACCURACIES))
+        )
         assert between is not None
         assert strict is not None
         without = [alpha for alpha in rows if alpha not in found]
@@ -134,12 +144,21 @@ def best_alphas(plan: Plan, results: Results) -> list[Best]:
 def best_alpha(plan: Plan, results: Results) -> list[str]:
     found = best_alphas(plan, results)
     said = {one.inside: [MEASURES[other.measure][0] for other in found if other.inside == one.inside] for one in found}
-    lines = [f"- **In {len(found)} accuracies**: " + "; ".join(
-        f"{told}: {len(names)} ({', '.join(names)})" for told, names in said.items()) + "."] if found else []
+    lines = (
+        [
+            f"- **In {len(found)} accuracies**: "
+            + "; ".join(f"{told}: {len(names)} ({', '.join(names)})" for told, names in said.items())
+            + "."
+        ]
+        if found
+        else []
+    )
     for best in found:
         without = ", ".join(f"{alpha:g}" for alpha in best.without)
-        lines.append(f"- {MEASURES[best.measure][0]}: highest mean at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
-                     f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without))
+        lines.append(
+            f"- {MEASURES[best.measure][0]}: highest mean at {best.alpha:g}; {best.inner:g} - {best.end:g} = "
+            f"{best.between.text()}: {best.inside}" + f" (alpha {without} missing)" * bool(without)
+        )
     without = ", ".join(row.name for row in alpha_rows(plan, results).values() if not row.results)
     return lines or [f"- not measured yet: alpha {without} missing"]
 
@@ -148,8 +167,10 @@ def variance_gaps(plan: Plan, results: Results, part: str = "ratio", alpha: floa
     """S_W/S_T with the supervised term alone, or with this alpha, less that without it; or one `part` of it, within or
     total."""
     rows = alpha_rows(plan, results)
-    found = {measure: gap(rows[alpha].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
-             for measure in (part, f"train_{part}")}
+    found = {
+        measure: gap(rows[alpha].values(measure), rows[1.0].values(measure), seed_spread(plan, results, measure))
+        for measure in (part, f"train_{part}")
+    }
     return {measure: one for measure, one in found.items() if one is not None}
 
 
@@ -162,10 +183,16 @@ def variance_verdicts(plan: Plan, results: Results, part: str = "ratio") -> dict
 def variance_summary(plan: Plan, results: Results) -> str:
     """Whether the ratio falls, and which of its parts makes it fall, on test and on training images."""
     told = {title: variance_verdicts(plan, results, part) for part, title in VARIANCE_PARTS.items()}
-    images = {part: "training images" if part.startswith("train") else "test images"
-              for found in told.values() for part in found}
-    return "; ".join(f"{title}: " + ", ".join(f"{verdict} ({images[measure]})" for measure, verdict in found.items())
-                     for title, found in told.items() if found)
+    images = {
+        part: "training images" if part.startswith("train") else "test images"
+        for found in told.values()
+        for part in found
+    }
+    return "; ".join(
+        f"{title}: " + ", ".join(f"{verdict} ({images[measure]})" for measure, verdict in found.items())
+        for title, found in told.items()
+        if found
+    )
 
 
 def variance_cause(plan: Plan, results: Results) -> list[str]:
@@ -176,8 +203,13 @@ def variance_cause(plan: Plan, results: Results) -> list[str]:
         falls, grows = within.get(f"{prefix}within") == "yes", total.get(f"{prefix}total") == "yes"
         if ratio.get(f"{prefix}ratio") != "yes" or not (falls or grows):
             continue
-        cause = "S_W falls and S_T grows" if falls and grows else "S_W falls" if falls else (
-            "S_T grows; that S_W falls cannot be told")
+        cause = (
+            "S_W falls and S_T grows"
+            if falls and grows
+            else "S_W falls"
+            if falls
+            else ("S_T grows; that S_W falls cannot be told")
+        )
         lines.append(f"- **On {images} images S_W/S_T falls because {cause}.**")
     return lines
 
@@ -194,8 +226,10 @@ def variance_lines(plan: Plan, results: Results) -> list[str]:
             course = "rises" if all(low < high for low, high in pairwise(means)) else "does not rise"
             steps, values = ", ".join(f"{alpha:g}" for alpha in found), ", ".join(f"{mean:.3f}" for mean in means)
             named = title + ", train" * measure.startswith("train")
-            lines.append(f"- {named}: 0 - 1 = {between.text(3)}, smaller: {verdicts[measure]}; its mean {course} at "
-                         f"each step of alpha {steps} ({values})")
+            lines.append(
+                f"- {named}: 0 - 1 = {between.text(3)}, smaller: {verdicts[measure]}; its mean {course} at "
+                f"each step of alpha {steps} ({values})"
+            )
     inside = variance_gaps(plan, results, "within", alpha=0.5)
     if inside:
         lines.append(f"- S_W alone, 0.5 - 1 = {of_both_splits(inside)}.")
@@ -225,8 +259,10 @@ def collapse_cells(plan: Plan, results: Results) -> list[Cell]:
         rows, decay = cell_rows(plan, results, harsh), cell_decay(plan, results, harsh)
         if harsh and not any(row.results or row.failed for row in rows.values()):
             continue
-        found += [Cell(decay, what, *prevents(rows[False, False], rows[key], others))
-                  for key, what in AGAINST_COLLAPSE.items()]
+        found += [
+            Cell(decay, what, *prevents(rows[False, False], rows[key], others))
+            for key, what in AGAINST_COLLAPSE.items()
+        ]
     return found
 
 
@@ -237,8 +273,10 @@ def cell_decay(plan: Plan, results: Results, harsh: bool) -> str:
 
 
 def collapse_lines(plan: Plan, results: Results) -> list[str]:
-    return [f"- Weight decay {cell.decay}, {cell.what}: {cell.verdict}{cell.details}."
-            for cell in collapse_cells(plan, results)]
+    return [
+        f"- Weight decay {cell.decay}, {cell.what}: {cell.verdict}{cell.details}."
+        for cell in collapse_cells(plan, results)
+    ]
 
 
 def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
@@ -259,8 +297,11 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     if not lost(without):
         return "cannot be told: with neither nothing collapsed here, while in the paper it did", f" ({told})"
     seeds = min(len(row.results), len(without.results))
-    return (f"{'collapsed as' if lost(row) else 'did not collapse where'} the run with neither did, "
-            f"{'one seed' if seeds == 1 else f'{seeds} seeds'} each", f" ({told})")
+    return (
+        f"{'collapsed as' if lost(row) else 'did not collapse where'} the run with neither did, "
+        f"{'one seed' if seeds == 1 else f'{seeds} seeds'} each",
+        f" ({told})",
+    )
 
 
 def lost(row: Row) -> bool | None:

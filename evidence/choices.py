@@ -22,8 +22,11 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
     if method in BEYOND:
         return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
     stated = grid[0][0]  # the first pilot is the recipe's own
-    scores = {number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
-              for number, (lr, _) in enumerate(grid) if lr == stated}
+    scores = {
+        number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
+        for number, (lr, _) in enumerate(grid)
+        if lr == stated
+    }
     known = {number: score for number, score in scores.items() if score is not None}
     if not known:
         return None
@@ -35,7 +38,10 @@ def default_lines(plan: Plan, results: Results) -> list[str]:
     lines = []
     for method in plan.pilots:
         found = default_of(plan, results, method)
-        told = "its pilots are not all known" if found is None else ", ".join(
-            f"{key} = {value:g}" for key, value in found.items())
+        told = (
+            "its pilots are not all known"
+            if found is None
+            else ", ".join(f"{key} = {value:g}" for key, value in found.items())
+        )
         lines.append(f"{plan.family}.{method}: {told}")
     return [*lines, f"source of each: {SOURCE!r}"]

@@ -24,8 +24,9 @@ def welch(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) ->
     '+10.00 [+7.73, +12.27]'
     """
     parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1)
-                                    for part, values in zip(parts, (ours, theirs), strict=True))
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
+    )
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
     reach = t_reach(freedom, picked_of) * math.sqrt(sum(parts))
     return Gap(mean, mean - reach, mean + reach)
@@ -33,8 +34,10 @@ def welch(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) ->
 
 def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
     """Pair -> what of it, as a list; `words` puts the measures' titles."""
-    return "; ".join(f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in found)}"
-                     for pair, found in changed.items())
+    return "; ".join(
+        f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in found)}"
+        for pair, found in changed.items()
+    )
 
 
 class Difference(NamedTuple):
@@ -49,8 +52,11 @@ class Difference(NamedTuple):
 
 def each(plan: Plan, results: Results) -> list[Difference]:
     rows = method_rows(plan, results)
-    return [Difference(pair, measure, one, *(rows[method].values(measure) for method in pair))
-            for pair in PAIRS for measure, one in gaps(plan, results, *pair).items()]
+    return [
+        Difference(pair, measure, one, *(rows[method].values(measure) for method in pair))
+        for pair in PAIRS
+        for measure, one in gaps(plan, results, *pair).items()
+    ]
 
 
 def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
@@ -63,8 +69,13 @@ def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
 def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
     own = [one for one in each(plan, results) if min(len(one.ours), len(one.theirs)) > 1]
-    return len(own), by_pair(one for one in own if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1
-                             and welch(one.ours, one.theirs).verdict != one.gap.verdict)
+    return len(own), by_pair(
+        one
+        for one in own
+        if len(set(one.ours)) > 1
+        and len(set(one.theirs)) > 1
+        and welch(one.ours, one.theirs).verdict != one.gap.verdict
+    )
 
 
 def bold_by_welch(plan: Plan, results: Results) -> tuple[int, int]:
@@ -95,13 +106,16 @@ def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], 
     lenders = spread_rows(plan, results)
 
     def others(one: Difference) -> list[Gap]:
-        found = [gap(one.ours, one.theirs, pooled(row.values(one.measure) for row in lenders if row is not left))
-                 for left in lenders]
+        found = [
+            gap(one.ours, one.theirs, pooled(row.values(one.measure) for row in lenders if row is not left))
+            for left in lenders
+        ]
         return [other for other in found if other is not None and other.low is not None]
 
     borrowed = [one for one in each(plan, results) if one.gap.borrowed]
-    return len(borrowed), by_pair(one for one in borrowed
-                                  if any(other.verdict != one.gap.verdict for other in others(one)))
+    return len(borrowed), by_pair(
+        one for one in borrowed if any(other.verdict != one.gap.verdict for other in others(one))
+    )
 
 
 def on_the_edge(plan: Plan, results: Results) -> dict[tuple[str, str], list[str]]:
@@ -118,8 +132,9 @@ def lenders_apart(plan: Plan, results: Results) -> tuple[float, float] | None:
     """The largest of the lenders' deviations over the smallest: of the accuracy where they agree best, and worst."""
     ratios = []
     for measure in ACCURACIES:
-        found = [statistics.stdev(values) for row in spread_rows(plan, results)
-                 if len(values := row.values(measure)) > 1]
+        found = [
+            statistics.stdev(values) for row in spread_rows(plan, results) if len(values := row.values(measure)) > 1
+        ]
         if len(found) > 1 and min(found) > 0:
             ratios.append(max(found) / min(found))
     return (min(ratios), max(ratios)) if ratios else None
@@ -131,27 +146,38 @@ def doubt_lines(plan: Plan, results: Results) -> list[str]:
     lines = []
     many, changed = by_welch(plan, results)
     if many:
-        lines.append(f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
-                     "alike. Without that (Welch's interval) another word would stand for "
-                     f"{sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed)
-                     + "; of {} that are bold {} would be.".format(*bold_by_welch(plan, results)))
+        lines.append(
+            f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
+            "alike. Without that (Welch's interval) another word would stand for "
+            f"{sum(map(len, changed.values())) or 'none'}"
+            + f": {named(changed)}" * bool(changed)
+            + "; of {} that are bold {} would be.".format(*bold_by_welch(plan, results))
+        )
     many, changed = by_lender(plan, results)
     apart = lenders_apart(plan, results)
     if many:
-        far = (f" The lenders' own deviations differ by a factor of {apart[0]:.1f} to {apart[1]:.1f}, by accuracy."
-               if apart else "")
-        lines.append(f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
-                     f"stand for {sum(map(len, changed.values())) or 'none'}"
-                     + f": {named(changed)}" * bool(changed) + ".")
+        far = (
+            f" The lenders' own deviations differ by a factor of {apart[0]:.1f} to {apart[1]:.1f}, by accuracy."
+            if apart
+            else ""
+        )
+        lines.append(
+            f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
+            f"stand for {sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed) + "."
+        )
         alone = by_methods_alone(plan, results)
         if alone is not None:
-            lines.append("- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
-                         f"seeds: without them another word would stand for {alone[0] or 'none'}, and {alone[1]} "
-                         "differences would be bold.")
+            lines.append(
+                "- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
+                f"seeds: without them another word would stand for {alone[0] or 'none'}, and {alone[1]} "
+                "differences would be bold."
+            )
     edge = on_the_edge(plan, results)
     if edge:
-        lines.append(f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "
-                     f"{named(edge, words=False)}.")
+        lines.append(
+            f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "
+            f"{named(edge, words=False)}."
+        )
     return [*lines, bold_line(plan, results), WITNESSES]
 
 
@@ -162,10 +188,13 @@ def bold_line(plan: Plan, results: Results) -> str:
         lent = (row.values(one.measure) for row in spread_rows(plan, results))
         used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
         freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
-    reach = ", ".join(f"{t_reach(many, len(found)):.1f} deviations with {many}"
-                      for many in sorted(freedoms, reverse=True))
-    return (f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
-            "may have more than an own one: what is not bold is not for that smaller or less certain.")
+    reach = ", ".join(
+        f"{t_reach(many, len(found)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
+    )
+    return (
+        f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
+        "may have more than an own one: what is not bold is not for that smaller or less certain."
+    )
 
 
 WITNESSES = """- The accuracies of a kind are of the same encoders and partly the same images: "4 of 4" is not four

@@ -59,8 +59,18 @@ def say(text: str) -> None:
 class Driver:
     """`work` holds data/ and gets runs/ and claims/; `until` is how many seconds there are, judging included."""
 
-    def __init__(self, plan: Plan, results: Path, work: Path, until: float | None = None, beside: bool = False,
-                 only: Sequence[str] = (), commit: str | None = None, shared: bool = False, tell: Say = say) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        results: Path,
+        work: Path,
+        until: float | None = None,
+        beside: bool = False,
+        only: Sequence[str] = (),
+        commit: str | None = None,
+        shared: bool = False,
+        tell: Say = say,
+    ) -> None:
         self.plan, self.results, self.work, self.until = plan, results.resolve(), work.resolve(), until
         self.beside, self.only, self.commit, self.tell = beside, tuple(only), commit, tell
         self.shared = shared  # with other work on the same machine, so that speeds are not the run's own
@@ -126,8 +136,10 @@ class Driver:
     def tell_stuck(self) -> None:
         """What was left: runs without their data, and methods of which no pilot could be judged."""
         for step in self.trained:
-            self.tell(f"{step.name}: trained, not judged for want of {', '.join(self.lacks(step)) or 'time'}; start "
-                      "again on this machine, with them there")
+            self.tell(
+                f"{step.name}: trained, not judged for want of {', '.join(self.lacks(step)) or 'time'}; start "
+                "again on this machine, with them there"
+            )
         known = self.known()
         for method in self.plan.pilots:
             done = all(f"pilot-{method}-{number}" in known for number in range(len(self.plan.pilots[method])))
@@ -142,8 +154,11 @@ class Driver:
     def next_step(self) -> Step | None:
         """The best of those that are wanted, can be started, still fit into the time, and that nobody else makes."""
         known = self.known()
-        free = [step for step in self.possible(known)
-                if step.follows is None or choose(self.plan, known, step.follows) is not None]
+        free = [
+            step
+            for step in self.possible(known)
+            if step.follows is None or choose(self.plan, known, step.follows) is not None
+        ]
         if self.judging is not None and self.judging[0].stage == "pilot":  # in seconds it may free what comes earlier
             near = waiting(self.plan, known)[:FEW]
             free = [step for step in free if step in near]
@@ -163,14 +178,21 @@ class Driver:
     def compiled_by_others(self) -> set[str]:
         """The kinds of which another driver has just begun its first run; later their kernels are in the cache."""
         begin = self.plan.speeds.compile_seconds + START_SECONDS
-        return {told["kind"] for told in self.claims.others()
-                if told["compiles"] and time.time() - told["since"] < begin}
+        return {
+            told["kind"] for told in self.claims.others() if told["compiles"] and time.time() - told["since"] < begin
+        }
 
     def possible(self, known: Results) -> list[Step]:
         """Wanted, not tried, and short enough; the pilots of some may not be known yet."""
         owed = sum(judging_seconds(step, self.plan, known) for step in self.trained)
-        return [step for step in waiting(self.plan, known) if step.name not in self.tried and self.wanted(step)
-                and self.has_encoder(step) and self.expected(step, known) + owed <= self.left]
+        return [
+            step
+            for step in waiting(self.plan, known)
+            if step.name not in self.tried
+            and self.wanted(step)
+            and self.has_encoder(step)
+            and self.expected(step, known) + owed <= self.left
+        ]
 
     def rank(self, step: Step, place: int, busy: set[str]) -> int:
         """What only lacks its judging, then a pilot whose kernels are at hand, then what nobody else compiles.
@@ -197,8 +219,9 @@ class Driver:
 
     def has_encoder(self, step: Step) -> bool:
         """Whether what a detector is trained from lies on this machine; True for runs that train an encoder."""
-        return step.needs is None or ((self.work / self.plan.scenes).exists()
-                                      and (self.work / "runs" / step.needs / "evaluate").exists())
+        return step.needs is None or (
+            (self.work / self.plan.scenes).exists() and (self.work / "runs" / step.needs / "evaluate").exists()
+        )
 
     def is_trained(self, step: Step) -> bool:
         return (self.work / "runs" / step.name / TOLD).exists()
@@ -228,8 +251,9 @@ class Driver:
         same = identity_of(step, self.plan, known) or step.name
         if (folder.path / TOLD).exists():  # trained before on this machine, and not judged
             if json.loads((folder.path / TOLD).read_text())["identity"] != same:
-                raise BadInput(f"{self.work / folder.path} was trained with other settings than the plan has now; "
-                               "remove it")
+                raise BadInput(
+                    f"{self.work / folder.path} was trained with other settings than the plan has now; remove it"
+                )
             return True
         if step.needs is not None:  # a detector takes a minute: one that was stopped is begun again
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -238,16 +262,28 @@ class Driver:
         code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
         why = lines[-1] if code and lines else ""
         told = {
-            "name": step.name, "stage": step.stage, "method": step.method, "seed": step.seed, "epochs": step.epochs,
-            "identity": same, "settings": settings,
-            "command": shlex.join(["supancl", *words]), "exit": code, "why": why, "train_seconds": round(seconds, 1),
+            "name": step.name,
+            "stage": step.stage,
+            "method": step.method,
+            "seed": step.seed,
+            "epochs": step.epochs,
+            "identity": same,
+            "settings": settings,
+            "command": shlex.join(["supancl", *words]),
+            "exit": code,
+            "why": why,
+            "train_seconds": round(seconds, 1),
             "warnings": [line for line in lines if line.startswith("warning: ")][:8],
-            "resumed": resumed, "beside": self.judging is not None, "shared": self.shared,
-            "commit": self.commit, **(trained(folder) if step.needs is None else UNMEASURED),
+            "resumed": resumed,
+            "beside": self.judging is not None,
+            "shared": self.shared,
+            "commit": self.commit,
+            **(trained(folder) if step.needs is None else UNMEASURED),
         }
         if code not in A_RESULT:
-            self.faults.append(f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start "
-                               "again")
+            self.faults.append(
+                f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start again"
+            )
             self.tell(self.faults[-1])
             tidied()
             return False
@@ -277,8 +313,19 @@ class Driver:
             judge(self.plan, step.name, Path("runs") / step.name, self.results, called)
             self.told(step)
             return
-        words = [sys.executable, "-m", "evidence", "judge", step.name, "--plan", self.plan.name, "--results",
-                 str(self.results), "--work", str(self.work)]
+        words = [
+            sys.executable,
+            "-m",
+            "evidence",
+            "judge",
+            step.name,
+            "--plan",
+            self.plan.name,
+            "--results",
+            str(self.results),
+            "--work",
+            str(self.work),
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         claim = self.claims.mine[self.claimed[step.name]]
         self.judging = step, subprocess.Popen(words, env=environment, pass_fds=(claim,))
@@ -310,8 +357,11 @@ def trained(folder: RunFolder) -> dict[str, Any]:
     if not rows:
         return dict(UNMEASURED)
     last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
-    means = {key: statistics.fmean(values) for key in ("loss", "ssl", "sup", "std")
-             if (values := [row[key] for row in last if row[key] is not None])}
+    means = {
+        key: statistics.fmean(values)
+        for key in ("loss", "ssl", "sup", "std")
+        if (values := [row[key] for row in last if row[key] is not None])
+    }
     checks = [row for row in folder.metrics() if row["kind"] == "monitor"]
     if checks:
         means |= {f"target_{key}": checks[-1][key] for key in ("effective_rank",) if checks[-1].get(key) is not None}
@@ -320,8 +370,11 @@ def trained(folder: RunFolder) -> dict[str, Any]:
         if row["loss"] is not None:
             losses.setdefault(row["epoch"], []).append(row["loss"])
     every = max(1, len(losses) // 20)
-    curve = [[epoch, round(statistics.fmean(values), 4)] for epoch, values in losses.items()
-             if epoch % every == 0 or epoch == rows[-1]["epoch"]]
+    curve = [
+        [epoch, round(statistics.fmean(values), 4)]
+        for epoch, values in losses.items()
+        if epoch % every == 0 or epoch == rows[-1]["epoch"]
+    ]
     speeds = [row["images_per_second"] for row in rows]
     return {"images_per_second": round(statistics.median(speeds), 1), "last": means, "curve": curve}
 

@@ -23,10 +23,14 @@ from supancl.report.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
 PANELS = (
-    ("loss of the last epoch", tuple(LOSSES)), ("S_W/S_T", ("ratio", "train_ratio")),
-    ("in-domain accuracy (%)", ("knn", "linear")), ("crossed accuracy (%)", ("crossed",)),
-    ("crossed accuracy (%)", ("pets",)), ("5-way accuracy (%)", ("omniglot_1",)),
-    ("5-way accuracy (%)", ("omniglot_5",)), ("5-way accuracy (%)", ("traffic-signs_1",)),
+    ("loss of the last epoch", tuple(LOSSES)),
+    ("S_W/S_T", ("ratio", "train_ratio")),
+    ("in-domain accuracy (%)", ("knn", "linear")),
+    ("crossed accuracy (%)", ("crossed",)),
+    ("crossed accuracy (%)", ("pets",)),
+    ("5-way accuracy (%)", ("omniglot_1",)),
+    ("5-way accuracy (%)", ("omniglot_5",)),
+    ("5-way accuracy (%)", ("traffic-signs_1",)),
     ("5-way accuracy (%)", ("traffic-signs_5",)),
 )
 
@@ -71,8 +75,9 @@ def curves(rows: dict[float, Row], path: Path) -> None:
     for axis, (unit, measures) in zip(figure.subplots(3, 3, sharex=True).flat, PANELS, strict=True):
         names = [LOSSES.get(measure) or MEASURES[measure][0] for measure in measures]
         for number, (measure, name) in enumerate(zip(measures, names, strict=True)):
-            found = {alpha: row.last(measure) if measure in LOSSES else row.values(measure)
-                     for alpha, row in rows.items()}
+            found = {
+                alpha: row.last(measure) if measure in LOSSES else row.values(measure) for alpha, row in rows.items()
+            }
             style = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
             curve(axis, {alpha: values for alpha, values in found.items() if values}, style, measure in ACCURACIES)
         axis.set_title(" and ".join(names), fontsize=11)
@@ -118,10 +123,21 @@ def forest(plan: Plan, results: Results, path: Path) -> None:
                 continue
             one = each[measure]
             if one.low is not None and one.high is not None:
-                axis.plot([one.low, one.high], [height, height], color=colours[pair],
-                          linewidth=3.5 if measure in sure[pair] else 1.2, solid_capstyle="butt")
-            axis.plot([one.mean], [height], "o", markersize=5, color=colours[pair],
-                      markerfacecolor="white" if one.borrowed else colours[pair])
+                axis.plot(
+                    [one.low, one.high],
+                    [height, height],
+                    color=colours[pair],
+                    linewidth=3.5 if measure in sure[pair] else 1.2,
+                    solid_capstyle="butt",
+                )
+            axis.plot(
+                [one.mean],
+                [height],
+                "o",
+                markersize=5,
+                color=colours[pair],
+                markerfacecolor="white" if one.borrowed else colours[pair],
+            )
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set_title(MEASURES[measure][0], fontsize=11)
         axis.set_yticks(range(len(found)), [pair_title(*pair) for pair in found], fontsize=9)

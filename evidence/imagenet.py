@@ -43,13 +43,28 @@ WARMED_UP = ("supsiam", "simsiam")  # 40 epochs in the recipe
 # the recipe's learning rate (at batch 128, which reference_batch scales) and weight decay, then the alternative
 PILOTS: dict[str, tuple[Setting, ...]] = dict.fromkeys(WARMED_UP, ((0.2, 1e-4), (0.1, 1e-4)))
 
-SPEEDS = Speeds(dict.fromkeys(("supbyol", "byol", "supmoco", "moco2"), 16500.0), 22_000.0, compile_seconds=60.0,
-                task_seconds=7.0, epoch_seconds=0.15)
+SPEEDS = Speeds(
+    dict.fromkeys(("supbyol", "byol", "supmoco", "moco2"), 16500.0),
+    22_000.0,
+    compile_seconds=60.0,
+    task_seconds=7.0,
+    epoch_seconds=0.15,
+)
 SMALL = {"views.size": 64, "encoder.size": 64, "data.holdout": 0.1, "train.log_every": 50}
 # docs/detection.md, with a ResNet-50: images of 192 px, so sides and anchors are smaller than the protocol's
-DETECTOR = {"iters": 720, "min_sizes": "[160,176,192,208,224,240,256]", "test_size": 256, "max_size": 448,
-            "anchor_sizes": "[16,32,64,128,256]", "rpn_train": "[2000,500]", "rpn_test": "[1000,300]",
-            "rpn_batch": 128, "roi_batch": 128, "precise_bn": 30, "test_batch": 16}
+DETECTOR = {
+    "iters": 720,
+    "min_sizes": "[160,176,192,208,224,240,256]",
+    "test_size": 256,
+    "max_size": 448,
+    "anchor_sizes": "[16,32,64,128,256]",
+    "rpn_train": "[2000,500]",
+    "rpn_test": "[1000,300]",
+    "rpn_batch": 128,
+    "roi_batch": 128,
+    "precise_bn": 30,
+    "test_batch": 16,
+}
 PASSES = 14  # of its 720 steps of 16 images through the 800
 
 
@@ -61,9 +76,20 @@ def final(method: str, seed: int) -> Step:
 def pilot(method: str, number: int) -> Step:
     """The warm-up is the same share of the run as in a final one."""
     lr, decay = PILOTS[method][number]
-    return Step(f"pilot-{method}-{number}", "pilot", method, 20, 0, {
-        **SMALL, "train.monitor_every": 5, "schedule.warmup_epochs": 1, "optimizer.lr": lr,
-        "optimizer.weight_decay": decay})
+    return Step(
+        f"pilot-{method}-{number}",
+        "pilot",
+        method,
+        20,
+        0,
+        {
+            **SMALL,
+            "train.monitor_every": 5,
+            "schedule.warmup_epochs": 1,
+            "optimizer.lr": lr,
+            "optimizer.weight_decay": decay,
+        },
+    )
 
 
 def detector(method: str, seed: int) -> Step:
@@ -72,24 +98,51 @@ def detector(method: str, seed: int) -> Step:
 
 
 def imagenet_steps() -> list[Step]:
-    return [*(final(method, 0) for method in METHODS),
-            *(pilot(method, number) for method in PILOTS for number in range(len(PILOTS[method]))),
-            *(final(method, seed) for seed in SEEDS[1:] for method in ASYMMETRIC),
-            *(detector(method, seed) for seed in SEEDS for method in DETECTED)]
+    return [
+        *(final(method, 0) for method in METHODS),
+        *(pilot(method, number) for method in PILOTS for number in range(len(PILOTS[method]))),
+        *(final(method, seed) for seed in SEEDS[1:] for method in ASYMMETRIC),
+        *(detector(method, seed) for seed in SEEDS for method in DETECTED),
+    ]
 
 
 def imagenet_plan() -> Plan:
     tasks = {"pilot": IMAGENET_PILOT, "final": IMAGENET_FINAL}
-    return Plan("imagenet", "imagenet100", "data/mini_imagenet.npz", 30_000, imagenet_steps(), tasks, PILOTS,
-                suffix="-256", speeds=SPEEDS)
+    return Plan(
+        "imagenet",
+        "imagenet100",
+        "data/mini_imagenet.npz",
+        30_000,
+        imagenet_steps(),
+        tasks,
+        PILOTS,
+        suffix="-256",
+        speeds=SPEEDS,
+    )
 
 
 def imagenet_rehearsal() -> Plan:
     """The whole chain on a CPU: one epoch of 1,000 images of 32 px, a ResNet-18 with narrow heads, few episodes."""
     plan = imagenet_plan()
-    tiny = {"views.size": 32, "encoder.size": 32, "encoder.name": "resnet18", "data.limit": 1000,
-            "train.batch_size": 64, "pool.size": 512, "schedule.warmup_epochs": 0, "train.log_every": 5}
-    steps = [replace(step, epochs=1, settings={**step.settings, "iters": 2, "batch_size": 2, "precise_bn": 1}
-                     if step.needs else {**step.settings, **tiny, "train.monitor_every": 1}) for step in plan.steps]
+    tiny = {
+        "views.size": 32,
+        "encoder.size": 32,
+        "encoder.name": "resnet18",
+        "data.limit": 1000,
+        "train.batch_size": 64,
+        "pool.size": 512,
+        "schedule.warmup_epochs": 0,
+        "train.log_every": 5,
+    }
+    steps = [
+        replace(
+            step,
+            epochs=1,
+            settings={**step.settings, "iters": 2, "batch_size": 2, "precise_bn": 1}
+            if step.needs
+            else {**step.settings, **tiny, "train.monitor_every": 1},
+        )
+        for step in plan.steps
+    ]
     tasks = {stage: [rehearsed(task) for task in each] for stage, each in plan.tasks.items()}
     return replace(plan, name="imagenet-rehearsal", images=1000, steps=steps, tasks=tasks)

@@ -18,16 +18,30 @@ from supancl.recipes import recipe
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
-    "knn": "k-NN", "linear": "linear", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pets": "Pets",
-    "omniglot_1": "Omniglot 1-shot", "omniglot_5": "Omniglot 5-shot", "traffic-signs_1": "GTSRB 1-shot",
+    "knn": "k-NN",
+    "linear": "linear",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "pets": "Pets",
+    "omniglot_1": "Omniglot 1-shot",
+    "omniglot_5": "Omniglot 5-shot",
+    "traffic-signs_1": "GTSRB 1-shot",
     "traffic-signs_5": "GTSRB 5-shot",
 }
 RATIOS: dict[str, str] = {
-    "ratio": "S_W/S_T, test", "train_ratio": "S_W/S_T, train", "projector_ratio": "S_W/S_T, projector, train",
+    "ratio": "S_W/S_T, test",
+    "train_ratio": "S_W/S_T, train",
+    "projector_ratio": "S_W/S_T, projector, train",
     "effective_rank": "effective rank, test",
 }
-PAIRS = (("supsiam", "simsiam"), ("supbyol", "byol"), ("supcon", "simclr"), ("supmoco", "moco2"),
-         ("supsiam", "supcon"), ("supsiam", "crossentropy"))
+PAIRS = (
+    ("supsiam", "simsiam"),
+    ("supbyol", "byol"),
+    ("supcon", "simclr"),
+    ("supmoco", "moco2"),
+    ("supsiam", "supcon"),
+    ("supsiam", "crossentropy"),
+)
 
 
 def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
@@ -38,17 +52,29 @@ def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
         return ""
     rows = {method: row_of(plan, results, NAMES[method], f"final-{method}-0") for method in METHODS}
     there = {method: one for method, one in rows.items() if one.results}
-    parts = [head(plan, results), main_table(there), differences(there), ratio_table(there), pilot_table(results),
-             detector_table(plan, results), left_over(plan, results), every_run(plan, results)]
+    parts = [
+        head(plan, results),
+        main_table(there),
+        differences(there),
+        ratio_table(there),
+        pilot_table(results),
+        detector_table(plan, results),
+        left_over(plan, results),
+        every_run(plan, results),
+    ]
     return "\n" + "\n".join(part for part in parts if part)
 
 
 def head(plan: Plan, results: Results) -> str:
     done = len(plan.steps) - len(waiting(plan, results))
-    alphas = " and ".join(f"{recipe(plan.recipe_name(method)).fields()['loss.alpha'][0]:g} in {NAMES[method]}"
-                          for method in ("supsiam", "supbyol"))
-    facts = {key: "; ".join(dict.fromkeys(str(result.get(key)) for result in results.values()))
-             for key in ("hardware", "commit")}
+    alphas = " and ".join(
+        f"{recipe(plan.recipe_name(method)).fields()['loss.alpha'][0]:g} in {NAMES[method]}"
+        for method in ("supsiam", "supbyol")
+    )
+    facts = {
+        key: "; ".join(dict.fromkeys(str(result.get(key)) for result in results.values()))
+        for key in ("hardware", "commit")
+    }
     return f"""## ImageNet photographs, ResNet-50
 
 {done} of the plan's {len(plan.steps)} runs are there (`python -m evidence plan --plan imagenet`).
@@ -73,9 +99,15 @@ def main_table(rows: Mapping[str, Row]) -> str:
     ranked = {name: found for name, found in measured.items() if found}
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if len(ranked) > 1 else {}
     shown = (*ACCURACIES, "linear_sgd")
-    lines = [[mark(one), one.seeds, *(mean_text(one.values(m)) for m in shown),
-              f"{ranks[one.name]:.2f}" if ranks.get(one.name, float("nan")) == ranks.get(one.name) else "-"]
-             for one in rows.values()]
+    lines = [
+        [
+            mark(one),
+            one.seeds,
+            *(mean_text(one.values(m)) for m in shown),
+            f"{ranks[one.name]:.2f}" if ranks.get(one.name, float("nan")) == ranks.get(one.name) else "-",
+        ]
+        for one in rows.values()
+    ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
@@ -91,11 +123,15 @@ def mark(row: Row) -> str:
 
 def describe_collapse(rows: Mapping[str, Row]) -> str:
     names = [one.name for one in rows.values() if one.collapsed]
-    return f"""
+    return (
+        f"""
 † {" and ".join(names)}: the monitor called it collapsed while it trained (a batch's targets use fewer than 10
 directions). It was trained to its end and judged all the same. Differences from it say that labels kept a network from
 collapsing at this learning rate, not how far labels help one that trains well at its best rate.
-""" if names else ""
+"""
+        if names
+        else ""
+    )
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
@@ -124,8 +160,10 @@ settings.
 def ratio_table(rows: Mapping[str, Row]) -> str:
     if not rows:
         return ""
-    lines = [[one.name, *(mean_text(one.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
-             for one in rows.values()]
+    lines = [
+        [one.name, *(mean_text(one.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
+        for one in rows.values()
+    ]
     return f"""### Within-class variance
 
 Of L2-normalised features: the encoder's for test and training images, the projector's for training images (Table 1).
@@ -134,34 +172,58 @@ Of L2-normalised features: the encoder's for test and training images, the proje
 
 
 def pilot_table(results: Results) -> str:
-    lines = [[NAMES[method], f"{lr:g}", f"{found['values'].get('linear', float('nan')):.2f}",
-              f"{found['values'].get('knn', float('nan')):.2f}"]
-             for method, grid in PILOTS.items() for number, (lr, _) in enumerate(grid)
-             if (found := results.get(f"pilot-{method}-{number}")) is not None]
-    return f"""### Pilots
+    lines = [
+        [
+            NAMES[method],
+            f"{lr:g}",
+            f"{found['values'].get('linear', float('nan')):.2f}",
+            f"{found['values'].get('knn', float('nan')):.2f}",
+        ]
+        for method, grid in PILOTS.items()
+        for number, (lr, _) in enumerate(grid)
+        if (found := results.get(f"pilot-{method}-{number}")) is not None
+    ]
+    return (
+        f"""### Pilots
 
 20 epochs, judged on held-out images. The first rate is the recipe's, at batch 128. No final run follows them: tuning
 two of nine methods would favour these two.
 
-{table(["method", "learning rate", "linear", "k-NN"], lines)}""" if lines else ""
+{table(["method", "learning rate", "linear", "k-NN"], lines)}"""
+        if lines
+        else ""
+    )
 
 
 def detector_table(plan: Plan, results: Results) -> str:
     rows = [row_of(plan, results, NAMES[method], f"detect-{method}-0") for method in DETECTED]
-    lines = [[one.name, one.seeds, *(mean_text(one.values(m)) for m in ("AP", "AP50", "AP75"))]
-             for one in rows if one.results]
-    return f"""### Detection
+    lines = [
+        [one.name, one.seeds, *(mean_text(one.values(m)) for m in ("AP", "AP50", "AP75"))]
+        for one in rows
+        if one.results
+    ]
+    return (
+        f"""### Detection
 
 Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector for each pretraining seed.
 
-{table(["pretraining", "seeds", "AP", "AP50", "AP75"], lines)}""" if lines else ""
+{table(["pretraining", "seeds", "AP", "AP50", "AP75"], lines)}"""
+        if lines
+        else ""
+    )
 
 
 def left_over(plan: Plan, results: Results) -> str:
-    lines = [f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
-             for name, result in results.items() if result["status"] != "finished"]
-    lines += [f"- {name}: `{task}` could not be measured: {why}"
-              for name, result in results.items() for task, why in result["not_measured"].items()]
+    lines = [
+        f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
+        for name, result in results.items()
+        if result["status"] != "finished"
+    ]
+    lines += [
+        f"- {name}: `{task}` could not be measured: {why}"
+        for name, result in results.items()
+        for task, why in result["not_measured"].items()
+    ]
     left: list[Step] = waiting(plan, results)
     missing = f"{counted(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
     return f"""### Failed, collapsed and not run

@@ -48,8 +48,9 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     if failures and not values:  # not the run's fault: it is judged again the next time
         raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
     if failures and told["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would quietly be no candidate
-        raise BadInput(f"{name}: {CHOSEN_BY}, by which pilots are chosen, could not be measured: "
-                       f"{next(iter(failures.values()))}")
+        raise BadInput(
+            f"{name}: {CHOSEN_BY}, by which pilots are chosen, could not be measured: {next(iter(failures.values()))}"
+        )
     if told["exit"] == 0 and plan.picture and pictured(told):  # before the result, after which nobody comes back
         try:
             write_map(plan, name, run, results)
@@ -58,11 +59,18 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
     code, why = told.pop("exit"), told.pop("why")
     collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
     result = {
-        **told, "plan": plan.name, "status": "collapsed" if collapsed else "failed" if code else "finished",
-        "why": why or None, "commands": commands,
+        **told,
+        "plan": plan.name,
+        "status": "collapsed" if collapsed else "failed" if code else "finished",
+        "why": why or None,
+        "commands": commands,
         "values": {key: round(value, 4) for key, value in values.items() if value is not None},
-        "not_measured": failures, "judge_seconds": round(time.perf_counter() - since, 1), "hardware": hardware(),
-        "versions": versions(), "commit": told["commit"] or commit(), "data": data_of(run),
+        "not_measured": failures,
+        "judge_seconds": round(time.perf_counter() - since, 1),
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": told["commit"] or commit(),
+        "data": data_of(run),
         "features_version": VERSION,
     }
     write_result(results, result)
@@ -73,8 +81,9 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
 
 def pictured(told: dict[str, Any]) -> bool:
     """The alpha sweep's first seed: its own runs, SupSiam's final one, and SimSiam's, which may be its alpha = 1."""
-    return told["seed"] == 0 and (told["stage"] == "alpha" or (told["stage"] == "final"
-                                                               and told["method"] in ("supsiam", "simsiam")))
+    return told["seed"] == 0 and (
+        told["stage"] == "alpha" or (told["stage"] == "final" and told["method"] in ("supsiam", "simsiam"))
+    )
 
 
 def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
@@ -88,9 +97,11 @@ def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
         return
     features: Features = subject.features(split.take(mine))
     points = tsne_map(features)
-    content = {"classes": list(plan.picture),
-               "labels": [plan.picture.index(data.classes[label]) for label in features.labels.tolist()],
-               "points": [[round(float(x), 2), round(float(y), 2)] for x, y in points]}
+    content = {
+        "classes": list(plan.picture),
+        "labels": [plan.picture.index(data.classes[label]) for label in features.labels.tolist()],
+        "points": [[round(float(x), 2), round(float(y), 2)] for x, y in points],
+    }
     folder = results / "maps"
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{name}.json", json.dumps(content) + "\n")
@@ -116,8 +127,9 @@ def data_of(run: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     content = json.loads(path.read_text(encoding="utf-8")).get("data") or {}
-    return {key: content[key] for key in ("train", "held_out", "held_out_from", "classes", "fingerprint")
-            if key in content}
+    return {
+        key: content[key] for key in ("train", "held_out", "held_out_from", "classes", "fingerprint") if key in content
+    }
 
 
 def hardware() -> str:

@@ -16,10 +16,16 @@ COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s",
 
 def told(plan: Plan, results: Results) -> str:
     """Failed and collapsed runs, what could not be measured, and what is missing."""
-    lines = [f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
-             for name, result in results.items() if result["status"] != "finished"]
-    lines += [f"- {name}: `{task}` could not be measured: {why}"
-              for name, result in results.items() for task, why in result["not_measured"].items()]
+    lines = [
+        f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
+        for name, result in results.items()
+        if result["status"] != "finished"
+    ]
+    lines += [
+        f"- {name}: `{task}` could not be measured: {why}"
+        for name, result in results.items()
+        for task, why in result["not_measured"].items()
+    ]
     left = waiting(plan, results)
     listed = {what: [step.name for step in left if step.stage == stage] for stage, what in STAGES.items()}
     missing = [f"- {what}: {', '.join(names)}" for what, names in listed.items() if names]
@@ -45,8 +51,17 @@ def whole_speed(result: dict[str, Any]) -> str:
 
 def row(name: str, result: dict[str, Any]) -> list[str]:
     settings = (f"{result['settings'][f'optimizer.{key}']:g}" for key in ("lr", "weight_decay"))
-    return [name, str(result["seed"]), str(result["epochs"]), *settings, f"{result['train_seconds']:.0f}",
-            own_speed(result), whole_speed(result), f"{result['judge_seconds']:.0f}", str(result["commit"])]
+    return [
+        name,
+        str(result["seed"]),
+        str(result["epochs"]),
+        *settings,
+        f"{result['train_seconds']:.0f}",
+        own_speed(result),
+        whole_speed(result),
+        f"{result['judge_seconds']:.0f}",
+        str(result["commit"]),
+    ]
 
 
 def commands(results: Results) -> str:
@@ -58,10 +73,16 @@ def commands(results: Results) -> str:
     same: dict[tuple[str, ...], list[str]] = {}
     for stage, lines in judging.items():
         same.setdefault(tuple(lines), []).append(STAGES.get(stage, stage))
-    listed = "\n".join(f"{' and '.join(stages).capitalize()}:\n\n```\n{chr(10).join(lines)}\n```\n"
-                       for lines, stages in same.items() if lines)
-    speeds = [result["images_per_second"] for result in results.values()
-              if result["images_per_second"] and not result["shared"]]
+    listed = "\n".join(
+        f"{' and '.join(stages).capitalize()}:\n\n```\n{chr(10).join(lines)}\n```\n"
+        for lines, stages in same.items()
+        if lines
+    )
+    speeds = [
+        result["images_per_second"]
+        for result in results.values()
+        if result["images_per_second"] and not result["shared"]
+    ]
     speed = f"Median speed {statistics.median(speeds):,.0f} images a second. " if speeds else ""
     trained = "\n".join(result["commands"][0] for result in results.values())
     return f"""## Every run
@@ -76,9 +97,9 @@ some or all of the time. They are no benchmark: [performance](docs/performance.m
 Trained with, a line a run, in a folder in which data/ holds the unpacked data sets:
 
 ```
-{trained or 'nothing yet'}
+{trained or "nothing yet"}
 ```
 
 Judged with, RUN standing for the folder that `--out` names:
 
-{listed or 'nothing yet'}"""
+{listed or "nothing yet"}"""

@@ -50,8 +50,9 @@ VIEWS = """
   through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the
   pixel. The evaluation crop that began at half pixels on most images larger than the input ([changelog](CHANGELOG.md))
   is used for none of these columns, so none has to be measured again for it."""
-KINDS_TOLD = " ".join(f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}."
-                      for kind, measures in KINDS.items())
+KINDS_TOLD = " ".join(
+    f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}." for kind, measures in KINDS.items()
+)
 COMMITS = """Runs were trained and judged by the code of
   their commit. On a CPU, at an equal thread count, SupSiam's training has the same bits with the first and the last of
   them; no run was made twice on the GPU. Between commits the solver of the probes and the few-shot classifiers' stop
@@ -65,9 +66,17 @@ the tables. Right of the line the first method is better. Each panel has its own
 
 def write_page(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     of_alpha = [name for name in figures if "differences" not in name]
-    parts = [head(plan, results, figures), conditions(results), answers(plan, results), main_table(plan, results),
-             alpha_table(plan, results, of_alpha), collapse_table(plan, results), pilot_table(plan, results),
-             told(plan, results), commands(results)]
+    parts = [
+        head(plan, results, figures),
+        conditions(results),
+        answers(plan, results),
+        main_table(plan, results),
+        alpha_table(plan, results, of_alpha),
+        collapse_table(plan, results),
+        pilot_table(plan, results),
+        told(plan, results),
+        commands(results),
+    ]
     return "\n".join(parts)
 
 
@@ -77,8 +86,9 @@ def unique(results: Results, key: str) -> str:
 
 def head(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     done = len(plan.steps) - len(waiting(plan, results))
-    shown = "".join(f"\n![differences with intervals](docs/figures/{name})\n{FOREST}" for name in figures
-                    if "differences" in name)
+    shown = "".join(
+        f"\n![differences with intervals](docs/figures/{name})\n{FOREST}" for name in figures if "differences" in name
+    )
     return f"""# Results
 
 Made by `python -m evidence page` (`make results`) from the files in results/, one a run; no number here is typed, and
@@ -95,13 +105,19 @@ every verdict follows from the numbers by a rule. {done} of the plan's {len(plan
 
 
 def conditions(results: Results) -> str:
-    versions = "; ".join(dict.fromkeys(
-        ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results.values()))
+    versions = "; ".join(
+        dict.fromkeys(
+            ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+            for result in results.values()
+        )
+    )
     spans = [value for result in results.values() for key, value in result["values"].items() if "_interval" in key]
     episodes = f", 2000 episodes by up to {max(spans):.1f}" if spans else ""
     several = f" {COMMITS}" * (len({result.get("commit") for result in results.values()}) > 1)
-    alphas = " and ".join(f"{recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g} in {NAMES[method]}"
-                          for method in ("supsiam", "supbyol"))
+    alphas = " and ".join(
+        f"{recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g} in {NAMES[method]}"
+        for method in ("supsiam", "supbyol")
+    )
     return f"""## How it was measured
 
 - Pretraining on CIFAR-100 (lossless, all 50,000 training images; pilots without the 5,000 that are held out), CIFAR
@@ -139,9 +155,11 @@ def answers(plan: Plan, results: Results) -> str:
     everything = ("in-domain", "crossed", "few-shot")
     sections = [
         (ANCL_QUESTION, [*pair_lines(plan, results, ANCL, everything), *second_simsiam(plan, results)], ANCL),
-        (CONTRASTIVE_QUESTION,
-         [crossed_in_the_paper(), "",
-          *pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))], CONTRASTIVE),
+        (
+            CONTRASTIVE_QUESTION,
+            [crossed_in_the_paper(), "", *pair_lines(plan, results, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))],
+            CONTRASTIVE,
+        ),
         (ALPHA_QUESTION, [BEST, "", *best_alpha(plan, results)], ()),
         (VARIANCE_QUESTION, variance_lines(plan, results), ()),
         (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(plan, results)], ()),
@@ -158,7 +176,9 @@ def papers_rows() -> str:
     swapped = {"simsiam": "byol", "byol": "simsiam"}
     told = " and ".join(
         f"{', '.join(f'{of[ours] - of[swapped[theirs]]:+.2f}' for of in paper_columns().values())} "
-        f"({NAMES[ours]} - {NAMES[theirs]})" for ours, theirs in ANCL)
+        f"({NAMES[ours]} - {NAMES[theirs]})"
+        for ours, theirs in ANCL
+    )
     return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, rates and a probe of its
 own, no intervals. What longer training leaves of a difference was not measured here. If its SimSiam and BYOL columns
 are exchanged, as they look beside solo-learn's, linear and CIFAR-10 linear would be {told}."""
@@ -179,8 +199,10 @@ def second_simsiam(plan: Plan, results: Results) -> list[str]:
         return []
     found = row_gaps(plan, results, ours, plain)
     linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
-    return [f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight "
-            f"decay for both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."]
+    return [
+        f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight "
+        f"decay for both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."
+    ]
 
 
 def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -198,5 +220,3 @@ def pair_table(plan: Plan, results: Results, pairs: Sequence[tuple[str, str]]) -
             apart = {m: of[pair[0]] - of[pair[1]] for m, of in paper_columns().items()}
             rows.append(["paper", *(f"{apart[m]:+.2f}" if m in apart else "-" for m in measures)])
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
-
-

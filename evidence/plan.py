@@ -32,8 +32,15 @@ CELLS = {(False, False): "neither", (True, False): "pool", (False, True): "ema",
 
 # First guesses that measured runs replace: images a second on one H200 as docs/performance.md has them (the momentum
 # methods as SupBYOL, the rest as SupSiam). The seconds are those of the first 20 runs there, two side by side.
-GUESS = {"simsiam": 36_800.0, "supcon": 37_800.0, "simclr": 37_800.0, "byol": 27_300.0, "supbyol": 26_900.0,
-         "moco2": 26_900.0, "supmoco": 26_900.0}
+GUESS = {
+    "simsiam": 36_800.0,
+    "supcon": 37_800.0,
+    "simclr": 37_800.0,
+    "byol": 27_300.0,
+    "supbyol": 26_900.0,
+    "moco2": 26_900.0,
+    "supmoco": 26_900.0,
+}
 GUESSED = 35_900.0
 START_SECONDS = 8.0  # of a run around its steps, with kernels compiled before
 EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
@@ -109,9 +116,20 @@ def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others:
     step (supancl.reuse), which a weight decay is part of.
     """
     made = [
-        Step(f"pilot-{method}-{number}", "pilot", method, epochs, 0,
-             {"optimizer.lr": lr, "optimizer.weight_decay": decay, "data.holdout": 0.1, "train.monitor_every": 10,
-              **others})
+        Step(
+            f"pilot-{method}-{number}",
+            "pilot",
+            method,
+            epochs,
+            0,
+            {
+                "optimizer.lr": lr,
+                "optimizer.weight_decay": decay,
+                "data.holdout": 0.1,
+                "train.monitor_every": 10,
+                **others,
+            },
+        )
         for number, (lr, decay) in enumerate(settings)
     ]
     decays = [decay for _, decay in settings]
@@ -130,7 +148,8 @@ def sweep(seed: int, epochs: int = 100) -> list[Step]:
     """SupSiam at each alpha, with what SupSiam's own pilots chose; the final runs are alpha .5."""
     return [
         Step(f"alpha-{alpha:g}-{seed}", "alpha", "supsiam", epochs, seed, {**WHOLE, "loss.alpha": alpha}, "supsiam")
-        for alpha in ALPHAS if alpha != 0.5
+        for alpha in ALPHAS
+        if alpha != 0.5
     ]
 
 
@@ -143,8 +162,11 @@ def cell(pool: bool, ema: bool, epochs: int = 50, harsh: bool = False) -> Step:
 
     Harsh cells have a weight decay that SimSiam does not survive: without one that collapses nothing can be prevented.
     """
-    changed = {**({} if pool else {"pool.kind": "none"}), **({"branches.target": "momentum"} if ema else {}),
-               **({"optimizer.weight_decay": HARSH} if harsh else {})}
+    changed = {
+        **({} if pool else {"pool.kind": "none"}),
+        **({"branches.target": "momentum"} if ema else {}),
+        **({"optimizer.weight_decay": HARSH} if harsh else {}),
+    }
     settings = {**WHOLE, "train.monitor_every": 1, **changed}
     return Step(cell_name(pool, ema, harsh), "collapse", "supsiam", epochs, 0, settings, "supsiam")
 
@@ -171,16 +193,43 @@ def cifar_steps() -> list[Step]:
     first += [*(final("supsiam", seed) for seed in (0, 1, 2)), final("simsiam", 0), *sweep(0)]
     standing = [*trained("supcon"), *pilots("simclr", PILOTS["simclr"]), *trained("crossentropy"), final("simclr", 0)]
     others = [*trained("supbyol"), *trained("byol"), *(cell(*key) for key in CELLS)]
-    seeds = [final("supcon", 1), *pilots("supmoco", PILOTS["supmoco"]), final("crossentropy", 1),
-             *pilots("moco2", PILOTS["moco2"]), final("simsiam", 1), final("supmoco", 0), final("moco2", 0),
-             *(final(method, 2) for method in ("supcon", "crossentropy", "simsiam"))]
+    seeds = [
+        final("supcon", 1),
+        *pilots("supmoco", PILOTS["supmoco"]),
+        final("crossentropy", 1),
+        *pilots("moco2", PILOTS["moco2"]),
+        final("simsiam", 1),
+        final("supmoco", 0),
+        final("moco2", 0),
+        *(final(method, 2) for method in ("supcon", "crossentropy", "simsiam")),
+    ]
     harsh = [cell(*key, harsh=True) for key in CELLS]
     return [*first, *standing, *others, *seeds, *harsh, *sweep(1), *sweep(2)]
 
 
 # as the paper's figure has 15 dogs and 5 birds: three superclasses of land mammals, and the fish
-RELATED = ("bear", "leopard", "lion", "tiger", "wolf", "camel", "cattle", "chimpanzee", "elephant", "kangaroo", "fox",
-           "porcupine", "possum", "raccoon", "skunk", "aquarium_fish", "flatfish", "ray", "shark", "trout")
+RELATED = (
+    "bear",
+    "leopard",
+    "lion",
+    "tiger",
+    "wolf",
+    "camel",
+    "cattle",
+    "chimpanzee",
+    "elephant",
+    "kangaroo",
+    "fox",
+    "porcupine",
+    "possum",
+    "raccoon",
+    "skunk",
+    "aquarium_fish",
+    "flatfish",
+    "ray",
+    "shark",
+    "trout",
+)
 
 
 def cifar_plan() -> Plan:
@@ -193,11 +242,14 @@ def digits_plan() -> Plan:
     grid = dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 1e-4)))
     steps = [step for method in grid for step in pilots(method, grid[method], epochs=1)]
     steps += [final(method, 0, epochs=1) for method in grid] + sweep(0, epochs=1)[:1] + [cell(False, True, epochs=1)]
-    kept = [replace(step, settings={key: value for key, value in step.settings.items() if key != "data.holdout"})
-            for step in steps]  # the digits have no test split: what the recipe holds out judges all of them
+    kept = [
+        replace(step, settings={key: value for key, value in step.settings.items() if key != "data.holdout"})
+        for step in steps
+    ]  # the digits have no test split: what the recipe holds out judges all of them
     tasks = dict.fromkeys(("pilot", "final", "alpha", "collapse"), DIGITS)
-    return Plan("digits", "digits", "digits", 256, kept, tasks, grid, {"encoder.width": 16, "data.limit": 256},
-                ("3", "5", "8"))
+    return Plan(
+        "digits", "digits", "digits", 256, kept, tasks, grid, {"encoder.width": 16, "data.limit": 256}, ("3", "5", "8")
+    )
 
 
 def rehearsal(plan: Plan) -> Plan:
@@ -207,8 +259,14 @@ def rehearsal(plan: Plan) -> Plan:
     """
     steps = [replace(step, epochs=1) for step in plan.steps]
     tasks = {stage: [rehearsed(task) for task in tasks] for stage, tasks in plan.tasks.items()}
-    return replace(plan, name=f"{plan.name}-rehearsal", images=2048, steps=steps, tasks=tasks,
-                   always={**plan.always, "data.limit": 2048, "train.batch_size": 64, "pool.size": 512})
+    return replace(
+        plan,
+        name=f"{plan.name}-rehearsal",
+        images=2048,
+        steps=steps,
+        tasks=tasks,
+        always={**plan.always, "data.limit": 2048, "train.batch_size": 64, "pool.size": 512},
+    )
 
 
 PLANS = {"cifar100": cifar_plan, "digits": digits_plan}
@@ -247,10 +305,33 @@ def words_of(step: Step, plan: Plan, settings: Mapping[str, Any]) -> list[str]:
     wanted = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     if step.needs is not None:
         root = str(PurePosixPath(plan.scenes).parent)
-        return ["detect", "train", f"runs/{step.needs}", "--data", root, "--year", "2012", "--seed", str(step.seed),
-                *wanted, "--out", f"runs/{step.name}"]
-    return ["pretrain", plan.recipe_name(step.method), "--data", plan.data, "--epochs", str(step.epochs), "--seed",
-            str(step.seed), *wanted, "--out", f"runs/{step.name}"]
+        return [
+            "detect",
+            "train",
+            f"runs/{step.needs}",
+            "--data",
+            root,
+            "--year",
+            "2012",
+            "--seed",
+            str(step.seed),
+            *wanted,
+            "--out",
+            f"runs/{step.name}",
+        ]
+    return [
+        "pretrain",
+        plan.recipe_name(step.method),
+        "--data",
+        plan.data,
+        "--epochs",
+        str(step.epochs),
+        "--seed",
+        str(step.seed),
+        *wanted,
+        "--out",
+        f"runs/{step.name}",
+    ]
 
 
 def recipe_of(family: str, method: str, epochs: int, settings: Mapping[str, Any]) -> Recipe:
@@ -268,7 +349,22 @@ def identity(built: Recipe, method: str) -> str:
     alpha, pool = (built.loss.alpha, built.pool.kind) if isinstance(built.loss, Align) else (None, built.pool.kind)
     if alpha == 1:
         method, pool = SELF_SUPERVISED.get(method, method), "none"
-    facts = {"lr": built.optimizer.lr, "decay": built.optimizer.weight_decay, "alpha": alpha, "pool": pool,
-             "target": built.branches.target, "epochs": built.train.epochs, "holdout": built.data.holdout}
-    return " ".join([method, *(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-                               for key, value in facts.items() if value is not None)])
+    facts = {
+        "lr": built.optimizer.lr,
+        "decay": built.optimizer.weight_decay,
+        "alpha": alpha,
+        "pool": pool,
+        "target": built.branches.target,
+        "epochs": built.train.epochs,
+        "holdout": built.data.holdout,
+    }
+    return " ".join(
+        [
+            method,
+            *(
+                f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+                for key, value in facts.items()
+                if value is not None
+            ),
+        ]
+    )

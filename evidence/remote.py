@@ -35,8 +35,10 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "omniglot": (("omniglot.tar.xz",), "omniglot"),
     "pets": (("oxford_pets_s64.zip",), "pets"),
     "cifar10": (("cifar10_jpegq88.npz",), "cifar10.npz"),
-    "cifar100": (tuple(f"cifar100_lossless_{part}.npz" for part in ("train0", "train1", "train2", "test")),
-                 "cifar100.npz"),
+    "cifar100": (
+        tuple(f"cifar100_lossless_{part}.npz" for part in ("train0", "train1", "train2", "test")),
+        "cifar100.npz",
+    ),
     "voc": (("voc2012_mini_s192.zip",), "VOCdevkit"),
 }
 TRAINED_ON = {"imagenet": "mini_imagenet", "cifar100": "cifar100"}  # plan -> its data set
@@ -68,8 +70,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
     made.add_argument("--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/")
     made.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
-    made.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="folder in memory for run folders, if it "
-                      "has room: a ResNet-50 writes a checkpoint of 300 MB a second")
+    made.add_argument(
+        "--memory",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
+    )
     made.add_argument("--plan", default="imagenet")
     made.add_argument("--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers")
     made.add_argument("--only", action="append", default=[], help="as of python -m evidence run")
@@ -150,13 +156,34 @@ class Remote:
         environment = self.environment(args.start)
         for number in range(args.start):
             name = f"driver-{time.strftime('%H%M%S')}-{number}"
-            words = [sys.executable, "-m", "evidence", "run", "--plan", args.plan, "--results", str(self.results),
-                     "--work", str(self.work), "--until-seconds", str(args.until), "--beside",
-                     *["--shared"] * (args.start > 1), *(word for only in args.only for word in ("--only", only)),
-                     *(["--commit", args.commit] if args.commit else [])]
+            words = [
+                sys.executable,
+                "-m",
+                "evidence",
+                "run",
+                "--plan",
+                args.plan,
+                "--results",
+                str(self.results),
+                "--work",
+                str(self.work),
+                "--until-seconds",
+                str(args.until),
+                "--beside",
+                *["--shared"] * (args.start > 1),
+                *(word for only in args.only for word in ("--only", only)),
+                *(["--commit", args.commit] if args.commit else []),
+            ]
             with open(self.logs / f"{name}.log", "ab") as log:
-                process = subprocess.Popen(words, cwd=self.code, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                           stderr=log, start_new_session=True)
+                process = subprocess.Popen(
+                    words,
+                    cwd=self.code,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             (self.work / f"{name}.pid").write_text(str(process.pid))
             process.returncode = 0  # Python would warn that it still runs, which is what it is meant to do
             say(f"{name}: started with {args.until:.0f} s")
@@ -174,20 +201,39 @@ class Remote:
     def environment(self, drivers: int) -> dict[str, str]:
         """Caches in the work folder; several drivers share the GPU through CUDA's multi-process service if it works."""
         path = os.pathsep.join([str(self.code / "src"), str(self.code), str(self.packages)])
-        mine = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "SUPANCL_CACHE": str(self.work / "cache"),
-                "TORCHINDUCTOR_CACHE_DIR": str(self.kernels / "inductor"),
-                "TRITON_CACHE_DIR": str(self.kernels / "triton")}
+        mine = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "SUPANCL_CACHE": str(self.work / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kernels / "inductor"),
+            "TRITON_CACHE_DIR": str(self.kernels / "triton"),
+        }
         if drivers < 2 or not shutil.which("nvidia-cuda-mps-control"):
             return mine
-        pipes = {"CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/remote-mps")),  # short, as a socket must be
-                 "CUDA_MPS_LOG_DIRECTORY": str(self.logs)}
+        pipes = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/remote-mps")),  # short, as a socket must be
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+        }
         Path(pipes["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(exist_ok=True)
         shared = {**mine, **pipes}
         try:
-            subprocess.run(["nvidia-cuda-mps-control", "-d"], env=shared, check=False, timeout=20,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-            subprocess.run([sys.executable, "-c", "import torch; torch.zeros(1).cuda().sum().item()"], env=shared,
-                           check=True, timeout=120, capture_output=True)
+            subprocess.run(
+                ["nvidia-cuda-mps-control", "-d"],
+                env=shared,
+                check=False,
+                timeout=20,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            subprocess.run(
+                [sys.executable, "-c", "import torch; torch.zeros(1).cuda().sum().item()"],
+                env=shared,
+                check=True,
+                timeout=120,
+                capture_output=True,
+            )
         except (OSError, subprocess.SubprocessError) as error:
             say(f"the multi-process service does not work ({error}); the drivers take turns on the GPU")
             return mine
@@ -202,17 +248,22 @@ class Remote:
     # --- what came out ------------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        say(f"data: {', '.join(name for name in SETS if self.has(name)) or 'none'}; running: "
-            f"{', '.join(self.running()) or 'no driver'}")
+        say(
+            f"data: {', '.join(name for name in SETS if self.has(name)) or 'none'}; running: "
+            f"{', '.join(self.running()) or 'no driver'}"
+        )
         for path in sorted(self.results.glob("*.json")):
             with contextlib.suppress(ValueError, KeyError):
                 told = json.loads(path.read_text())
-                shown = ", ".join(f"{key} {told['values'][key]:.2f}" for key in ("knn", "linear", "AP50")
-                                  if key in told["values"])
+                shown = ", ".join(
+                    f"{key} {told['values'][key]:.2f}" for key in ("knn", "linear", "AP50") if key in told["values"]
+                )
                 speed = f"{told['images_per_second']:,.0f} images/s, " if told["images_per_second"] else ""
                 lacking = f"; not measured: {', '.join(told['not_measured'])}" if told["not_measured"] else ""
-                say(f"{told['name']}: {told['status']}; {shown}; {speed}{told['train_seconds']:.0f} s + "
-                    f"{told['judge_seconds']:.0f} s{lacking}")
+                say(
+                    f"{told['name']}: {told['status']}; {shown}; {speed}{told['train_seconds']:.0f} s + "
+                    f"{told['judge_seconds']:.0f} s{lacking}"
+                )
         for path in sorted(self.logs.glob("driver-*.log"), key=lambda log: log.stat().st_mtime)[-4:]:
             lines = path.read_text(errors="replace").splitlines()[-8:]
             say("\n".join([f"--- {path.name}", *(line[:300] for line in lines)]))
@@ -225,8 +276,11 @@ class Remote:
         out.mkdir(parents=True, exist_ok=True)
         pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
         runs = self.work / "runs"
-        kept = [path for name in ("metrics.jsonl", "recipe.json", "evidence.json", "detect.json", "evaluate/*.json")
-                for path in runs.glob(f"*/{name}")]
+        kept = [
+            path
+            for name in ("metrics.jsonl", "recipe.json", "evidence.json", "detect.json", "evaluate/*.json")
+            for path in runs.glob(f"*/{name}")
+        ]
         pack(out / "logs.tar.gz", self.work, [*self.logs.glob("*.log"), *kept])
         if kernels:
             self.collect_kernels(out)

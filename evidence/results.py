@@ -43,8 +43,9 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
             raise BadInput(f"{path} is of plan {content['plan']!r}, this is {plan.name!r}; give another --results")
         step = None if plan is None else plan.step(content["name"])
         if plan and step and step.stage == "pilot" and content["settings"] != settings_of(step, plan, None):
-            raise BadInput(f"{path} was made with other settings than the plan has now; remove it, and the run is made "
-                           "again")
+            raise BadInput(
+                f"{path} was made with other settings than the plan has now; remove it, and the run is made again"
+            )
     return found
 
 
@@ -101,14 +102,18 @@ def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
 def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
     """The results of this run with any seed, by seed; pilots are like nothing else."""
     wanted = None if step.stage == "pilot" else identity_of(step, plan, results)
-    found = [result for result in results.values()
-             if wanted is not None and result["identity"] == wanted and result["stage"] != "pilot"]
+    found = [
+        result
+        for result in results.values()
+        if wanted is not None and result["identity"] == wanted and result["stage"] != "pilot"
+    ]
     by_seed = {int(result["seed"]): result for result in reversed(found)}  # the same run twice is no further seed
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
-def expected_seconds(step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True,
-                     shared: bool = False) -> float:
+def expected_seconds(
+    step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True, shared: bool = False
+) -> float:
     """Training, and judging where it is to be waited for."""
     judging = judging_seconds(step, plan, results) * judged
     if step.needs is not None:
@@ -128,9 +133,11 @@ def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -
     only: if it was alone for most of its time, it says nothing of two side by side.
     """
     share = SHARERS if shared else 1
-    measured = [(pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
-                for result in results.values() if result["images_per_second"] and result["shared"] == shared
-                and result["stage"] != "detect"]
+    measured = [
+        (pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
+        for result in results.values()
+        if result["images_per_second"] and result["shared"] == shared and result["stage"] != "detect"
+    ]
     mine = [speed for one, speed in measured if one == pace]
     ratios = [speed * share / guesses.of(one) for one, speed in measured]
     scale = min(ratios) if shared and len(ratios) > 1 else min([1.0, *ratios])
@@ -141,8 +148,9 @@ def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
     """A guess, or the longest that a run with as many evaluations took."""
     tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
-    alike_ones = (float(result["judge_seconds"]) for result in results.values()
-                  if len(result.get("commands", ())) == 1 + tasks)  # one that is trained and not judged has none
+    alike_ones = (
+        float(result["judge_seconds"]) for result in results.values() if len(result.get("commands", ())) == 1 + tasks
+    )  # one that is trained and not judged has none
     return max([plan.speeds.task_seconds * tasks, *alike_ones])
 
 

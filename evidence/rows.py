@@ -11,19 +11,40 @@ from supancl.recipes import recipe
 
 # name -> title and decimals
 MEASURES: dict[str, tuple[str, int]] = {
-    "knn": ("k-NN", 2), "linear": ("linear", 2), "crossed": ("CIFAR-10 linear", 2), "pets": ("Pets", 2),
-    "omniglot_1": ("Omniglot 1-shot", 2), "omniglot_5": ("Omniglot 5-shot", 2),
-    "traffic-signs_1": ("GTSRB 1-shot", 2), "traffic-signs_5": ("GTSRB 5-shot", 2),
-    "ratio": ("S_W/S_T", 3), "train_ratio": ("S_W/S_T, train", 3), "effective_rank": ("effective rank", 1),
+    "knn": ("k-NN", 2),
+    "linear": ("linear", 2),
+    "crossed": ("CIFAR-10 linear", 2),
+    "pets": ("Pets", 2),
+    "omniglot_1": ("Omniglot 1-shot", 2),
+    "omniglot_5": ("Omniglot 5-shot", 2),
+    "traffic-signs_1": ("GTSRB 1-shot", 2),
+    "traffic-signs_5": ("GTSRB 5-shot", 2),
+    "ratio": ("S_W/S_T", 3),
+    "train_ratio": ("S_W/S_T, train", 3),
+    "effective_rank": ("effective rank", 1),
 }
 ACCURACIES = ("knn", "linear", "crossed", "pets", "omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")
-KINDS = {"in-domain": ("knn", "linear"), "crossed": ("crossed", "pets"),
-         "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")}
-NAMES = {"simclr": "SimCLR", "supcon": "SupCon", "moco2": "MoCo-v2", "supmoco": "SupMoCo", "simsiam": "SimSiam",
-         "supsiam": "SupSiam", "byol": "BYOL", "supbyol": "SupBYOL", "crossentropy": "cross-entropy"}
+KINDS = {
+    "in-domain": ("knn", "linear"),
+    "crossed": ("crossed", "pets"),
+    "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5"),
+}
+NAMES = {
+    "simclr": "SimCLR",
+    "supcon": "SupCon",
+    "moco2": "MoCo-v2",
+    "supmoco": "SupMoCo",
+    "simsiam": "SimSiam",
+    "supsiam": "SupSiam",
+    "byol": "BYOL",
+    "supbyol": "SupBYOL",
+    "crossentropy": "cross-entropy",
+}
 # as rows and differences are called: a number of these two is of the alpha that App. H has for the method
-TITLES = NAMES | {method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
-                  for method in ("supsiam", "supbyol")}
+TITLES = NAMES | {
+    method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
+    for method in ("supsiam", "supbyol")
+}
 
 
 class Row(NamedTuple):
@@ -38,8 +59,11 @@ class Row(NamedTuple):
 
     def last(self, term: str) -> list[float]:
         """A training loss of the last epoch; without a pool and without labels l_sup is l_ssl, so there is none."""
-        return [float(result["last"][term]) for result in self.results if term in result["last"]
-                and not (term == "sup" and result["method"] in SELF_SUPERVISED.values())]
+        return [
+            float(result["last"][term])
+            for result in self.results
+            if term in result["last"] and not (term == "sup" and result["method"] in SELF_SUPERVISED.values())
+        ]
 
     @property
     def seeds(self) -> str:

@@ -21,8 +21,10 @@ def short_text(plan: Plan, results: Results) -> str:
     there = {method: row for method, row in method_rows(plan, results).items() if row.results}
     if not there:
         return "Nothing is measured yet.\n"
-    rows = [[TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
-            for method, row in there.items()]
+    rows = [
+        [TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
+        for method, row in there.items()
+    ]
     columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in SHOWN)]
     lines = "\n".join(summary_lines(plan, results, PAGE))
     return f"""{table(columns, rows)}

@@ -92,8 +92,7 @@ def over_images(ours: float, theirs: float, images: int) -> Gap:
     return Gap(ours - theirs, ours - theirs - reach, ours - theirs + reach)
 
 
-def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None,
-        picked_of: int = 1) -> Gap | None:
+def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None, picked_of: int = 1) -> Gap | None:
     """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;
     else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known. `picked_of`:
     between how many such differences this one was picked by its size."""

@@ -30,8 +30,11 @@ from evidence.spread import Gap
 
 Asked = tuple[str, tuple[tuple[str, str], ...], Mapping[str, str]]  # question, pairs, words
 
-ASKED: tuple[Asked, ...] = ((ANCL_QUESTION, ANCL, {}), (CONTRASTIVE_QUESTION, CONTRASTIVE, {}),
-                            (STANDING_QUESTION, STANDING, AHEAD))
+ASKED: tuple[Asked, ...] = (
+    (ANCL_QUESTION, ANCL, {}),
+    (CONTRASTIVE_QUESTION, CONTRASTIVE, {}),
+    (STANDING_QUESTION, STANDING, AHEAD),
+)
 PAIRS = (*ANCL, *CONTRASTIVE, *STANDING)
 
 
@@ -59,15 +62,19 @@ def summary_table(plan: Plan, results: Results, page: str = "") -> str:
     for question, pairs, words in ASKED:
         for number, pair in enumerate(pairs):
             found, sure = gaps(plan, results, *pair), widened(plan, results, *pair)
-            cells = [cell(found, sure, measures, words) for measures in KINDS.values()] if found else [
-                missing(plan, results, pair), *[""] * (len(KINDS) - 1)]
+            cells = (
+                [cell(found, sure, measures, words) for measures in KINDS.values()]
+                if found
+                else [missing(plan, results, pair), *[""] * (len(KINDS) - 1)]
+            )
             rows.append([f"[{question}]({page}#{slug(question)})" if not number else "", pair_title(*pair), *cells])
     return table(["question", "difference", *KINDS], rows)
 
 
 def cell(found: Mapping[str, Gap], sure: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
-    verdicts = {measure: words.get(found[measure].verdict, found[measure].verdict)
-                for measure in measures if measure in found}
+    verdicts = {
+        measure: words.get(found[measure].verdict, found[measure].verdict) for measure in measures if measure in found
+    }
     told = tallied(verdicts) or "not measured yet"
     return f"**{told}**" if verdicts and set(verdicts) <= sure else told
 
@@ -81,11 +88,13 @@ def summary_lines(plan: Plan, results: Results, page: str = "") -> list[str]:
     for one in collapse_cells(plan, results):
         collapse.setdefault((one.decay, one.verdict), []).append(one.what)
     told = {
-        ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)" if inside else
-                        "not measured yet",
+        ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)"
+        if inside
+        else "not measured yet",
         VARIANCE_QUESTION: variance_summary(plan, results) or "not measured yet",
-        COLLAPSE_QUESTION: "; ".join(f"with weight decay {decay} {', '.join(what)}: {verdict}"
-                                     for (decay, verdict), what in collapse.items()),
+        COLLAPSE_QUESTION: "; ".join(
+            f"with weight decay {decay} {', '.join(what)}: {verdict}" for (decay, verdict), what in collapse.items()
+        ),
     }
     return [f"- [{question}]({page}#{slug(question)}) {answer}." for question, answer in told.items()]
 
@@ -97,10 +106,12 @@ def certainty(plan: Plan, results: Results) -> str:
         return "No two methods can be compared yet."
     sure = sum(len(widened(plan, results, *pair)) for pair in PAIRS)
     given = sum(one.is_told for one in found)
-    return (f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
-            f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "
-            f"{sum(one.borrowed for one in found)} have one seed on a side and borrow the spread of "
-            f"{lenders(spread_rows(plan, results))}.")
+    return (
+        f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
+        f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "
+        f"{sum(one.borrowed for one in found)} have one seed on a side and borrow the spread of "
+        f"{lenders(spread_rows(plan, results))}."
+    )
 
 
 def lenders(rows: Sequence[Row]) -> str:

@@ -32,8 +32,10 @@ def uncertain(images: int) -> str:
 
 def paper_columns() -> dict[str, dict[str, float]]:
     """Table H.1 after pretraining on CIFAR-100: measure -> method -> accuracy."""
-    return {measure: dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True))
-            for measure, name in (("linear", "cifar100"), ("crossed", "cifar10"))}
+    return {
+        measure: dict(zip(SIX, CIFAR[f"cifar100 {name}"], strict=True))
+        for measure, name in (("linear", "cifar100"), ("crossed", "cifar10"))
+    }
 
 
 def seeds_of(row: Row) -> str:
@@ -57,12 +59,24 @@ def main_table(plan: Plan, results: Results) -> str:
         return [f"{each[method]:.2f}" if method in each else "-" for each in (*paper.values(), SOLO_LEARN)]
 
     lines = [
-        [TITLES[method], seeds_of(row), *cells(row, measures),
-         f"{ranks[row.name]:.2f}" if row.name in ranks and ranks[row.name] == ranks[row.name] else "-", *beside(method)]
+        [
+            TITLES[method],
+            seeds_of(row),
+            *cells(row, measures),
+            f"{ranks[row.name]:.2f}" if row.name in ranks and ranks[row.name] == ranks[row.name] else "-",
+            *beside(method),
+        ]
         for method, row in rows.items()
     ]
-    columns = ["method", "seeds", *(MEASURES[m][0] for m in measures), "average rank", "paper: linear",
-               "paper: CIFAR-10 linear", "solo-learn: linear"]
+    columns = [
+        "method",
+        "seeds",
+        *(MEASURES[m][0] for m in measures),
+        "average rank",
+        "paper: linear",
+        "paper: CIFAR-10 linear",
+        "solo-learn: linear",
+    ]
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "final"}))
     return f"""## Main table
 
@@ -77,19 +91,39 @@ def alpha_table(plan: Plan, results: Results, figures: Sequence[str]) -> str:
     rows = alpha_rows(plan, results)
     measures = [m for m in MEASURES if any(row.values(m) for row in rows.values())] or list(MEASURES)
     lines = [
-        [row.name, seeds_of(row), mean_text(row.last("ssl"), 4), mean_text(row.last("sup"), 4),
-         *cells(row, measures), *(f"{METRIC_IMAGENET[row.name][at]:.2f}" for at in (3, 4, 5))]
+        [
+            row.name,
+            seeds_of(row),
+            mean_text(row.last("ssl"), 4),
+            mean_text(row.last("sup"), 4),
+            *cells(row, measures),
+            *(f"{METRIC_IMAGENET[row.name][at]:.2f}" for at in (3, 4, 5)),
+        ]
         for row in rows.values()
     ]
-    columns = ["alpha", "seeds", "l_ssl", "l_sup", *(MEASURES[m][0] for m in measures), "paper: S_W/S_T %",
-               "paper: k-NN", "paper: linear"]
+    columns = [
+        "alpha",
+        "seeds",
+        "l_ssl",
+        "l_sup",
+        *(MEASURES[m][0] for m in measures),
+        "paper: S_W/S_T %",
+        "paper: k-NN",
+        "paper: linear",
+    ]
     missing = [row.name for row in rows.values() if row.lacking == "missing"]
     note = f"\nNot measured yet: alpha {', '.join(missing)}.\n" if missing else ""
-    shown = "".join(f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
-                    f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}" for name in figures)
-    maps = (f"\nThe maps (t-SNE, seed 0) show the test images of {len(plan.picture)} related classes: "
-            f"{', '.join(name.replace('_', ' ') for name in plan.picture)}.\n"
-            if any("maps" in name for name in figures) else "")
+    shown = "".join(
+        f"\n![{'values against alpha' if 'alpha' in name else 'maps of related classes'}]"
+        f"(docs/figures/{name})\n{CURVES if 'alpha' in name else ''}"
+        for name in figures
+    )
+    maps = (
+        f"\nThe maps (t-SNE, seed 0) show the test images of {len(plan.picture)} related classes: "
+        f"{', '.join(name.replace('_', ' ') for name in plan.picture)}.\n"
+        if any("maps" in name for name in figures)
+        else ""
+    )
     return f"""## Alpha
 
 SupSiam with the settings that its pilots chose at alpha .5. Losses are means of the last epoch. The paper's columns are
@@ -109,7 +143,8 @@ def by_commit(rows: Mapping[float, Row]) -> str:
         return ""
     listed = "; ".join(
         f"{commit} alpha " + ", ".join(f"{alpha} (seed {', '.join(seeds)})" for alpha, seeds in each.items())
-        for commit, each in made.items())
+        for commit, each in made.items()
+    )
     return f"""
 By commit: {listed}. What a commit changes would look like an effect of alpha."""
 
@@ -143,14 +178,38 @@ def collapse_table(plan: Plan, results: Results) -> str:
         for key, row in cell_rows(plan, results, harsh).items():
             paper = TABLE_8[key]
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
-                row.lacking, "yes" if row.collapsed else "no")
-            signs = [mean_text(row.last(term), digits)
-                     for term, digits in (("target_effective_rank", 1), ("std", 3), ("loss", 3))]
-            lines.append([decay, *("yes" if on else "no" for on in key), verdict,
-                          *cells(row, ("knn", "linear")), ratio_cell(row), *signs, "yes" if paper[0] else "no",
-                          f"{paper[1]:.2f}"])
-    columns = ["weight decay", "pool", "EMA", "collapse (monitor)", "k-NN", "linear", "S_W/S_T",
-               "rank of targets", "std of targets", "loss", "paper: collapse", "paper: k-NN"]
+                row.lacking, "yes" if row.collapsed else "no"
+            )
+            signs = [
+                mean_text(row.last(term), digits)
+                for term, digits in (("target_effective_rank", 1), ("std", 3), ("loss", 3))
+            ]
+            lines.append(
+                [
+                    decay,
+                    *("yes" if on else "no" for on in key),
+                    verdict,
+                    *cells(row, ("knn", "linear")),
+                    ratio_cell(row),
+                    *signs,
+                    "yes" if paper[0] else "no",
+                    f"{paper[1]:.2f}",
+                ]
+            )
+    columns = [
+        "weight decay",
+        "pool",
+        "EMA",
+        "collapse (monitor)",
+        "k-NN",
+        "linear",
+        "S_W/S_T",
+        "rank of targets",
+        "std of targets",
+        "loss",
+        "paper: collapse",
+        "paper: k-NN",
+    ]
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "collapse"}))
     return f"""## Collapse
 
@@ -177,8 +236,15 @@ def pilot_table(plan: Plan, results: Results) -> str:
         best = best_pilot(plan, results, method)
         for number, (lr, decay) in enumerate(grid):
             found = results.get(f"pilot-{method}-{number}")
-            lines.append([TITLES[method], f"{lr:g}", f"{decay:g}", *pilot_cells(found),
-                          chosen_by(plan, results, method) if number == best else ""])
+            lines.append(
+                [
+                    TITLES[method],
+                    f"{lr:g}",
+                    f"{decay:g}",
+                    *pilot_cells(found),
+                    chosen_by(plan, results, method) if number == best else "",
+                ]
+            )
     epochs = ", ".join(sorted({str(step.epochs) for step in plan.steps if step.stage == "pilot"}))
     return f"""## Pilots
 
@@ -193,8 +259,11 @@ accuracy uncertain by up to {uncertain(HELD_OUT)} points, settings closer than t
 
 def tied(plan: Plan, results: Results) -> str:
     """In how many methods the choice is closer than the images can tell."""
-    margins = [margin for method in plan.pilots if best_pilot(plan, results, method) is not None
-               and (margin := margin_of(plan, results, method)) is not None]
+    margins = [
+        margin
+        for method in plan.pilots
+        if best_pilot(plan, results, method) is not None and (margin := margin_of(plan, results, method)) is not None
+    ]
     near = sum(margin < float(uncertain(HELD_OUT)) for margin in margins)
     return f"(so in {near} of {len(margins)} methods)" if margins else "(of none it is known yet)"
 

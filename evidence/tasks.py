@@ -87,13 +87,16 @@ CIFAR_FINAL = (
     Task(("variance", "--split", "train"), spread("train_")),
     Task(("linear", "--data", "data/cifar10.npz", "--split", "test"), accuracy("crossed")),
     Task(("transfer", "--root", "data", "--sets", "pets"), transferred),
-    Task(("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
-         episodes),
+    Task(
+        ("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
+        episodes,
+    ),
 )
 IMAGENET_PILOT = CIFAR_PILOT
 # the projector of a classifier is that classifier: its outputs are no features
-PROJECTOR = Task(("variance", "--split", "train", "--layer", "projector"), spread("projector_"),
-                 not_for=("crossentropy",))
+PROJECTOR = Task(
+    ("variance", "--split", "train", "--layer", "projector"), spread("projector_"), not_for=("crossentropy",)
+)
 IMAGENET_FINAL = (
     Task(("knn", "--split", "test", "--k", "20,200"), neighbours),
     Task(("linear", "--split", "test"), accuracy("linear")),
@@ -104,8 +107,10 @@ IMAGENET_FINAL = (
     Task(("transfer", "--data", "data/cifar10.npz"), transferred_as("cifar10")),
     Task(("transfer", "--data", "data/cifar100.npz"), transferred_as("cifar100")),
     Task(("transfer", "--root", "data", "--sets", "pets"), transferred),
-    Task(("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
-         episodes),
+    Task(
+        ("fewshot", "--root", "data", "--sets", "omniglot,traffic-signs", "--shots", "1,5", "--episodes", "2000"),
+        episodes,
+    ),
 )
 DIGITS = (
     Task(("linear",), accuracy("linear")),
@@ -117,6 +122,7 @@ DIGITS = (
 
 def rehearsed(task: Task) -> Task:
     """With few episodes, and of data sets that need not be whole."""
-    words = tuple("20" if before == "--episodes" else word
-                  for before, word in zip(("", *task.words), task.words, strict=False))
+    words = tuple(
+        "20" if before == "--episodes" else word for before, word in zip(("", *task.words), task.words, strict=False)
+    )
     return replace(task, words=(*words, "--partial") if "--root" in words else words)

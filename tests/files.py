@@ -63,5 +63,6 @@ def contents(root: Path) -> dict[str, bytes | None]:
     """Every file below the root with its bytes, every folder with None; who holds a lock is no content."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
-        for path in sorted(root.rglob("*")) if path.name != ".lock"
+        for path in sorted(root.rglob("*"))
+        if path.name != ".lock"
     }

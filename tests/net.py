@@ -92,8 +92,10 @@ def outcome(folder: Path) -> Outcome:
 
     last = sorted((folder / "checkpoints").glob("step-*.pt"))[-1]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {"checkpoint": digest(torch.load(last, weights_only=True)),
-            "logged": [without_circumstances(row) for row in rows]}
+    return {
+        "checkpoint": digest(torch.load(last, weights_only=True)),
+        "logged": [without_circumstances(row) for row in rows],
+    }
 
 
 def without_circumstances(value: Any) -> Any:
@@ -102,8 +104,14 @@ def without_circumstances(value: Any) -> Any:
     return [without_circumstances(item) for item in value] if isinstance(value, list) else value
 
 
-def train(folder: Path, method: str, settings: dict[str, Any] | None = None, compat: str = "paper",
-          stop: int | None = None, **data: Any) -> Outcome:
+def train(
+    folder: Path,
+    method: str,
+    settings: dict[str, Any] | None = None,
+    compat: str = "paper",
+    stop: int | None = None,
+    **data: Any,
+) -> Outcome:
     from supancl import Interrupted, Reporter, pretrain
 
     class Stop(Reporter):
@@ -142,8 +150,12 @@ def training_cases() -> dict[str, Callable[[Path], Outcome]]:
     add("supsiam, balanced", "supsiam", {"data.balanced": True})
     add("supsiam, squared", "supsiam", {"loss.form": "squared"})
     colours = {"encoder.channels": 3, "encoder.mean": [0.5] * 3, "encoder.std": [0.5] * 3}
-    add("supsiam, colours and blur", "supsiam", {**colours, "views.blur": 0.5, "views.grey": 0.2, "views.hue": 0.1},
-        channels=3)
+    add(
+        "supsiam, colours and blur",
+        "supsiam",
+        {**colours, "views.blur": 0.5, "views.grey": 0.2, "views.hue": 0.1},
+        channels=3,
+    )
     add("byol, adamw", "byol", {"optimizer.name": "adamw", "optimizer.lr": 1e-3, "schedule.predictor": "follows"})
     return cases
 
@@ -160,11 +172,25 @@ def two_ranks() -> Outcome:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    script = ("import sys; sys.path.insert(0, sys.argv[1]); import net; from pathlib import Path; "
-              "net.train(Path('ranks'), 'supbyol')")
-    ranks = [subprocess.Popen([sys.executable, "-c", script, str(Path(__file__).parent)], env={
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(2)]
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import net; from pathlib import Path; "
+        "net.train(Path('ranks'), 'supbyol')"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(Path(__file__).parent)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+        )
+        for rank in range(2)
+    ]
     if any(rank.wait(300) for rank in ranks):
         raise RuntimeError("a rank failed")
     return outcome(Path("ranks"))
@@ -228,8 +254,13 @@ def run_cases(only: str) -> dict[str, Outcome]:
 
 def start(tree: Path, out: Path, only: str) -> subprocess.Popen[bytes]:
     out.mkdir(parents=True)
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1",
-                   "SUPANCL_CACHE": str(out / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "OMP_NUM_THREADS": "1",
+        "SUPANCL_CACHE": str(out / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     words = [sys.executable, str(Path(__file__).resolve()), "--here", "--only", only]
     return subprocess.Popen(words, cwd=out, env=environment)
 

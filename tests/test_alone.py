@@ -27,17 +27,20 @@ def paths_above(text: str, depth: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("line", "caught"), [
-    ("Path(__file__).parents[2] / 'docs'", False),
-    ("Path(__file__).parent.parent.parent / 'docs'", False),
-    ("Path(__file__).resolve().parents[3] / 'data'", True),
-    ("Path(__file__).parent.parent.parent.parent", True),
-    ("Path(__file__).parents[2] / '..' / 'data'", True),
-    ("REPOSITORY.parent / name", True),
-    ("open('../shared/data')", True),
-    ("here / 'shared' / 'paper'", True),
-    ("build('shared')", False),
-])
+@pytest.mark.parametrize(
+    ("line", "caught"),
+    [
+        ("Path(__file__).parents[2] / 'docs'", False),
+        ("Path(__file__).parent.parent.parent / 'docs'", False),
+        ("Path(__file__).resolve().parents[3] / 'data'", True),
+        ("Path(__file__).parent.parent.parent.parent", True),
+        ("Path(__file__).parents[2] / '..' / 'data'", True),
+        ("REPOSITORY.parent / name", True),
+        ("open('../shared/data')", True),
+        ("here / 'shared' / 'paper'", True),
+        ("build('shared')", False),
+    ],
+)
 def test_a_path_above_the_repository_is_seen(line: str, caught: bool) -> None:
     assert bool(paths_above(line, depth=3)) == caught
 

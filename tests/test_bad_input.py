@@ -712,8 +712,16 @@ def test_without_permission_the_place_is_named(finished):
         expected = closed_places(root, finished)
         before = contents(root)
         root.chmod(0o755)
-        modes = {"open": 0o777, "closed": 0o555, "data/cat/deep": 0, "secret": 0, "secret.npz": 0, "secret.csv": 0,
-                 "mine.json": 0o444, "run/encoder.safetensors": 0}
+        modes = {
+            "open": 0o777,
+            "closed": 0o555,
+            "data/cat/deep": 0,
+            "secret": 0,
+            "secret.npz": 0,
+            "secret.csv": 0,
+            "mine.json": 0o444,
+            "run/encoder.safetensors": 0,
+        }
         for name, mode in modes.items():
             (root / name).chmod(mode)
         asked = subprocess.run(
@@ -777,8 +785,7 @@ def full(path: Path) -> None:
     temporary_of(path).symlink_to("/dev/full")
 
 
-UNTOUCHED = ("what was there before is untouched. Make room (a run then continues with --resume) "
-             "or choose another --out")
+UNTOUCHED = "what was there before is untouched. Make room (a run then continues with --resume) or choose another --out"
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):

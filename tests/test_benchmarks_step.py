@@ -172,8 +172,11 @@ if importlib.util.find_spec("lightly") is not None:  # an extra: `make bench-ste
         chosen = parts["step_ours"].settled("cifar100.simsiam", torch.device("cpu"), bench.settings())
         own = parts["step_ours"].ours(chosen, bench.cifar(), torch.device("cpu")).trainer.branches
         theirs = parts["step_peers"].LightlyModel("simsiam", chosen)
-        pairs = ((theirs.backbone, own.encoder), (theirs.projection.layers, own.projector),
-                 (theirs.prediction.layers, own.predictor))
+        pairs = (
+            (theirs.backbone, own.encoder),
+            (theirs.projection.layers, own.projector),
+            (theirs.prediction.layers, own.predictor),
+        )
         for module, other in pairs:
             module.load_state_dict(other.state_dict())
         views = torch.randn(2, 8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -210,9 +213,19 @@ def a_record(key: str, rate: float, peer: float, **more: Any) -> dict[str, Any]:
     def entry(name: str, value: float) -> dict[str, Any]:
         return {"name": name, "rate": value, "spread": [value - 1, value + 1], "ms": 256e3 / value, "peak_gb": 1.5}
 
-    return {"key": key, "work": f"work of {key}", "batch": 256, "ours": entry("ours", rate) | {"first_s": 40.0},
-            "peers": [entry("peer", peer), entry("bound", 9 * peer) | {"bound": True}], "ratio": rate / peer,
-            "commit": "abc", "date": "2000-01-01 00:00", "versions": {"torch": "2.11"}, "hardware": "a GPU", **more}
+    return {
+        "key": key,
+        "work": f"work of {key}",
+        "batch": 256,
+        "ours": entry("ours", rate) | {"first_s": 40.0},
+        "peers": [entry("peer", peer), entry("bound", 9 * peer) | {"bound": True}],
+        "ratio": rate / peer,
+        "commit": "abc",
+        "date": "2000-01-01 00:00",
+        "versions": {"torch": "2.11"},
+        "hardware": "a GPU",
+        **more,
+    }
 
 
 def test_rows_measured_at_different_times_are_merged(parts: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -228,8 +241,11 @@ def test_rows_measured_at_different_times_are_merged(parts: dict[str, ModuleType
 
 def test_table_gives_ratio_and_judges(parts: dict[str, ModuleType]) -> None:
     report = parts["step_report"]
-    rows = [a_record("supcon", 35000, 10000), a_record("command", 40000, 10000, wall={"rate": 32000.0, "epoch_s": 1.5}),
-            {"key": "agree", "work": "agree", "note": "needs --data"}]
+    rows = [
+        a_record("supcon", 35000, 10000),
+        a_record("command", 40000, 10000, wall={"rate": 32000.0, "epoch_s": 1.5}),
+        {"key": "agree", "work": "agree", "note": "needs --data"},
+    ]
     lines = report.table(rows).splitlines()
     assert "3.50" in lines[1]
     assert "3 met" in lines[1]
@@ -245,8 +261,11 @@ def test_what_was_not_run_itself_stands_apart(parts: dict[str, ModuleType]) -> N
     report = parts["step_report"]
     published = {"name": "a library (published)", "rate": 500.0}
     rewrite = a_record("imagenet", 3000, 800)["peers"][0] | {"name": "released code's step, from its description"}
-    rows = [a_record("supcon", 35000, 10000), a_record("vit", 2000, 1, peers=[published], ratio=4.0),
-            a_record("imagenet", 3000, 1, peers=[rewrite], ratio=3.75)]
+    rows = [
+        a_record("supcon", 35000, 10000),
+        a_record("vit", 2000, 1, peers=[published], ratio=4.0),
+        a_record("imagenet", 3000, 1, peers=[rewrite], ratio=3.75),
+    ]
     by_work = {line.split("  ")[0]: line for line in report.table(rows).splitlines()}
     assert "4.00" not in by_work["work of vit"]
     assert "3.75" not in by_work["work of imagenet"]
@@ -268,8 +287,23 @@ def test_command_gets_lightlys_simsiam_of_the_same_call(parts: dict[str, ModuleT
 
 def test_the_whole_script(parts: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
-    records = parts["step"].main(["--rows", "imagenet", "--tiny", "--device", "cpu", "--rounds", "1",
-                                  "--seconds", "0.01", "--commit", "x", "--json", str(file)])
+    records = parts["step"].main(
+        [
+            "--rows",
+            "imagenet",
+            "--tiny",
+            "--device",
+            "cpu",
+            "--rounds",
+            "1",
+            "--seconds",
+            "0.01",
+            "--commit",
+            "x",
+            "--json",
+            str(file),
+        ]
+    )
     assert records[0]["commit"] == "x"
     assert json.loads(file.read_text())["rows"][0]["versions"]["torch"] == version("torch")
     assert "ratio" in capsys.readouterr().out.splitlines()[-2]
@@ -290,8 +324,10 @@ def test_the_whole_script(parts: dict[str, ModuleType], tmp_path: Path, capsys: 
 def test_the_page_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     shown = dict(re.findall(r"<!-- (step-\w+) -->\n(.*?)<!-- end \1 -->", page, re.DOTALL))
-    kept = {file.stem: parts["step_report"].markdown(parts["step_report"].read(file))
-            for file in (ROOT / "benchmarks" / "results").glob("step-*.json")}
+    kept = {
+        file.stem: parts["step_report"].markdown(parts["step_report"].read(file))
+        for file in (ROOT / "benchmarks" / "results").glob("step-*.json")
+    }
     for name, text in shown.items():
         assert text == kept.get(name, ""), f"python benchmarks/step.py --markdown benchmarks/results/{name}.json --into"
     assert set(kept) == set(shown) == {"step-cpu", "step-h200"}

@@ -340,8 +340,10 @@ def test_an_encoder_of_one_size_with_local_crops_is_refused(name):
     local = {"views.local": {"count": 2, "size": 96}, "encoder.name": name}
     with pytest.raises(BadInput) as caught:
         recipe("imagenet100.supsiam").with_set(local)
-    assert str(caught.value) == (f"views.local.size = 96: encoder {name} takes 224 px only; set views.local=null, "
-                                 "or choose a convolutional encoder")
+    assert str(caught.value) == (
+        f"views.local.size = 96: encoder {name} takes 224 px only; set views.local=null, "
+        "or choose a convolutional encoder"
+    )
     same_size = {**local, "views.local": {"count": 2, "size": 224}}
     assert recipe("imagenet100.supsiam").with_set(same_size).views.local.size == 224
 

@@ -34,8 +34,14 @@ class Clone:
         """The outcome, and per started tool: name, folder, what the one above holds and its mode, paths, words."""
         foreign = ("MAKE", "MFLAGS", "SUPANCL_SHARED")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        environment = {**inherited, "VENV": str(self.root.parent / "tools"), "TMPDIR": str(self.temporary),
-                       "CALLS": str(self.calls), "BROKEN": "nothing", **variables}
+        environment = {
+            **inherited,
+            "VENV": str(self.root.parent / "tools"),
+            "TMPDIR": str(self.temporary),
+            "CALLS": str(self.calls),
+            "BROKEN": "nothing",
+            **variables,
+        }
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
         return done, [line.split("|") for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
 

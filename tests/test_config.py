@@ -108,8 +108,9 @@ def test_a_value_that_does_not_fit_is_bad_input_that_says_what_would(value, hint
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda children: st.lists(children, max_size=3)
-    | st.dictionaries(st.sampled_from(["kind", "alpha", "x"]), children, max_size=3),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.sampled_from(["kind", "alpha", "x"]), children, max_size=3)
+    ),
     max_leaves=6,
 )
 every_hint = st.sampled_from(

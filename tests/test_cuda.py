@@ -29,8 +29,11 @@ from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_rec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-CASES = [(m, p) for m, row in METHODS.items() for p in ([None] if row.pool.kind == "none" else
-                                                         ["queue", "class-queues", "prototypes"])]
+CASES = [
+    (m, p)
+    for m, row in METHODS.items()
+    for p in ([None] if row.pool.kind == "none" else ["queue", "class-queues", "prototypes"])
+]
 
 
 @pytest.fixture
@@ -90,9 +93,18 @@ def test_a_deterministic_run_resumes_with_the_same_bits(method: str, tmp_path: P
 
 def digits_trainer(method: str = "supsiam", **settings: object) -> Trainer:
     chosen = tiny_recipe(method).with_set(
-        {"train.device": "cuda", "train.epochs": 8, "train.batch_size": 64, "optimizer.reference_batch": 64,
-         "train.precision": "fp32", "train.compile": False, "train.replay": False, "views.size": 16,
-         "data.source": "digits", **settings}
+        {
+            "train.device": "cuda",
+            "train.epochs": 8,
+            "train.batch_size": 64,
+            "optimizer.reference_batch": 64,
+            "train.precision": "fp32",
+            "train.compile": False,
+            "train.replay": False,
+            "views.size": 16,
+            "data.source": "digits",
+            **settings,
+        }
     )
     return Trainer(chosen, open_data(chosen.data, chosen.encoder.channels), torch.device("cuda"))
 
@@ -122,13 +134,15 @@ def test_fifty_steps_are_those_of_the_eager_step(method: str, way: str, precisio
     # a learning rate that is off by 1% is 0.01 apart; on a CPU the medians of bf16 against fp32 are at most 0.025
     limit = 0.05 if "compiled" in way else 0.02 if precision == "bf16" else 0.005
     assert {name: statistics.median(shares) for name, shares in apart.items()} == pytest.approx(
-        dict.fromkeys(apart, 0.0), abs=limit)
+        dict.fromkeys(apart, 0.0), abs=limit
+    )
     assert abs(eager[-1] - eager[0]) > 0.1  # it does learn
     # and by themselves, for as long as rounding has not grown: after 20 steps two runs part (docs/log.md)
     slow = {**kind, "optimizer.lr": 0.005}
     alone = losses_of(digits_trainer(method, **slow), 15)
     assert losses_of(digits_trainer(method, **slow, **FAST[way]), 15) == pytest.approx(
-        alone, rel=1e-2, abs=2e-2 if precision == "bf16" else 5e-3)
+        alone, rel=1e-2, abs=2e-2 if precision == "bf16" else 5e-3
+    )
 
 
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
@@ -252,8 +266,10 @@ def test_views_in_half_precision_are_those_of_the_cpu_to_half_a_grey_level() -> 
 def test_a_compiled_push_is_the_push_as_written_and_waits_for_nothing(kind: str) -> None:
     plain, compiled = (PoolSpec(kind, 16).build(64, 5).cuda() for _ in range(2))
     push, random = torch.compile(compiled.push), torch.Generator().manual_seed(0)
-    batches = [(torch.randn(12, 64, generator=random).cuda(), torch.randint(-1, 5, (12,), generator=random).cuda())
-               for _ in range(6)]
+    batches = [
+        (torch.randn(12, 64, generator=random).cuda(), torch.randint(-1, 5, (12,), generator=random).cuda())
+        for _ in range(6)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, (targets, labels) in enumerate(batches):

@@ -143,8 +143,14 @@ def test_the_linear_encoder_is_one_matrix_without_bias():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("resnet5", "resnet50"), ("resnet-18", "resnet18"), ("cifar_resnet18", "cifar-resnet18"),
-     ("vit_small", "vit-small"), ("timm:resnet10", "resnet10t"), ("timm:vit_tiny_patch16_225", "vit_tiny_patch16_224")],
+    [
+        ("resnet5", "resnet50"),
+        ("resnet-18", "resnet18"),
+        ("cifar_resnet18", "cifar-resnet18"),
+        ("vit_small", "vit-small"),
+        ("timm:resnet10", "resnet10t"),
+        ("timm:vit_tiny_patch16_225", "vit_tiny_patch16_224"),
+    ],
 )
 def test_an_unknown_name_is_bad_input_that_names_the_nearest(name, meant):
     with pytest.raises(BadInput, match=f"did you mean '{meant}'"):
@@ -180,14 +186,18 @@ def test_a_cnn_of_any_width_gives_that_width(width):
      ("torchvision:convnext_tiny", 66, 4, 2, "64 or 68")],
 )  # fmt: skip
 def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size, patch, rest, take):
-    line = (f"encoder.size = {size}: {name} cuts images into patches of {patch} px and would never see the last {rest} "
-            f"px of their rows and columns; take {take}$")
+    line = (
+        f"encoder.size = {size}: {name} cuts images into patches of {patch} px and would never see the last {rest} "
+        f"px of their rows and columns; take {take}$"
+    )
     with pytest.raises(BadInput, match=line):
         EncoderSpec(name, size=size).build()
 
 
-@pytest.mark.parametrize("name", ["timm:resnet10t", "timm:tf_efficientnet_b0", "timm:convnext_atto", "vit-small",
-                                  "torchvision:convnext_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["timm:resnet10t", "timm:tf_efficientnet_b0", "timm:convnext_atto", "vit-small", "torchvision:convnext_tiny"],
+)
 def test_every_pixel_of_the_border_reaches_the_features(name):
     """What is not refused sees all: the last row and the last column too."""
     size = 64

@@ -44,8 +44,13 @@ TENSORS = {
 def test_processes_with_other_hash_seeds_write_the_same_encoder(tmp_path):
     found: set[str] = set()
     for seed in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", SAVE, str(tmp_path / f"{seed}.safetensors")], text=True,
-                              capture_output=True, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        done = subprocess.run(
+            [sys.executable, "-c", SAVE, str(tmp_path / f"{seed}.safetensors")],
+            text=True,
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
         found |= set(done.stdout.split())
     assert len(found) == 1
 
@@ -66,8 +71,9 @@ def test_a_file_is_what_safetensors_reads_in_every_way(tmp_path):
         assert opened.metadata() == told == metadata
     for other in (read, load_file(file), load(file.read_bytes())):
         assert other.keys() == TENSORS.keys()
-        assert all(torch.equal(other[name], value) and other[name].dtype == value.dtype
-                   for name, value in TENSORS.items())
+        assert all(
+            torch.equal(other[name], value) and other[name].dtype == value.dtype for name, value in TENSORS.items()
+        )
 
 
 def test_the_header_is_sorted_and_tensors_stay_aligned(tmp_path):
@@ -86,8 +92,9 @@ def test_the_header_is_sorted_and_tensors_stay_aligned(tmp_path):
 def test_the_order_in_which_content_is_given_does_not_count(order, tmp_path):
     values = {"a": torch.ones(3), "b": torch.zeros(2)}
     save_safetensors(tmp_path / "one", values, {"a": "1", "b": "2"})
-    save_safetensors(tmp_path / "other", {key: values[key] for key in order},
-                     {key: {"a": "1", "b": "2"}[key] for key in order})
+    save_safetensors(
+        tmp_path / "other", {key: values[key] for key in order}, {key: {"a": "1", "b": "2"}[key] for key in order}
+    )
     assert digest(tmp_path / "one") == digest(tmp_path / "other")
 
 

@@ -51,7 +51,7 @@ def state_of(name: str, *prefixes: str) -> OrderedDict[str, Tensor]:
 
 
 def under(state: dict[str, Tensor], prefix: str, *heads: str) -> dict[str, Tensor]:
-    names = {key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)}
+    names = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
     return {key: value for key, value in names.items() if not key.startswith(heads)} if heads else names
 
 
@@ -274,7 +274,8 @@ def test_every_depth_with_either_stem(name):
     with torch.device("meta"):
         for architecture in (name, f"cifar-{name}", f"cifar-{name}-pad2", f"cifar-{name}-norelu"):
             assert EncoderSpec(architecture).build().width == plain.layer4[-1].get_submodule("bn2").num_features * (
-                4 if name in ("resnet50", "resnet101", "resnet152") else 1)
+                4 if name in ("resnet50", "resnet101", "resnet152") else 1
+            )
 
 
 def test_a_prefix_that_no_format_has_can_be_named(tmp_path):
@@ -506,8 +507,12 @@ def test_damaged_files_and_wrong_names_are_named(place):
         ("sound.pth", {"branch": "teacher"}, "branch = 'teacher': must be online or target"),
         ("sound.pth", {"branch": "target"}, "a plain checkpoint without a target branch; leave branch out"),
         ("timm:vit_tiny_patch16_224@vit.pth", {"size": 96}, "its positions are for images of 224 px, not 96; leave"),
-        ("timm:convmixer_768_32@sound.pth", {"size": 30}, "sound.pth: encoder.size = 30: timm:convmixer_768_32 cuts "
-                                                          "images into patches of 7 px and would never see the last 2"),
+        (
+            "timm:convmixer_768_32@sound.pth",
+            {"size": 30},
+            "sound.pth: encoder.size = 30: timm:convmixer_768_32 cuts "
+            "images into patches of 7 px and would never see the last 2",
+        ),
     ]
     for text, options, line in settings:
         with pytest.raises(BadInput, match=line):

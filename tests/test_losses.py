@@ -100,8 +100,10 @@ def test_local_anchors_are_compared_with_both_targets_and_pairs_count_alike(form
 def test_an_alpha_for_every_sample_holds_for_local_anchors_too():
     anchors, targets, labels = units(4, 3, WIDTH, seed=1), units(2, 3, WIDTH, seed=2), torch.tensor([0, 1, 2])
     pool, alphas = filled("queue", 6)[0], torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
-    by_sample = [Align(alpha=a)(anchors[:, i : i + 1], targets[:, i : i + 1], labels[i : i + 1], pool).total
-                 for i, a in enumerate(alphas.tolist())]
+    by_sample = [
+        Align(alpha=a)(anchors[:, i : i + 1], targets[:, i : i + 1], labels[i : i + 1], pool).total
+        for i, a in enumerate(alphas.tolist())
+    ]
     total = Align()(anchors, targets, labels, pool, alpha=alphas).total
     torch.testing.assert_close(total, torch.stack(by_sample).mean(), **close)
 
@@ -231,8 +233,13 @@ def test_an_unlabelled_sample_has_no_class_mates():
 
 @pytest.mark.parametrize(
     ("loss", "supervised"),
-    [(Align(), False), (Align(alpha=0.5), True), (Contrast(), False), (Contrast(positives="own-class"), True),
-     (CrossEntropy(), True)],
+    [
+        (Align(), False),
+        (Align(alpha=0.5), True),
+        (Contrast(), False),
+        (Contrast(positives="own-class"), True),
+        (CrossEntropy(), True),
+    ],
 )
 def test_labels_matter_exactly_where_a_loss_says_it_is_supervised(loss, supervised):
     vectors = units(2, 4, CLASSES, seed=1, dtype=torch.float32), units(2, 4, CLASSES, seed=2, dtype=torch.float32)

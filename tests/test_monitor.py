@@ -58,8 +58,13 @@ def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
 COLLAPSING = {
     # weight decay shrinks the weights faster than the loss keeps the targets apart: lr .7 and wd 5e-4 on CIFAR-100,
     # made quick for small data
-    "optimizer.weight_decay": 0.3, "optimizer.lr": 0.5, "train.epochs": 20, "data.limit": 512, "encoder.width": 16,
-    "train.device": "cpu", "train.monitor_every": 0,
+    "optimizer.weight_decay": 0.3,
+    "optimizer.lr": 0.5,
+    "train.epochs": 20,
+    "data.limit": 512,
+    "encoder.width": 16,
+    "train.device": "cpu",
+    "train.monitor_every": 0,
 }
 
 
@@ -99,10 +104,16 @@ def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "overrides", "words"),
     [
-        ("supsiam-nopool", {"optimizer__weight_decay": 1e-6},
-         "without a momentum branch (the paper's Table 8). Try --set pool.kind=queue"),
-        ("supsiam-nopool", {"optimizer__weight_decay": 0.25},
-         "at weight decay 0.25 (the paper's Table 8). Try --set pool.kind=queue or --set optimizer.weight_decay=0.05"),
+        (
+            "supsiam-nopool",
+            {"optimizer__weight_decay": 1e-6},
+            "without a momentum branch (the paper's Table 8). Try --set pool.kind=queue",
+        ),
+        (
+            "supsiam-nopool",
+            {"optimizer__weight_decay": 0.25},
+            "at weight decay 0.25 (the paper's Table 8). Try --set pool.kind=queue or --set optimizer.weight_decay=0.05",
+        ),
         ("simsiam", {"optimizer__weight_decay": 0.25}, "Try --set optimizer.weight_decay=0.05"),
         ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 0}, "schedule.warmup_epochs=10"),
         ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 3}, "--set optimizer.lr="),

@@ -134,8 +134,10 @@ def test_a_check_draws_nothing_from_anybodys_random_numbers():
     data = tiny_data(90)
     trainer = Trainer(tiny_recipe(), data, CPU)
     states = torch.get_rng_state(), trainer.generator.get_state(), random.getstate()
-    rows = [trainer.monitor.measure(trainer.branches.encoder, torch.empty(0, 8), None, CPU, last=last)
-            for last in (False, True, False)]
+    rows = [
+        trainer.monitor.measure(trainer.branches.encoder, torch.empty(0, 8), None, CPU, last=last)
+        for last in (False, True, False)
+    ]
     assert rows[0] == rows[2]
     assert torch.equal(torch.get_rng_state(), states[0])
     assert torch.equal(trainer.generator.get_state(), states[1])

@@ -24,8 +24,11 @@ def legend(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of the figure's legend."""
     words: list[str] = []
     original = Figure.legend
-    monkeypatch.setattr(Figure, "legend", lambda self, handles, names, **more: words.extend(names)
-                        or original(self, handles, names, **more))
+    monkeypatch.setattr(
+        Figure,
+        "legend",
+        lambda self, handles, names, **more: words.extend(names) or original(self, handles, names, **more),
+    )
     return words
 
 
@@ -38,8 +41,10 @@ def test_names_are_shown_as_they_are_spelled(tmp_path: Path, legend: list[str]) 
 
 
 def test_no_picture_fails_for_a_name(tmp_path: Path) -> None:
-    rows = [{"kind": kind, "step": 1, "loss": 1.0, "ssl": 1.0, "knn": 2.0, "AP": 3.0}
-            for kind in ("train", "monitor", "test")]
+    rows = [
+        {"kind": kind, "step": 1, "loss": 1.0, "ssl": 1.0, "knn": 2.0, "AP": 3.0}
+        for kind in ("train", "monitor", "test")
+    ]
     loss_curves({FORMULA: rows}, tmp_path / "loss.png")
     detection_curves({FORMULA: rows, "_b": rows}, tmp_path / "detection.png")
     comparison_curves({FORMULA: [rows]}, tmp_path / "comparison.png")

@@ -119,7 +119,11 @@ def test_an_unlabelled_target_is_never_matched(kind):
 def test_only_a_contrastive_loss_has_its_queue_store_unlabelled_targets(loss, stored):
     _, pool = assemble(
         EncoderSpec("linear", channels=1, size=4, width=4, mean=(0.0,), std=(1.0,)),
-        HeadSpec(projector=MLP(out=WIDTH)), BranchSpec(), PoolSpec("queue", 8), loss, CLASSES,
+        HeadSpec(projector=MLP(out=WIDTH)),
+        BranchSpec(),
+        PoolSpec("queue", 8),
+        loss,
+        CLASSES,
     )
     pool.push(units(5, WIDTH, dtype=torch.float32), torch.tensor([0, -1, -1, 3, -1]))
     assert int(pool.stored().valid.sum()) == stored
@@ -330,8 +334,12 @@ def test_all_state_is_in_the_state_dict(kind):
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
-    [(PoolSpec(), type(None)), (PoolSpec("queue", 5), Queue), (PoolSpec("class-queues", 5), ClassQueues),
-     (PoolSpec("prototypes"), Prototypes)],
+    [
+        (PoolSpec(), type(None)),
+        (PoolSpec("queue", 5), Queue),
+        (PoolSpec("class-queues", 5), ClassQueues),
+        (PoolSpec("prototypes"), Prototypes),
+    ],
 )
 def test_a_spec_builds_the_pool_it_names(spec, expected):
     assert type(spec.build(WIDTH, CLASSES)) is expected

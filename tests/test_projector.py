@@ -39,8 +39,11 @@ def run(trained, tmp_path, monkeypatch):
 def project(run: Path, features: np.ndarray) -> np.ndarray:
     """The online projector of the newest checkpoint, layer by layer, with the running statistics."""
     state = load_checkpoint(checkpoints(run / "checkpoints")[-1])["branches"]
-    weights = {name.removeprefix("projector."): value.double().numpy() for name, value in state.items()
-               if name.startswith("projector.")}
+    weights = {
+        name.removeprefix("projector."): value.double().numpy()
+        for name, value in state.items()
+        if name.startswith("projector.")
+    }
     for place in range(1 + max(int(name.split(".")[0]) for name in weights)):
         own = {name.split(".")[1]: value for name, value in weights.items() if name.split(".")[0] == str(place)}
         if "running_mean" in own:
@@ -88,8 +91,13 @@ def test_variance_of_projector_features_is_that_by_hand(run):
 
 
 def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
-    for words in ("knn run", "linear run", "linear run --probe sgd --augmented --epochs 1",
-                  "transfer run --data digits", "fewshot run --data digits --episodes 5"):
+    for words in (
+        "knn run",
+        "linear run",
+        "linear run --probe sgd --augmented --epochs 1",
+        "transfer run --data digits",
+        "fewshot run --data digits --episodes 5",
+    ):
         assert main(["evaluate", *words.split(), "--layer", "projector", "--quiet"]) == 0, words
     names = {path.stem for path in (run / "evaluate").iterdir()}
     assert {"knn-layer-projector", "linear-layer-projector"} <= names

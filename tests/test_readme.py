@@ -93,10 +93,12 @@ def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path, f
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
     class_folders(tmp_path / "photos", each=4)
-    begin = ("import supancl, torch\nfrom supancl.checkpoint import save_encoder\nfrom pathlib import Path\n"
-             "encoder = supancl.EncoderSpec('resnet18', size=32).build().eval()\n"
-             "Path('runs/photos').mkdir(parents=True)\n"
-             "save_encoder(Path('runs/photos/encoder.safetensors'), encoder, (), 'x')\n")
+    begin = (
+        "import supancl, torch\nfrom supancl.checkpoint import save_encoder\nfrom pathlib import Path\n"
+        "encoder = supancl.EncoderSpec('resnet18', size=32).build().eval()\n"
+        "Path('runs/photos').mkdir(parents=True)\n"
+        "save_encoder(Path('runs/photos/encoder.safetensors'), encoder, (), 'x')\n"
+    )
     images = "images = torch.randn(2, 3, 32, 32)\n"
     same = "assert torch.equal(model.eval()(images), encoder(images))\n"
     load = blocks[0].replace("model.load_state_dict(weights)\n", "model.load_state_dict(weights)\n" + same)

@@ -14,8 +14,10 @@ from supancl.recipes import RECIPES, recipe_from_json
 EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 EXPECTED = {
     *(f"imagenet100.{method}{suffix}" for method in EIGHT for suffix in ("", "-256")),
-    "imagenet100.supcon-pool", "imagenet100.supcon-pool-256",
-    "imagenet100.crossentropy", "imagenet100.crossentropy-256",
+    "imagenet100.supcon-pool",
+    "imagenet100.supcon-pool-256",
+    "imagenet100.crossentropy",
+    "imagenet100.crossentropy-256",
     *(f"vit.{method}" for method in ("moco3", "supmoco", "byol", "supbyol", "supcon", "crossentropy")),
     *(f"{data}.{method}" for data in ("cifar10", "cifar100") for method in METHODS),
     "toy.supsiam",
@@ -46,33 +48,60 @@ def _parents(field: str) -> list[str]:
 
 # values that the paper states, read from it, not from the code
 PAPER = [
-    ("imagenet100.simclr", "optimizer.lr", 0.1), ("imagenet100.simclr", "loss.temperature", 0.1),
-    ("imagenet100.supcon", "optimizer.lr", 0.15), ("imagenet100.supcon", "loss.temperature", 0.1),
-    ("imagenet100.moco2", "optimizer.lr", 0.03), ("imagenet100.moco2", "loss.temperature", 0.2),
-    ("imagenet100.moco2", "branches.momentum", 0.999), ("imagenet100.moco2", "branches.momentum_end", 0.999),
-    ("imagenet100.moco2", "pool.size", 8192), ("imagenet100.supmoco", "optimizer.lr", 0.1),
-    ("imagenet100.supmoco", "loss.temperature", 0.07), ("imagenet100.supmoco", "branches.momentum_end", 0.999),
-    ("imagenet100.byol", "optimizer.lr", 0.2), ("imagenet100.byol", "branches.momentum", 0.996),
-    ("imagenet100.byol", "branches.momentum_end", 1.0), ("imagenet100.byol", "heads.projector.out", 256),
-    ("imagenet100.supbyol", "loss.alpha", 0.5), ("imagenet100.supbyol", "pool.size", 8192),
-    ("imagenet100.simsiam", "schedule.warmup_epochs", 40), ("imagenet100.simsiam", "heads.projector.out", 2048),
-    ("imagenet100.simsiam", "heads.predictor.hidden", (512,)), ("imagenet100.supsiam", "optimizer.weight_decay", 1e-4),
-    ("imagenet100.supsiam", "train.epochs", 200), ("imagenet100.supsiam", "train.batch_size", 128),
-    ("vit.moco3", "optimizer.lr", 1.5e-4), ("vit.supmoco", "optimizer.lr", 1.5e-3),
-    ("vit.byol", "optimizer.lr", 1.5e-3), ("vit.moco3", "branches.momentum", 0.99),
+    ("imagenet100.simclr", "optimizer.lr", 0.1),
+    ("imagenet100.simclr", "loss.temperature", 0.1),
+    ("imagenet100.supcon", "optimizer.lr", 0.15),
+    ("imagenet100.supcon", "loss.temperature", 0.1),
+    ("imagenet100.moco2", "optimizer.lr", 0.03),
+    ("imagenet100.moco2", "loss.temperature", 0.2),
+    ("imagenet100.moco2", "branches.momentum", 0.999),
+    ("imagenet100.moco2", "branches.momentum_end", 0.999),
+    ("imagenet100.moco2", "pool.size", 8192),
+    ("imagenet100.supmoco", "optimizer.lr", 0.1),
+    ("imagenet100.supmoco", "loss.temperature", 0.07),
+    ("imagenet100.supmoco", "branches.momentum_end", 0.999),
+    ("imagenet100.byol", "optimizer.lr", 0.2),
+    ("imagenet100.byol", "branches.momentum", 0.996),
+    ("imagenet100.byol", "branches.momentum_end", 1.0),
+    ("imagenet100.byol", "heads.projector.out", 256),
+    ("imagenet100.supbyol", "loss.alpha", 0.5),
+    ("imagenet100.supbyol", "pool.size", 8192),
+    ("imagenet100.simsiam", "schedule.warmup_epochs", 40),
+    ("imagenet100.simsiam", "heads.projector.out", 2048),
+    ("imagenet100.simsiam", "heads.predictor.hidden", (512,)),
+    ("imagenet100.supsiam", "optimizer.weight_decay", 1e-4),
+    ("imagenet100.supsiam", "train.epochs", 200),
+    ("imagenet100.supsiam", "train.batch_size", 128),
+    ("vit.moco3", "optimizer.lr", 1.5e-4),
+    ("vit.supmoco", "optimizer.lr", 1.5e-3),
+    ("vit.byol", "optimizer.lr", 1.5e-3),
+    ("vit.moco3", "branches.momentum", 0.99),
     ("vit.supmoco", "branches.momentum", 0.99),
-    ("vit.supbyol", "branches.momentum", 0.996), ("vit.supmoco", "loss.temperature", 0.2),
-    ("vit.supmoco", "pool.size", 8192), ("vit.supbyol", "optimizer.weight_decay", 0.1),
-    ("vit.supbyol", "schedule.warmup_epochs", 40), ("vit.supbyol", "train.batch_size", 256),
-    ("vit.moco3", "heads.projector.hidden", (4096, 4096)), ("vit.byol", "heads.projector.hidden", (4096,)),
-    ("cifar100.simclr", "optimizer.lr", 0.7), ("cifar100.supcon", "optimizer.lr", 0.6),
-    ("cifar100.byol", "optimizer.lr", 0.6), ("cifar100.supbyol", "optimizer.lr", 0.5),
-    ("cifar100.simsiam", "optimizer.lr", 0.7), ("cifar100.supsiam", "optimizer.lr", 0.7),
-    ("cifar100.supsiam", "loss.alpha", 0.5), ("cifar100.supbyol", "loss.alpha", 0.8),
-    ("cifar100.supsiam", "pool.size", 4096), ("cifar100.supsiam", "views.blur", 0.0),
-    ("cifar100.supsiam", "train.epochs", 1000), ("cifar100.supsiam", "train.batch_size", 256),
-    ("toy.supsiam", "optimizer.lr", 0.05), ("toy.supsiam", "optimizer.weight_decay", 5e-4),
-    ("toy.supsiam", "views.share", 0.6), ("toy.supsiam", "train.epochs", 200), ("toy.supsiam", "encoder.size", 2048),
+    ("vit.supbyol", "branches.momentum", 0.996),
+    ("vit.supmoco", "loss.temperature", 0.2),
+    ("vit.supmoco", "pool.size", 8192),
+    ("vit.supbyol", "optimizer.weight_decay", 0.1),
+    ("vit.supbyol", "schedule.warmup_epochs", 40),
+    ("vit.supbyol", "train.batch_size", 256),
+    ("vit.moco3", "heads.projector.hidden", (4096, 4096)),
+    ("vit.byol", "heads.projector.hidden", (4096,)),
+    ("cifar100.simclr", "optimizer.lr", 0.7),
+    ("cifar100.supcon", "optimizer.lr", 0.6),
+    ("cifar100.byol", "optimizer.lr", 0.6),
+    ("cifar100.supbyol", "optimizer.lr", 0.5),
+    ("cifar100.simsiam", "optimizer.lr", 0.7),
+    ("cifar100.supsiam", "optimizer.lr", 0.7),
+    ("cifar100.supsiam", "loss.alpha", 0.5),
+    ("cifar100.supbyol", "loss.alpha", 0.8),
+    ("cifar100.supsiam", "pool.size", 4096),
+    ("cifar100.supsiam", "views.blur", 0.0),
+    ("cifar100.supsiam", "train.epochs", 1000),
+    ("cifar100.supsiam", "train.batch_size", 256),
+    ("toy.supsiam", "optimizer.lr", 0.05),
+    ("toy.supsiam", "optimizer.weight_decay", 5e-4),
+    ("toy.supsiam", "views.share", 0.6),
+    ("toy.supsiam", "train.epochs", 200),
+    ("toy.supsiam", "encoder.size", 2048),
 ]
 
 
@@ -92,7 +121,9 @@ def test_the_released_code_is_a_named_option() -> None:
     assert built.compat == "released-code"
     paper, code = (flattened(replace(each, sources={})) for each in (recipe("imagenet100.supbyol"), built))
     assert {key: value for key, value in code.items() if paper[key] != value} == {
-        "compat": "released-code", "schedule.granularity": "epoch", "heads.projector.bias": "none",
+        "compat": "released-code",
+        "schedule.granularity": "epoch",
+        "heads.projector.bias": "none",
         "branches.momentum_end": 0.996,
     }
 
@@ -182,9 +213,15 @@ SMALL = {"resnet50": 32, "vit-small": 32, "cifar-resnet18": 16}  # sides that th
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_builds_and_takes_one_step(name: str, tmp_path: Path) -> None:
-    built = recipe(name).with_set({
-        "train.epochs": 1, "train.batch_size": 4, "train.device": "cpu", "train.monitor_every": 0, "pool.size": 64,
-    })
+    built = recipe(name).with_set(
+        {
+            "train.epochs": 1,
+            "train.batch_size": 4,
+            "train.device": "cpu",
+            "train.monitor_every": 0,
+            "pool.size": 64,
+        }
+    )
     data = None
     if built.encoder.name in SMALL:
         built = built.with_set({"views.size": SMALL[built.encoder.name]})

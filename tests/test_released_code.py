@@ -22,8 +22,16 @@ WIDTH = 2048  # of a ResNet-50's features
 CONTRAST = [(WIDTH, WIDTH, False), (WIDTH, True), "relu", (WIDTH, 128, True)]
 BYOL = [(WIDTH, 4096, False), (4096, True), "relu", (4096, 256, False)]
 BYOL_PREDICTOR = [(256, 4096, False), (4096, True), "relu", (4096, 256, True)]
-SIAM = [(WIDTH, 2048, False), (2048, True), "relu", (2048, 2048, False), (2048, True), "relu",
-        (2048, 2048, False), (2048, False)]
+SIAM = [
+    (WIDTH, 2048, False),
+    (2048, True),
+    "relu",
+    (2048, 2048, False),
+    (2048, True),
+    "relu",
+    (2048, 2048, False),
+    (2048, False),
+]
 SIAM_PREDICTOR = [(2048, 512, False), (512, True), "relu", (512, 2048, True)]
 HEADS = {
     "simclr": (CONTRAST, None), "supcon": (CONTRAST, None), "moco2": (CONTRAST, None), "supmoco": (CONTRAST, None),
@@ -126,7 +134,8 @@ def test_a_run_resumes_with_the_same_bits(method, tmp_path):
     resumed = crash_and_resume(made, data, tmp_path / "stopped", at=8)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
     assert [row["loss"] for row in whole.metrics if row["kind"] == "train"] == [
-        row["loss"] for row in resumed.metrics if row["kind"] == "train"]
+        row["loss"] for row in resumed.metrics if row["kind"] == "train"
+    ]
     if method == "moco2":  # an empty queue has no negatives: the first loss would be 0
         assert whole.metrics[0]["loss"] > 1
 
@@ -145,11 +154,14 @@ def test_random_targets_go_as_the_queue_fills():
     torch.testing.assert_close(mean, torch.stack([targets[1:3].mean(0), torch.zeros(4)]))
 
 
-@pytest.mark.parametrize(("name", "settings"), [
-    ("cifar100.supsiam", {"pool.start": "random"}),
-    ("cifar100.moco2", {"pool.start": "random", "pool.kind": "prototypes"}),
-    ("cifar100.simclr", {"pool.start": "random"}),
-])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("cifar100.supsiam", {"pool.start": "random"}),
+        ("cifar100.moco2", {"pool.start": "random", "pool.kind": "prototypes"}),
+        ("cifar100.simclr", {"pool.start": "random"}),
+    ],
+)
 def test_a_random_start_without_a_queue_of_negatives_is_refused(name, settings):
     with pytest.raises(BadInput, match=r"pool\.start"):
         recipe(name).with_set(settings)

@@ -87,9 +87,16 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
     folder = tmp_path_factory.mktemp("any")
     needs_pool = METHODS[drawn["method"]].pool.kind != "none"
     recipe = tiny_recipe(
-        drawn["method"], drawn["pool"] if needs_pool else None, pool__size=drawn["size"], train__seed=drawn["seed"],
-        train__batch_size=drawn["batch"], train__precision=drawn["precision"], optimizer__name=drawn["optimizer"],
-        train__checkpoint_every=3, train__epochs=3, train__monitor_every=0,
+        drawn["method"],
+        drawn["pool"] if needs_pool else None,
+        pool__size=drawn["size"],
+        train__seed=drawn["seed"],
+        train__batch_size=drawn["batch"],
+        train__precision=drawn["precision"],
+        optimizer__name=drawn["optimizer"],
+        train__checkpoint_every=3,
+        train__epochs=3,
+        train__monitor_every=0,
     )
     data = tiny_data(drawn["images"], drawn["classes"], drawn["unlabelled"], drawn["seed"])
     pretrain(recipe, data, folder / "whole")
@@ -99,9 +106,27 @@ def test_any_recipe_saved_after_three_steps_resumes_with_the_same_bits(tmp_path_
 
 # --- real processes, real signals -------------------------------------------------------------------------------------
 
-COMMAND = [sys.executable, "-m", "supancl.cli", "pretrain", "digits.supbyol", "--epochs", "3",
-           "--checkpoint-every", "4", "--set", "train.batch_size=64", "--set", "encoder.width=16",
-           "--set", "train.monitor_every=0", "--set", "data.limit=512", "--device", "cpu"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "supancl.cli",
+    "pretrain",
+    "digits.supbyol",
+    "--epochs",
+    "3",
+    "--checkpoint-every",
+    "4",
+    "--set",
+    "train.batch_size=64",
+    "--set",
+    "encoder.width=16",
+    "--set",
+    "train.monitor_every=0",
+    "--set",
+    "data.limit=512",
+    "--device",
+    "cpu",
+]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -157,7 +182,9 @@ def test_a_signal_saves_and_names_the_command_that_continues(number, code, tmp_p
     assert f"continue with: supancl pretrain --resume --out {folder}" in lines[0]
     again = subprocess.run(
         [sys.executable, "-m", "supancl.cli", "pretrain", "--resume", "--out", str(folder)],
-        capture_output=True, text=True, env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
     )
     assert again.returncode == 0, again.stderr
     assert_same_bits(uninterrupted, final_state(folder))
@@ -363,7 +390,8 @@ def test_a_run_that_was_kept_with_another_width_of_its_predictor_goes_on(tmp_pat
 def test_the_previous_checkpoint_is_kept_and_no_more(tmp_path: Path) -> None:
     pretrain(tiny_recipe(train__checkpoint_every=1), tiny_data(), tmp_path / "run")
     assert [path.name for path in checkpoints(tmp_path / "run" / "checkpoints")] == [
-        "step-000000009.pt", "step-000000010.pt"
+        "step-000000009.pt",
+        "step-000000010.pt",
     ]
 
 

@@ -51,8 +51,15 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
     trainer = Trainer(first, data, CPU)
     for changes in ({"train.seed": 9}, {"optimizer.lr": 0.5}, {"schedule.decay": "constant"}, {"train.log_every": 3}):
         assert serves(trainer, first.with_set(changes)), changes
-    for changes in ({"optimizer.weight_decay": 0.5}, {"pool.size": 32}, {"train.epochs": 3}, {"views.size": 12},
-                    {"train.batch_size": 4}, {"loss.form": "squared"}, {"optimizer.momentum": 0.5}):
+    for changes in (
+        {"optimizer.weight_decay": 0.5},
+        {"pool.size": 32},
+        {"train.epochs": 3},
+        {"views.size": 12},
+        {"train.batch_size": 4},
+        {"loss.form": "squared"},
+        {"optimizer.momentum": 0.5},
+    ):
         assert not serves(trainer, first.with_set(changes)), changes
     trainer.compiled = True
     assert not serves(trainer, first)

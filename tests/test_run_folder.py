@@ -52,7 +52,7 @@ def test_a_folder_in_use_refuses_a_second_writer_until_the_first_is_gone(tmp_pat
     class_folders(tmp_path / "data")
     command = ("pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "run")
     before = contents(tmp_path)
-    line = (f"supancl: run is in use by process {holder.pid}; wait for it, stop it, or choose another --out\n")
+    line = f"supancl: run is in use by process {holder.pid}; wait for it, stop it, or choose another --out\n"
     for more in ((), ("--resume",)):
         said = supancl(capsys, *command, *more)
         assert (said.code, said.err) == (2, line)
@@ -200,8 +200,15 @@ def test_classes_are_read_as_names_whatever_stands_there(tmp_path, classes):
 def test_a_finished_run_has_everything_and_nothing_temporary(tmp_path):
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"recipe.json", "metrics.jsonl", "checkpoints", "encoder.safetensors", "projector.safetensors",
-                     "tensorboard", ".lock"}
+    assert names == {
+        "recipe.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "encoder.safetensors",
+        "projector.safetensors",
+        "tensorboard",
+        ".lock",
+    }
     assert {path.suffix for path in (tmp_path / "run" / "checkpoints").iterdir()} == {".pt", ".sha256"}
 
 
@@ -232,9 +239,23 @@ def test_rows_after_the_step_are_dropped(tmp_path, until, left):
 
 @pytest.mark.parametrize(
     "damage",
-    [b'{"step": 4, "lo', b"\x00\x00\x00", b"\xff\xfe{", b"4", b'{"loss": 1}', b'{"step": null}', b"[]", b"\n\n",
-     b"\x00\x00" + row_of(3), b"\xff}", b"{}", b'{"kind": "train", "step": 3}', b'{"step": 3, "epoch": 0}',
-     b'{"kind": "train", "step": 3, "epoch": null}', b"[" * 100_000 + b"{}"],
+    [
+        b'{"step": 4, "lo',
+        b"\x00\x00\x00",
+        b"\xff\xfe{",
+        b"4",
+        b'{"loss": 1}',
+        b'{"step": null}',
+        b"[]",
+        b"\n\n",
+        b"\x00\x00" + row_of(3),
+        b"\xff}",
+        b"{}",
+        b'{"kind": "train", "step": 3}',
+        b'{"step": 3, "epoch": 0}',
+        b'{"kind": "train", "step": 3, "epoch": null}',
+        b"[" * 100_000 + b"{}",
+    ],
 )
 def test_a_damaged_row_is_passed_over_and_dropped_and_the_others_stay(tmp_path, damage):
     folder = RunFolder(tmp_path)

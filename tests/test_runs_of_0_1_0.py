@@ -122,7 +122,8 @@ def test_a_detector_is_tested_and_goes_on(kept, tmp_path):
         assert main(["tables", "4", "finished", "detector", "--quiet"]) == 0
     rows = [json.loads(line) for line in Path("detector-stopped/metrics.jsonl").read_text().splitlines()]
     after = [(row["step"], row["loss"]) for row in rows if row["step"] > 2 and "loss" in row]
-    assert after == [(row["step"], pytest.approx(row["loss"], rel=1e-3)) for row in EXPECTED["detector-stopped"]
-                     if "loss" in row]
+    assert after == [
+        (row["step"], pytest.approx(row["loss"], rel=1e-3)) for row in EXPECTED["detector-stopped"] if "loss" in row
+    ]
     assert after
     assert json.loads(Path("scores.json").read_text())["AP"] == pytest.approx(then["AP"], rel=1e-3)

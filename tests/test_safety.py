@@ -122,8 +122,10 @@ def refused(said, mark: Path) -> str:
     return lines[0]
 
 
-NOT_OPENED = ("holds more than tensors and plain containers and is not opened, because loading it could run code; "
-              "save its state dict alone")
+NOT_OPENED = (
+    "holds more than tensors and plain containers and is not opened, because loading it could run code; "
+    "save its state dict alone"
+)
 
 
 # --- --init -----------------------------------------------------------------------------------------------------------
@@ -274,8 +276,12 @@ def test_a_pickle_as_recipe_json_is_not_executed(wrapping, place, mark, finished
     Path("run/recipe.json").write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     for command in (("pretrain", "--resume", "--out", "run"), ("evaluate", "knn", "run")):
         line = refused(supancl(capsys, *command), mark)
-        assert line.startswith(("supancl: run holds no run (no readable recipe.json)",
-                                "supancl: run/recipe.json: not a recipe.json of supancl"))
+        assert line.startswith(
+            (
+                "supancl: run holds no run (no readable recipe.json)",
+                "supancl: run/recipe.json: not a recipe.json of supancl",
+            )
+        )
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,32 @@ def report() -> ModuleType:
 
 
 def made_up(step_ms: float = 40.0, per_thread: float = 100.0) -> dict:
-    step = {"variant": "x", "parameters": 32_000_000, "norms": 57, "norm_channels": 31_424, "step_ms": step_ms,
-            "pool_bytes": 10**9, "checkpoint_bytes": 2 * 10**9}
-    index = {"what": "index", "index_us": 90.0, "open_ms_per_shard": 1.0, "disk_bytes_per_image": 38.0,
-             "memory_bytes_per_shard": 3000.0}
-    return {"about": "a made-up machine", "device": "cuda", "parts": {
-        "order": [{"images": 10**9, "windowed_bytes": 6e6, "windowed_first_ms": 15.0}],
-        "schedule": [{"steps": 10**6, "us_per_step": 2.0}],
-        "stream": [index, {"what": "decode", "per_thread": per_thread, "file_bytes": 65_000}],
-        "step": [step | {"step_ms": 0.98 * step_ms}, step, step],
-    }}
+    step = {
+        "variant": "x",
+        "parameters": 32_000_000,
+        "norms": 57,
+        "norm_channels": 31_424,
+        "step_ms": step_ms,
+        "pool_bytes": 10**9,
+        "checkpoint_bytes": 2 * 10**9,
+    }
+    index = {
+        "what": "index",
+        "index_us": 90.0,
+        "open_ms_per_shard": 1.0,
+        "disk_bytes_per_image": 38.0,
+        "memory_bytes_per_shard": 3000.0,
+    }
+    return {
+        "about": "a made-up machine",
+        "device": "cuda",
+        "parts": {
+            "order": [{"images": 10**9, "windowed_bytes": 6e6, "windowed_first_ms": 15.0}],
+            "schedule": [{"steps": 10**6, "us_per_step": 2.0}],
+            "stream": [index, {"what": "decode", "per_thread": per_thread, "file_bytes": 65_000}],
+            "step": [step | {"step_ms": 0.98 * step_ms}, step, step],
+        },
+    }
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -173,8 +173,9 @@ def test_a_recording_that_fails_is_ended_for_generators_and_memory(monkeypatch: 
 
 def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Trainer:
     random = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8)
-              for i in range(48)]
+    images = [
+        torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8) for i in range(48)
+    ]
     split = whole(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
@@ -184,9 +185,12 @@ def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobo
     assert not trainer.may_replay
     monkeypatch.setattr(trainer, "device", CUDA)
     assert trainer.may_replay
-    for name, other in (("feed", packed_trainer((8, 8), (9, 8)).feed), ("ranks", Ranks(2)),
-                        ("recipe", trainer.recipe.with_set({"train.on_nan": "skip"})),
-                        ("recipe", trainer.recipe.with_set({"train.replay": False}))):
+    for name, other in (
+        ("feed", packed_trainer((8, 8), (9, 8)).feed),
+        ("ranks", Ranks(2)),
+        ("recipe", trainer.recipe.with_set({"train.on_nan": "skip"})),
+        ("recipe", trainer.recipe.with_set({"train.replay": False})),
+    ):
         with monkeypatch.context() as changed:
             changed.setattr(trainer, name, other)
             assert not trainer.may_replay, name
@@ -388,11 +392,18 @@ def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
     class_folders(split / "val")
     class_folders(tmp_path / "flat")
     (split / "unlabelled").mkdir()
-    for source, out in ((split, split / "runs"), (tmp_path / "flat", tmp_path / "flat" / ".runs" / "a"),
-                        (tmp_path / "flat", tmp_path / "flat-runs"), (tmp_path / "none", tmp_path / "none" / "a")):
+    for source, out in (
+        (split, split / "runs"),
+        (tmp_path / "flat", tmp_path / "flat" / ".runs" / "a"),
+        (tmp_path / "flat", tmp_path / "flat-runs"),
+        (tmp_path / "none", tmp_path / "none" / "a"),
+    ):
         check_apart(str(source), out)
-    for source, out in ((split, split / "train" / "runs"), (split, split / "unlabelled" / "a"),
-                        (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a")):
+    for source, out in (
+        (split, split / "train" / "runs"),
+        (split, split / "unlabelled" / "a"),
+        (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a"),
+    ):
         with pytest.raises(BadInput, match="choose another --out"):
             check_apart(str(source), out)
     (tmp_path / "link").symlink_to(tmp_path / "flat")

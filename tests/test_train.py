@@ -126,8 +126,14 @@ def test_the_optimizer_uses_the_logged_rates() -> None:
 @pytest.mark.parametrize("predictor", ["constant", "follows"])
 @pytest.mark.parametrize("granularity", ["step", "epoch"])
 def test_the_step_reads_the_schedules_to_the_bit_epoch_by_epoch(warmup, decay, predictor, granularity) -> None:
-    settings = {"schedule.warmup_epochs": warmup, "schedule.decay": decay, "schedule.predictor": predictor,
-                "schedule.granularity": granularity, "train.epochs": 5, "branches.momentum": 0.9}
+    settings = {
+        "schedule.warmup_epochs": warmup,
+        "schedule.decay": decay,
+        "schedule.predictor": predictor,
+        "schedule.granularity": granularity,
+        "train.epochs": 5,
+        "branches.momentum": 0.9,
+    }
     trainer = trainer_of(tiny_recipe("byol").with_set(settings))
     whole = [[rate(step) for step in range(trainer.steps)] for rate in (*trainer.rates, trainer.momentum_at)]
     made = torch.cat([trainer.scheduled(epoch) for epoch in range(5)], dim=1)
@@ -180,7 +186,8 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
         trainer = trainer_of(recipe, tiny_data(unlabelled=0.5))  # micro-batches with unequally many labels
         # the views must not depend on how the batch is cut: no randomness, plain pixels
         monkeypatch.setattr(
-            type(recipe.views), "__call__",
+            type(recipe.views),
+            "__call__",
             lambda self, batch, mean, std, generator, **_: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
         )
         trainer.branches.double()

@@ -18,8 +18,22 @@ from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 KEPT = Path(__file__).parent / "kept" / "0.1.0" / "cut-warmup"
-SMALL = ("--data", "digits", "--device", "cpu", "--set", "data.limit=64", "--set", "train.batch_size=16",
-         "--set", "train.log_every=1", "--set", "train.monitor_every=0", "--set", "pool.size=32")
+SMALL = (
+    "--data",
+    "digits",
+    "--device",
+    "cpu",
+    "--set",
+    "data.limit=64",
+    "--set",
+    "train.batch_size=16",
+    "--set",
+    "train.log_every=1",
+    "--set",
+    "train.monitor_every=0",
+    "--set",
+    "pool.size=32",
+)
 SHORT = ("--epochs", "4", "--set", "schedule.warmup_epochs=40", *SMALL)
 
 
@@ -71,8 +85,20 @@ def test_python_notes_a_cut_warm_up_and_resumes_with_the_same_recipe(tmp_path):
 
 def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = ("study", "alpha", "digits.supsiam", "--rows", "alpha-0,alpha-1", "--jobs", "1", "--out", "study",
-               *SHORT, "--set", "train.monitor_every=1")  # the last one wins
+    command = (
+        "study",
+        "alpha",
+        "digits.supsiam",
+        "--rows",
+        "alpha-0,alpha-1",
+        "--jobs",
+        "1",
+        "--out",
+        "study",
+        *SHORT,
+        "--set",
+        "train.monitor_every=1",
+    )  # the last one wins
     said = supancl(capsys, *command)
     assert said.code == 0, said.err
     assert said.out.count("schedule.warmup_epochs = 2 instead of 40") == 1

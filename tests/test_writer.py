@@ -206,15 +206,20 @@ def test_only_the_last_two_stay(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_told_next_in_the_same_line(tmp_path: Path, monkeypatch, told_by: str) -> None:
     save_checkpoint(tmp_path, 1, {"step": 1})
     before = contents(tmp_path)
-    line = (r"step-000000002\.pt cannot be written \(No space left on device\); what was there before is untouched\. "
-            r"Make room \(a run then continues with --resume\)")
+    line = (
+        r"step-000000002\.pt cannot be written \(No space left on device\); what was there before is untouched\. "
+        r"Make room \(a run then continues with --resume\)"
+    )
     with Writer() as writer:
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", full_disk)
             writer.save(tmp_path, 2, {"step": 2})
             writer._thread.submit(int).result(LONG)  # the thread has come past it
-        calls = {"save": lambda: writer.save(tmp_path, 3, {"step": 3}), "wait": writer.wait,
-                 "save_encoder": lambda: writer.save_encoder(tmp_path / "e", small_encoder(), (), "x")}
+        calls = {
+            "save": lambda: writer.save(tmp_path, 3, {"step": 3}),
+            "wait": writer.wait,
+            "save_encoder": lambda: writer.save_encoder(tmp_path / "e", small_encoder(), (), "x"),
+        }
         with pytest.raises(BadInput, match=line):
             calls[told_by]()
         writer.wait()  # told once

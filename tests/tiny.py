@@ -32,12 +32,24 @@ def tiny_recipe(method: str = "supsiam", pool: str | None = None, **overrides: o
     spec = replace(row.pool, size=20) if pool is None else PoolSpec(pool, 20 if pool == "queue" else 4)
     base = recipe("digits.supsiam")
     built = replace(
-        base, name=f"tiny.{method}", method=method, branches=row.branches, loss=row.loss, pool=spec,
+        base,
+        name=f"tiny.{method}",
+        method=method,
+        branches=row.branches,
+        loss=row.loss,
+        pool=spec,
         heads=HeadSpec(projector, predictor),
     )
     settings = {
-        "views.size": SIDE, "encoder.width": 16, "train.batch_size": 8, "train.epochs": 2, "train.log_every": 1,
-        "train.device": "cpu", "optimizer.reference_batch": 8, "optimizer.lr": 0.05, "schedule.warmup_epochs": 0,
+        "views.size": SIDE,
+        "encoder.width": 16,
+        "train.batch_size": 8,
+        "train.epochs": 2,
+        "train.log_every": 1,
+        "train.device": "cpu",
+        "optimizer.reference_batch": 8,
+        "optimizer.lr": 0.05,
+        "schedule.warmup_epochs": 0,
     }
     settings |= {name.replace("__", "."): value for name, value in overrides.items()}
     return built.with_set(settings)

@@ -43,8 +43,10 @@ class Replay:
 
     def take(self, batch: Batch | None) -> None:
         """Put the batch where the recorded step reads it; another shape would be stretched to fit without a word."""
-        shapes = [None if each is None else [None if part is None else part.shape for part in each]
-                  for each in (self.batch, batch)]
+        shapes = [
+            None if each is None else [None if part is None else part.shape for part in each]
+            for each in (self.batch, batch)
+        ]
         if shapes[0] != shapes[1]:
             raise ValueError(f"the recorded step takes batches of {shapes[0]}, got {shapes[1]}")
         for kept, new in zip(self.batch or (), batch or (), strict=True):

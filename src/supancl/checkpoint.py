@@ -189,8 +189,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
-            raise BadInput(f"{path} has schema {version}, which no supancl has written; remove it, or name another "
-                           "--out")
+            raise BadInput(
+                f"{path} has schema {version}, which no supancl has written; remove it, or name another --out"
+            )
         content = MIGRATIONS[version](content)
         version += 1
     return content
@@ -210,8 +211,11 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
     except Exception as error:  # there is no end to the ways in which a torn pickle fails
         if _could_run_code(path, error):
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise Refused(f"{path} holds more than tensors and plain containers and is not opened, because loading "
-                          "it could run code; save its state dict alone", named[1] if named else "") from None
+            raise Refused(
+                f"{path} holds more than tensors and plain containers and is not opened, because loading "
+                "it could run code; save its state dict alone",
+                named[1] if named else "",
+            ) from None
         with open(path, "rb") as file:
             looks_right = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
         torn = looks_right and not isinstance(error, pickle.UnpicklingError)
@@ -300,8 +304,12 @@ def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
 
 def _projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
     head, width = MLP.describe(projector.state_dict())
-    return {"schema_version": str(SCHEMA_VERSION), "head": json.dumps(to_json(head)), "input_width": str(width),
-            "recipe": recipe}
+    return {
+        "schema_version": str(SCHEMA_VERSION),
+        "head": json.dumps(to_json(head)),
+        "input_width": str(width),
+        "recipe": recipe,
+    }
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
@@ -333,12 +341,16 @@ def _projector_of_checkpoint(folder: Path) -> dict[str, Tensor]:
             state = load_checkpoint(file)["branches"]
         except Damaged:
             continue
-        if encoder and all(torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value)
-                           for name, value in encoder.items()):
-            return {name.removeprefix("projector."): value for name, value in state.items()
-                    if name.startswith("projector.")}
-    raise BadInput(f"{folder} has no projector.safetensors, and no checkpoint with the projector of its encoder; name "
-                   "a run folder that has, finish the run with --resume, or choose another --layer")
+        if encoder and all(
+            torch.equal(state.get(f"encoder.body.{name}", value.new_empty(0)), value) for name, value in encoder.items()
+        ):
+            return {
+                name.removeprefix("projector."): value for name, value in state.items() if name.startswith("projector.")
+            }
+    raise BadInput(
+        f"{folder} has no projector.safetensors, and no checkpoint with the projector of its encoder; name "
+        "a run folder that has, finish the run with --resume, or choose another --layer"
+    )
 
 
 def load_encoder(path: Path | str) -> Encoder:
@@ -389,9 +401,10 @@ def encoder_file(path: Path) -> Path:
             if (path / "recipe.json").exists():
                 raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
             below = next((each.parent for each in sorted(path.glob("*/encoder.safetensors"))), None)
-            raise BadInput(f"{path} is no run folder: no encoder.safetensors in it"
-                           + (f"; did you mean {str(below)!r}?" if below else
-                              "; give a run folder or an encoder.safetensors"))
+            raise BadInput(
+                f"{path} is no run folder: no encoder.safetensors in it"
+                + (f"; did you mean {str(below)!r}?" if below else "; give a run folder or an encoder.safetensors")
+            )
         return file
     if not path.exists():
         raise BadInput(f"no file {path}{beside(path) or '; give a run folder or an encoder.safetensors'}")
@@ -406,8 +419,10 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
-        raise BadInput(f"{file}: not a safetensors file ({reason(error)}); copy it again, or where a "
-                       "run wrote it, have it written anew by going on with that run: --resume") from None
+        raise BadInput(
+            f"{file}: not a safetensors file ({reason(error)}); copy it again, or where a "
+            "run wrote it, have it written anew by going on with that run: --resume"
+        ) from None
 
 
 def readable(file: Path) -> bool:
@@ -426,13 +441,18 @@ def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> No
     weights = {name: value for name, value in weights.items() if name in own or not name.startswith(("fc.", "head."))}
     for name, value in own.items():
         if name not in weights:
-            raise BadInput(f"{file} has no tensor {name!r}, which encoder {encoder.spec.name!r} needs; "
-                           "is it another architecture?")
+            raise BadInput(
+                f"{file} has no tensor {name!r}, which encoder {encoder.spec.name!r} needs; is it another architecture?"
+            )
         if weights[name].shape != value.shape:
-            raise BadInput(f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
-                           f"has {tuple(value.shape)}; is it another architecture?")
+            raise BadInput(
+                f"{file}: tensor {name!r} is {tuple(weights[name].shape)}, encoder {encoder.spec.name!r} "
+                f"has {tuple(value.shape)}; is it another architecture?"
+            )
     extra = sorted(set(weights) - set(own))
     if extra:
-        raise BadInput(f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "
-                       "is it another architecture?")
+        raise BadInput(
+            f"{file} has a tensor {extra[0]!r} that encoder {encoder.spec.name!r} does not have; "
+            "is it another architecture?"
+        )
     encoder.body.load_state_dict(weights)

@@ -122,8 +122,9 @@ def write_json(where: str | None, result: dict[str, Any]) -> None:
     try:
         Path(where).write_text(text + "\n")
     except OSError as error:
-        raise BadInput(f"--json {where}: cannot be written ({error.strerror}); name another file, or - for standard "
-                       "output") from None
+        raise BadInput(
+            f"--json {where}: cannot be written ({error.strerror}); name another file, or - for standard output"
+        ) from None
 
 
 def entry() -> None:

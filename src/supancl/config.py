@@ -205,8 +205,9 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
     else:
         inner = getattr(section, name)
         if dataclasses.is_dataclass(inner) and value is not None:
-            raise BadInput(f"{where} is a section; set one of its fields, such as {where}."
-                           f"{dataclasses.fields(inner)[-1].name}")
+            raise BadInput(
+                f"{where} is a section; set one of its fields, such as {where}.{dataclasses.fields(inner)[-1].name}"
+            )
         changed = checked(value, hints(type(section))[name], where)
     return dataclasses.replace(section, **{name: changed})  # type: ignore[type-var]
 

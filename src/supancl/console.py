@@ -82,15 +82,21 @@ class Terminal(Reporter):
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
         self.labelled = data.train.labelled
         share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
-        self.note(f"{recipe.name} on {recipe.data.source or 'the data'}: "
-                  f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
-                  f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}")
+        self.note(
+            f"{recipe.name} on {recipe.data.source or 'the data'}: "
+            f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
+            f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+        )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
-            self.note(f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
-                      f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}")
+            self.note(
+                f"batch {recipe.train.batch_size}: learning rate {recipe.optimizer.lr:g} of batch "
+                f"{recipe.optimizer.reference_batch} becomes {recipe.learning_rate:g}"
+            )
         if step >= steps:
-            self.note(f"{folder} is finished, at step {step} of {steps}; to train on, start another run with "
-                      f"--init {folder} and another --out")
+            self.note(
+                f"{folder} is finished, at step {step} of {steps}; to train on, start another run with "
+                f"--init {folder} and another --out"
+            )
             return
         if step:
             self.note(f"going on at step {step} of {steps}")
@@ -102,9 +108,15 @@ class Terminal(Reporter):
         if not self.console.is_terminal:
             return
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[loss]}"),
-            console=self.console, transient=True,
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=self.console,
+            transient=True,
         )
         self.progress.add_task(what, total=total, completed=done, loss="")
         self.progress.start()

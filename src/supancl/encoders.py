@@ -50,9 +50,11 @@ class Encoder(nn.Module):
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
-            raise BadInput(f"encoder.mean has {len(spec.mean)} and encoder.std "
-                           f"{counted(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
-                           "(encoder.channels)")
+            raise BadInput(
+                f"encoder.mean has {len(spec.mean)} and encoder.std "
+                f"{counted(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
+                "(encoder.channels)"
+            )
         self.spec = spec
         self.size, self.mean, self.std = spec.size, spec.mean, spec.std
         self.body: nn.Module
@@ -89,8 +91,10 @@ class Encoder(nn.Module):
         finally:
             handle.remove()
         if not seen or not isinstance(seen[-1], Tensor) or seen[-1].ndim not in (2, 3, 4):
-            raise BadInput(f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
-                           "choose another one")
+            raise BadInput(
+                f"layer {layer!r} of encoder {self.spec.name!r} gives neither vectors, tokens nor maps; "
+                "choose another one"
+            )
         return self._vectors(seen[-1])
 
     @torch.inference_mode()
@@ -113,8 +117,10 @@ class Encoder(nn.Module):
         children = [name for name in self.layers if "." not in name]
         close = get_close_matches(layer, self.layers, n=1, cutoff=0.6)
         guess = f"; did you mean {close[0]!r}?" if close else ""
-        raise BadInput(f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
-                       f"and what lies in them, as {max(self.layers, key=len)}{guess}")
+        raise BadInput(
+            f"encoder {self.spec.name!r} has no layer {layer!r}; it has pooled, {', '.join(children)} "
+            f"and what lies in them, as {max(self.layers, key=len)}{guess}"
+        )
 
     def _vectors(self, output: Tensor) -> Tensor:
         if output.ndim == 3:
@@ -136,8 +142,10 @@ def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
     rest = spec.size % patch
     if rest:
         sizes = [side for side in (spec.size - rest, spec.size - rest + patch) if side]
-        raise BadInput(f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-                       f"never see the last {rest} px of their rows and columns; take {' or '.join(map(str, sizes))}")
+        raise BadInput(
+            f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
+            f"never see the last {rest} px of their rows and columns; take {' or '.join(map(str, sizes))}"
+        )
 
 
 def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
@@ -201,8 +209,15 @@ def _vit_small(spec: EncoderSpec) -> tuple[nn.Module, int]:
 
     width, patch = 384, 16
     body: Any = VisionTransformer(
-        img_size=spec.size, patch_size=patch, in_chans=spec.channels, embed_dim=width, depth=12, num_heads=12,
-        num_classes=0, class_token=True, global_pool="token",
+        img_size=spec.size,
+        patch_size=patch,
+        in_chans=spec.channels,
+        embed_dim=width,
+        depth=12,
+        num_heads=12,
+        num_classes=0,
+        class_token=True,
+        global_pool="token",
     )
     side = spec.size // patch
     position = torch.cat([torch.zeros(1, width), sincos_positions(side, width)])  # the class token has none

@@ -42,8 +42,9 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = A
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors word a full disk their own way
-        raise BadInput(f"{path} cannot be written ({reason(error)}); what was there before is untouched. "
-                       f"{way_out}") from None
+        raise BadInput(
+            f"{path} cannot be written ({reason(error)}); what was there before is untouched. {way_out}"
+        ) from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -13,13 +13,22 @@ from supancl.errors import BadInput, nearest
 from supancl.recipes import Recipe, recipe
 
 # what others call a field of the recipe
-FIELDS = {"learning_rate": "optimizer.lr", "wd": "optimizer.weight_decay", "temperature": "loss.temperature",
-          "arch": "encoder.name", "backbone": "encoder.name"}
+FIELDS = {
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "temperature": "loss.temperature",
+    "arch": "encoder.name",
+    "backbone": "encoder.name",
+}
 # what others have a command for, and where it is done here
-ELSEWHERE = {"export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
-                       "docs/own-data.md; a detector: supancl detect export",
-             **{name: f"did you mean 'evaluate {name}'?"
-                for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")}}
+ELSEWHERE = {
+    "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
+    "docs/own-data.md; a detector: supancl detect export",
+    **{
+        name: f"did you mean 'evaluate {name}'?"
+        for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
+    },
+}
 
 
 class OneLineParser(argparse.ArgumentParser):

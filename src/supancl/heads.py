@@ -41,7 +41,9 @@ class MLP:
         widths = [len(weights[f"{place}.weight"]) for place in linear]
         affine = f"{linear[-1] + 1}.weight" in weights
         return MLP(
-            tuple(widths[:-1]), widths[-1], "batch" if not linear[:-1] or normed[0] else "none",
+            tuple(widths[:-1]),
+            widths[-1],
+            "batch" if not linear[:-1] or normed[0] else "none",
             "none" if not normed[-1] else "batch" if affine else "batch-no-affine",
             "auto" if all(norm != bias for norm, bias in zip(normed, biased, strict=True)) else "none",
         ), weights[f"{linear[0]}.weight"].shape[1]

@@ -91,7 +91,12 @@ class Monitor:
         return self.last_std
 
     def measure(
-        self, encoder: Encoder, targets: Tensor, pool: Pool | None, device: torch.device, half: bool = False,
+        self,
+        encoder: Encoder,
+        targets: Tensor,
+        pool: Pool | None,
+        device: torch.device,
+        half: bool = False,
         last: bool = False,
     ) -> dict[str, Any]:
         """The values of one epoch. On a GPU features are compared where they are made, in bfloat16 if `half`.
@@ -130,8 +135,10 @@ class Monitor:
         """What these held-out images, compared with these training images, tell of the encoder."""
         queries = self._features(encoder, held_out, device, half)
         if not bool(torch.isfinite(queries.values).all()):
-            raise NonFinite("features of held-out images are not finite numbers; nothing was saved over the last "
-                            "checkpoint", "try a lower --set optimizer.lr")
+            raise NonFinite(
+                "features of held-out images are not finite numbers; nothing was saved over the last checkpoint",
+                "try a lower --set optimizer.lr",
+            )
         within, total = variance(queries)
         row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
         if not reference.labelled or not held_out.labelled:  # there is nothing to compare
@@ -139,8 +146,10 @@ class Monitor:
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MOST_IMAGES)
         return row | {
-            "knn": knn_accuracy(references, queries), "knn_references": len(references.labelled().labels),
-            "knn_queries": len(queries.labelled().labels), "linear": fixed_ridge_accuracy(fitted, queries),
+            "knn": knn_accuracy(references, queries),
+            "knn_references": len(references.labelled().labels),
+            "knn_queries": len(queries.labelled().labels),
+            "linear": fixed_ridge_accuracy(fitted, queries),
             "linear_references": len(fitted.labels),
         }
 
@@ -164,8 +173,10 @@ def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:
     if monitor.low_readings >= IN_A_ROW:
         what = f"all images get nearly the same target (relative std {monitor.last_std:.3f}; healthy is 0.3 to 1)"
     else:
-        what = (f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
-                f"{monitor.least_rank:.1f} is a collapse)")
+        what = (
+            f"a batch's targets use only {monitor.last_rank:.1f} directions (effective rank; below "
+            f"{monitor.least_rank:.1f} is a collapse)"
+        )
     return f"the representation has collapsed by step {step}: {what}. {_cause(recipe)}"
 
 
@@ -173,8 +184,9 @@ def going_on(recipe: Recipe, step: int, run: Path) -> str:
     """What is said of a run that had collapsed when it goes on; one that is to stop at a collapse does not."""
     what = f"the representation had collapsed by step {step}"
     if recipe.train.on_collapse == "stop":
-        raise Collapsed(f"{what} and train.on_collapse is 'stop', so {run} does not go on. {_cause(recipe)}",
-                        all_the_same(run))
+        raise Collapsed(
+            f"{what} and train.on_collapse is 'stop', so {run} does not go on. {_cause(recipe)}", all_the_same(run)
+        )
     return f"{what}; going on all the same"
 
 
@@ -189,14 +201,18 @@ def _cause(recipe: Recipe) -> str:
     lower = f"--set optimizer.weight_decay={recipe.optimizer.weight_decay / 5:g}"
     if align and recipe.loss.supervised and recipe.pool.kind == "none" and recipe.branches.target != "momentum":
         also = f", at weight decay {recipe.optimizer.weight_decay:g}" * decays  # both count: docs/alpha.md
-        return (f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
-                "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays)
+        return (
+            f"Likely cause: a supervised target without a pool and without a momentum branch{also} (the paper's "
+            "Table 8). Try --set pool.kind=queue" + f" or {lower}" * decays
+        )
     if align and recipe.heads.predictor is None:
         return "Likely cause: no predictor. Give heads.predictor, as in the recipe"
     if decays:
-        return (f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
-                f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "
-                f"Try {lower}")
+        return (
+            f"Likely cause: weight decay {recipe.optimizer.weight_decay:g} at learning rate "
+            f"{recipe.learning_rate:g} shrinks the weights faster than the loss keeps them apart. "
+            f"Try {lower}"
+        )
     if recipe.schedule.warmup_epochs == 0:
         return "Likely cause: full learning rate from the first step. Try --set schedule.warmup_epochs=10"
     return f"Try a lower learning rate: --set optimizer.lr={recipe.optimizer.lr / 3:.2g}"

@@ -342,8 +342,10 @@ class ShardedPrototypes(Prototypes):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **named: Any) -> Any:
         shard = slice(self.ranks.rank, self.classes, self.ranks.size)
-        own = {name: value if value.ndim == 0 else torch.cat([value[:-1][shard], value[-1:]])
-               for name, value in state_dict.items()}
+        own = {
+            name: value if value.ndim == 0 else torch.cat([value[:-1][shard], value[-1:]])
+            for name, value in state_dict.items()
+        }
         return super().load_state_dict(own, *args, **named)
 
 

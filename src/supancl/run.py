@@ -65,13 +65,18 @@ class RunFolder:
             raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
         below = [] if self.holds_run else sorted(self.path.glob("*/recipe.json"))
         if below:
-            way = f"continue one of them: --out {below[0].parent}" if resume else (
-                f"choose another --out: {self.path / 'NAME'}")
+            way = (
+                f"continue one of them: --out {below[0].parent}"
+                if resume
+                else (f"choose another --out: {self.path / 'NAME'}")
+            )
             raise BadInput(f"{self.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; {way}")
         if self.remains:
-            raise BadInput(f"{self.path} holds {self.remains[0].relative_to(self.path)} of a run but no "
-                           f"{self.recipe_file.name}; bring that back and continue with --resume, or choose another "
-                           "--out")
+            raise BadInput(
+                f"{self.path} holds {self.remains[0].relative_to(self.path)} of a run but no "
+                f"{self.recipe_file.name}; bring that back and continue with --resume, or choose another "
+                "--out"
+            )
 
     def create(self) -> None:
         try:
@@ -219,8 +224,10 @@ class MetricsLog:
                 if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
                     self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
-            raise BadInput(f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
-                           f"with --resume --out {self.folder.path}") from None
+            raise BadInput(
+                f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
+                f"with --resume --out {self.folder.path}"
+            ) from None
 
     def rewind(self, step: int) -> None:
         """Forget the rows after `step`, which will be written again."""

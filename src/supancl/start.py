@@ -25,8 +25,12 @@ from supancl.run import RunFolder, next_folder
 
 # field -> the value that asks for nothing; a run may change these as it goes on: they say how a step is run and what is
 # done where it gave no numbers or the targets have collapsed, not what a step computes
-HOW: dict[str, Any] = {"train.compile": None, "train.replay": None, "train.on_nan": TrainSpec.on_nan,
-                       "train.on_collapse": TrainSpec.on_collapse}
+HOW: dict[str, Any] = {
+    "train.compile": None,
+    "train.replay": None,
+    "train.on_nan": TrainSpec.on_nan,
+    "train.on_collapse": TrainSpec.on_collapse,
+}
 # settings that stand for "whatever is best here"; a run keeps what they became
 CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
@@ -43,8 +47,10 @@ def pick_device(name: str, local: int | None = None) -> torch.device:
     if name == "cuda" and local is not None:
         if local >= torch.cuda.device_count():
             count = torch.cuda.device_count()
-            raise BadInput(f"{counted(count, 'GPU is', 'GPUs are')} too few for at least {local + 1} ranks on this "
-                           f"machine; take torchrun --nproc-per-node {count}, or --device cpu")
+            raise BadInput(
+                f"{counted(count, 'GPU is', 'GPUs are')} too few for at least {local + 1} ranks on this "
+                f"machine; take torchrun --nproc-per-node {count}, or --device cpu"
+            )
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
     return torch.device(name)
@@ -56,9 +62,11 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
     micro, least = settings.batch_size // settings.accumulate, 1 if settings.sync_norm else 2
     if ranks > 1 and micro < ranks * least:
         why = "" if settings.sync_norm else " at 2 each, which batch norm needs with train.sync_norm=false"
-        raise BadInput(f"{counted(micro, 'image')} at a time (train.batch_size / train.accumulate) "
-                       f"{'is' if micro == 1 else 'are'} too few for {ranks} ranks{why}; use --batch-size "
-                       f"{ranks * least * settings.accumulate} or more, or fewer ranks")
+        raise BadInput(
+            f"{counted(micro, 'image')} at a time (train.batch_size / train.accumulate) "
+            f"{'is' if micro == 1 else 'are'} too few for {ranks} ranks{why}; use --batch-size "
+            f"{ranks * least * settings.accumulate} or more, or fewer ranks"
+        )
 
 
 def check_data(recipe: Recipe, data: Data) -> None:
@@ -73,31 +81,43 @@ def check_data(recipe: Recipe, data: Data) -> None:
     if pixels.ndim == 2 and recipe.encoder.name != "linear":
         raise BadInput(f"{where} holds vectors, encoder {recipe.encoder.name!r} takes images; choose linear")
     if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
-        raise BadInput(f"{where}: images have {counted(pixels.shape[1], 'channel')}, recipe {recipe.name} takes "
-                       f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them")
+        raise BadInput(
+            f"{where}: images have {counted(pixels.shape[1], 'channel')}, recipe {recipe.name} takes "
+            f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them"
+        )
     if len(data.train) < recipe.train.batch_size:
-        raise BadInput(f"{where}: {counted(len(data.train), 'training image is', 'training images are')} fewer than a "
-                       f"batch of {recipe.train.batch_size}; " + (f"use --batch-size {len(data.train)} or less"
-                                                         if len(data.train) > 1 else "add images"))
+        raise BadInput(
+            f"{where}: {counted(len(data.train), 'training image is', 'training images are')} fewer than a "
+            f"batch of {recipe.train.batch_size}; "
+            + (f"use --batch-size {len(data.train)} or less" if len(data.train) > 1 else "add images")
+        )
     per_epoch = len(data.train) // recipe.train.batch_size
     if per_epoch * recipe.train.epochs > MOST_STEPS:
-        raise BadInput(f"train.epochs = {recipe.train.epochs} of {counted(per_epoch, 'step')} each are "
-                       f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
-                       f"{max(1, MOST_STEPS // per_epoch)} or less")
+        raise BadInput(
+            f"train.epochs = {recipe.train.epochs} of {counted(per_epoch, 'step')} each are "
+            f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
+            f"{max(1, MOST_STEPS // per_epoch)} or less"
+        )
     out = recipe.heads.projector.out
     if isinstance(recipe.loss, CrossEntropy) and out is not None and out < len(data.classes):
-        raise BadInput(f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
-                       "--set heads.projector.out=null takes their number")
+        raise BadInput(
+            f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
+            "--set heads.projector.out=null takes their number"
+        )
     if recipe.loss.supervised:
         present = data.train.present()
         if not present:
-            raise BadInput(f"{where}: no training image has a label, which {recipe.method} needs; put images into "
-                           "class folders, or take simsiam or byol")
+            raise BadInput(
+                f"{where}: no training image has a label, which {recipe.method} needs; put images into "
+                "class folders, or take simsiam or byol"
+            )
         if len(present) == 1:
             # a refusal is all that is said, so what the reader noticed of the folder belongs to it
             hints = "".join(f" ({remark})" for remark in data.remarks if "the only class is" in remark)
-            raise BadInput(f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
-                           f"{recipe.method} needs two, or take simsiam or byol" + hints)
+            raise BadInput(
+                f"{where}: only one class, {data.classes[present[0]]!r}, has training images; "
+                f"{recipe.method} needs two, or take simsiam or byol" + hints
+            )
 
 
 def check_same_data(
@@ -121,8 +141,10 @@ def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.de
         return
     begun, here = ("a CPU", "a GPU") if device.type == "cuda" else ("a GPU", "a CPU")
     way = "hide the GPU with CUDA_VISIBLE_DEVICES=" if device.type == "cuda" else "continue it where there is one"
-    raise BadInput(f"{folder.path} was begun on {begun} and cannot go on on {here}; {way}, or start another run from "
-                   f"its encoder with --init {folder.path}")
+    raise BadInput(
+        f"{folder.path} was begun on {begun} and cannot go on on {here}; {way}, or start another run from "
+        f"its encoder with --init {folder.path}"
+    )
 
 
 def with_short_side(recipe: Recipe) -> Recipe:
@@ -151,9 +173,12 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
         "train.compile": cuda and steps >= WORTH_COMPILING and not settings.deterministic,
         "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
     }
-    open_ones = {key: value for key, value in chosen.items()
-                 if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]
-                 and (ranks == 1 or key == "train.precision")}
+    open_ones = {
+        key: value
+        for key, value in chosen.items()
+        if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]
+        and (ranks == 1 or key == "train.precision")
+    }
     return recipe.with_set(open_ones, because=f"by itself, on {device.type}") if open_ones else recipe
 
 
@@ -195,8 +220,11 @@ def other_settings(key: str, folder: RunFolder) -> str:
 def asked_anew(recipe: Recipe, kept: Recipe) -> dict[str, Any]:
     """Of the settings that a run may change as it goes on, those that are asked for and other than it has them."""
     old, new = flattened(kept.train, "train"), flattened(recipe.train, "train")
-    return {key: new[key] for key, nothing in HOW.items() if new[key] not in (None, old[key])
-            and (new[key] != nothing or key in recipe.sources)}
+    return {
+        key: new[key]
+        for key, nothing in HOW.items()
+        if new[key] not in (None, old[key]) and (new[key] != nothing or key in recipe.sources)
+    }
 
 
 def stays(asked: str, kept: str) -> bool:
@@ -235,15 +263,19 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
     kept, _ = folder.read_recipe()
     if recipe is None:
         return kept
-    old, new = flattened(replace(kept, sources={})), flattened(
-        replace(with_short_side(resolve_warmup(recipe)), sources={}))
+    old, new = (
+        flattened(replace(kept, sources={})),
+        flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
+    )
     for key, value in new.items():
         if key in HOW:
             continue
         same = stays(str(value), str(old.get(key))) if key == "data.source" else agrees(key, value, old.get(key))
         if not same:
-            raise BadInput(f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
-                           f"{other_settings(key, folder)}")
+            raise BadInput(
+                f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
+                f"{other_settings(key, folder)}"
+            )
     changed = asked_anew(recipe, kept)
     if not same_source(recipe.data.source, kept.data.source):
         check_apart(recipe.data.source, folder.path)

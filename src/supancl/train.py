@@ -102,8 +102,13 @@ def pretrain(
 
 
 def _pretrained(
-    recipe: Recipe | None, data: Data | None, out: Path | str | None, resume: bool, init: Path | str | None,
-    reporter: Reporter, ranks: Ranks,
+    recipe: Recipe | None,
+    data: Data | None,
+    out: Path | str | None,
+    resume: bool,
+    init: Path | str | None,
+    reporter: Reporter,
+    ranks: Ranks,
 ) -> Run:
     settings = ranks.once(lambda: settled(recipe, folder_of(recipe, out), resume, init))
     if recipe is not None and (line := describe_resolution(recipe, settings)):
@@ -145,8 +150,14 @@ def _means(recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks) 
 
 
 def _trained(
-    recipe: Recipe, data: Data, device: torch.device, folder: RunFolder, resume: bool, init: Path | str | None,
-    reporter: Reporter, ranks: Ranks,
+    recipe: Recipe,
+    data: Data,
+    device: torch.device,
+    folder: RunFolder,
+    resume: bool,
+    init: Path | str | None,
+    reporter: Reporter,
+    ranks: Ranks,
 ) -> Trainer:
     ranks.alike(data.described.get("fingerprint"), "the data")
     trainer = trainer_for(recipe, data, device, reporter.reading, ranks)
@@ -163,7 +174,12 @@ def _trained(
 
 
 def _begin(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter,
+    trainer: Trainer,
+    data: Data,
+    folder: RunFolder,
+    resume: bool,
+    init: Path | str | None,
+    reporter: Reporter,
     writer: Writer,
 ) -> None:
     recipe, ranks = trainer.recipe, trainer.ranks
@@ -182,14 +198,20 @@ def _begin(
         _save(trainer, folder, writer)  # so that there is something to go back to
         ranks.once(writer.wait)
     if recipe.loss.sees_batch(trainer.pool) and recipe.train.accumulate > 1:
-        reporter.note(f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
-                      f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch")
+        reporter.note(
+            f"with train.accumulate = {recipe.train.accumulate} the loss compares images within a "
+            f"micro-batch of {recipe.train.batch_size // recipe.train.accumulate}, not the whole batch"
+        )
     if recipe.train.compile and recipe.train.sync_norm and ranks.size > 1:
-        reporter.note("several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
-                      "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images")
+        reporter.note(
+            "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
+            "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
+        )
     if trainer.device.type == "cuda" and recipe.train.replay and not trainer.feed.one_shape:
-        reporter.note("batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
-                      "images; crop the largest images")
+        reporter.note(
+            "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
+            "images; crop the largest images"
+        )
     where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
     reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)
 
@@ -229,9 +251,7 @@ def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | N
     return state
 
 
-def _loop(
-    trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter, writer: Writer
-) -> None:
+def _loop(trainer: Trainer, folder: RunFolder, data: Data, log: MetricsLog, reporter: Reporter, writer: Writer) -> None:
     settings = trainer.recipe.train
     rollbacks, since, images = 0, time.perf_counter(), 0
     targets = torch.empty(0)
@@ -263,8 +283,11 @@ def _loop(
                 since, images = time.perf_counter(), 0
             reporter.stepped(trainer.step, row)
             if (epoch_ends or often or stop) and not trainer.sound():
-                raise NonFinite(f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
-                                "the last checkpoint", "try a lower --set optimizer.lr")
+                raise NonFinite(
+                    f"the weights are not finite numbers after step {trainer.step}; nothing was saved over "
+                    "the last checkpoint",
+                    "try a lower --set optimizer.lr",
+                )
             if epoch_ends:
                 _close_epoch(trainer, folder, data, targets, log, reporter, writer)
                 since = time.perf_counter()
@@ -291,8 +314,10 @@ def _advanced(trainer: Trainer, reporter: Reporter) -> Tensor | None:
         if not trainer.compiled or trainer.ranks.size > 1 or not from_compiler(error):
             raise  # several ranks have exchanged by now, and none may begin the step anew
         trainer.compile(False)
-        reporter.warn(f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
-                      "speed; --set train.compile=false tries no more")
+        reporter.warn(
+            f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the "
+            "speed; --set train.compile=false tries no more"
+        )
         targets = trainer.advance()
     if trainer.ranks.leads:
         for remark in _uncompiled(trainer):
@@ -314,8 +339,10 @@ def _capture(trainer: Trainer, reporter: Reporter) -> None:
     except RuntimeError as error:
         trainer.warmed = WARM_UP + 1
         trainer.replay = None
-        reporter.warn(f"the step could not be captured as a CUDA graph ({reason(error)}); going on without, at about "
-                      "0.4 of the speed for small images; --set train.replay=false tries no more")
+        reporter.warn(
+            f"the step could not be captured as a CUDA graph ({reason(error)}); going on without, at about "
+            "0.4 of the speed for small images; --set train.replay=false tries no more"
+        )
 
 
 def _train_row(trainer: Trainer, seen: Look, images_per_second: float) -> dict[str, Any]:
@@ -336,7 +363,12 @@ def _train_row(trainer: Trainer, seen: Look, images_per_second: float) -> dict[s
 
 
 def _close_epoch(
-    trainer: Trainer, folder: RunFolder, data: Data, targets: Tensor, log: MetricsLog, reporter: Reporter,
+    trainer: Trainer,
+    folder: RunFolder,
+    data: Data,
+    targets: Tensor,
+    log: MetricsLog,
+    reporter: Reporter,
     writer: Writer,
 ) -> None:
     """What an epoch ends with: the monitor's values, and the encoder and the projector as they are now."""
@@ -345,8 +377,9 @@ def _close_epoch(
     if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
         row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
         half, last = settings.precision == "bf16", done == settings.epochs
-        row |= trainer.ranks.once(lambda: trainer.monitor.measure(
-            encoder, targets, trainer.pool, trainer.device, half, last))  # type: ignore[arg-type]
+        row |= trainer.ranks.once(
+            lambda: trainer.monitor.measure(encoder, targets, trainer.pool, trainer.device, half, last)
+        )  # type: ignore[arg-type]
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
@@ -366,7 +399,13 @@ def _tell_collapse(trainer: Trainer, folder: RunFolder, reporter: Reporter, writ
 
 
 def _not_finite(
-    trainer: Trainer, step: int, folder: RunFolder, data: Data, rollbacks: int, log: MetricsLog, reporter: Reporter,
+    trainer: Trainer,
+    step: int,
+    folder: RunFolder,
+    data: Data,
+    rollbacks: int,
+    log: MetricsLog,
+    reporter: Reporter,
     writer: Writer,
 ) -> int:
     """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""

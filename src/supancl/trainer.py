@@ -56,7 +56,12 @@ class Trainer:
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = assemble(
-            recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1),
+            recipe.encoder,
+            recipe.heads,
+            recipe.branches,
+            recipe.pool,
+            recipe.loss,
+            max(len(data.classes), 1),
             ranks,
         )
         self.branches.to(device)
@@ -247,8 +252,13 @@ class Trainer:
     @property
     def may_replay(self) -> bool:
         settings = self.recipe.train
-        return (self.device.type == "cuda" and bool(settings.replay) and not self.checks_every_step
-                and self.feed.one_shape and self.ranks.size == 1)
+        return (
+            self.device.type == "cuda"
+            and bool(settings.replay)
+            and not self.checks_every_step
+            and self.feed.one_shape
+            and self.ranks.size == 1
+        )
 
     def capture(self) -> None:
         """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
@@ -350,8 +360,10 @@ class Trainer:
 
     def load(self, state: dict[str, Any]) -> None:
         if state.get("recipe") != self.recipe.name:
-            raise BadInput(f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
-                           "choose another --out")
+            raise BadInput(
+                f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
+                "choose another --out"
+            )
         try:
             self.branches.load_state_dict(state["branches"])
             if self.pool is not None:
@@ -365,16 +377,19 @@ class Trainer:
             self.interval.copy_(state["interval"])
             self.monitor.load(state["monitor"])
         except (KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
-            raise BadInput(f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); "
-                           "was it made with other settings?") from None
+            raise BadInput(
+                f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); was it made with other settings?"
+            ) from None
         self.first_bad.fill_(-1)
         self.epoch, self.at_on_host = -1, -1
         self.replay, self.warmed = None, 0  # captured with tensors that have just been replaced
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """The kept state, with how it is computed (fused, rates on the device) as it is here."""
-        own = [{key: group[key] for key in ("lr", "fused", "capturable") if key in group}
-               for group in self.optimizer.param_groups]
+        own = [
+            {key: group[key] for key in ("lr", "fused", "capturable") if key in group}
+            for group in self.optimizer.param_groups
+        ]
         groups = [{**kept, **here} for kept, here in zip(state["param_groups"], own, strict=True)]
         self.optimizer.load_state_dict({**state, "param_groups": groups})
         for group, here in zip(self.optimizer.param_groups, own, strict=True):
@@ -388,13 +403,16 @@ def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.dev
     """
     named = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for name, p in named if name.startswith("predictor.") == is_predictor],
-         "lr": torch.zeros((), device=device)}
+        {
+            "params": [p for name, p in named if name.startswith("predictor.") == is_predictor],
+            "lr": torch.zeros((), device=device),
+        }
         for is_predictor in (False, True)
     ]
     spec = recipe.optimizer
     if spec.name == "adamw":
         betas = (spec.momentum, 0.999)  # "a momentum of 0.9": App. G
-        return torch.optim.AdamW(groups, betas=betas, weight_decay=spec.weight_decay, fused=True,
-                                 capturable=device.type == "cuda")
+        return torch.optim.AdamW(
+            groups, betas=betas, weight_decay=spec.weight_decay, fused=True, capturable=device.type == "cuda"
+        )
     return torch.optim.SGD(groups, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

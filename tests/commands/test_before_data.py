@@ -43,31 +43,59 @@ IN_THE_WAY = "cannot write in other (Not a directory); judge a copy of it instea
 VECTORS, ON_X = "vectors.safetensors", ("--data", "x.npz")
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    *[((f"evaluate {name}", "run", *ON_X, "--layer", "tow"), NO_LAYER)
-      for name in ("knn", "linear", "variance", "transfer", "fewshot")],
-    (("embed", "run", *ON_X, "--layer", "tow", "--out", "e.npz"), NO_LAYER),
-    (("evaluate transfer", "run", VECTORS, *ON_X, "--layer", "5"), "encoder 'linear' has no layer '5'; it has pooled"),
-    *[((f"evaluate {name}", "other", *ON_X), IN_THE_WAY) for name in ("knn", "linear", "variance", "fewshot")],
-    (("evaluate transfer", "run", "other", *ON_X), IN_THE_WAY),
-    (("embed", "run", *ON_X, "--out", "x.npz/e.npz"), "cannot write in x.npz (Not a directory); choose another --out"),
-    (("evaluate finetune", "run", *ON_X, "--out", "there"), "there exists; remove it or choose another --out"),
-    (("evaluate finetune", "run", *ON_X, "--out", "x.npz/tuned"), "cannot write in x.npz/tuned (Not a directo"),
-    (("evaluate finetune", VECTORS, "--data", "toy"), "toy: fine-tuning crops images, these are vectors; give an"),
-    (("evaluate linear", VECTORS, "--data", "toy", "--probe", "sgd", "--augmented"),
-     "vectors.safetensors: --augmented crops images, this encoder takes vectors; leave it out"),
-    (("evaluate transfer", "run", *ON_X, "--data", "y.npz"), "no data at 'y.npz'; did you mean 'x.npz'?"),
-    (("evaluate fewshot", "run", *ON_X, "--data", "pets@there"), "pets: not in there (looked for "),
-    (("detect train", "wide.safetensors", "--data", ".", "--out", "new"), "encoder 'cnn' is no ResNet as torchv"),
-    (("detect train", "random:resnet18", "--data", ".", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a dire"),
-    (("detect crops", "--data", ".", "--out", "there"), "there is not empty; choose another --out"),
-    (("detect crops", "--data", ".", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a directory);"),
-    (("detect crops", "--data", ".", "--out", "new", "--margin", "nan"), "margin nan and least 16: wanted at least 0"),
-    (("detect crops", "--data", ".", "--out", "new", "--margin", "inf"), "margin inf and least 16: wanted at least 0"),
-    (("import", "x.npz", "--out", "wide.safetensors"), "wide.safetensors exists already; choose another --out"),
-    (("import", "x.npz", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a directory); choose another --out"),
-    (("tables", "5", "nowhere", "--out", "x.npz/5.md"), "--out x.npz/5.md: cannot be written (Not a directory); name"),
-])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        *[
+            ((f"evaluate {name}", "run", *ON_X, "--layer", "tow"), NO_LAYER)
+            for name in ("knn", "linear", "variance", "transfer", "fewshot")
+        ],
+        (("embed", "run", *ON_X, "--layer", "tow", "--out", "e.npz"), NO_LAYER),
+        (
+            ("evaluate transfer", "run", VECTORS, *ON_X, "--layer", "5"),
+            "encoder 'linear' has no layer '5'; it has pooled",
+        ),
+        *[((f"evaluate {name}", "other", *ON_X), IN_THE_WAY) for name in ("knn", "linear", "variance", "fewshot")],
+        (("evaluate transfer", "run", "other", *ON_X), IN_THE_WAY),
+        (
+            ("embed", "run", *ON_X, "--out", "x.npz/e.npz"),
+            "cannot write in x.npz (Not a directory); choose another --out",
+        ),
+        (("evaluate finetune", "run", *ON_X, "--out", "there"), "there exists; remove it or choose another --out"),
+        (("evaluate finetune", "run", *ON_X, "--out", "x.npz/tuned"), "cannot write in x.npz/tuned (Not a directo"),
+        (("evaluate finetune", VECTORS, "--data", "toy"), "toy: fine-tuning crops images, these are vectors; give an"),
+        (
+            ("evaluate linear", VECTORS, "--data", "toy", "--probe", "sgd", "--augmented"),
+            "vectors.safetensors: --augmented crops images, this encoder takes vectors; leave it out",
+        ),
+        (("evaluate transfer", "run", *ON_X, "--data", "y.npz"), "no data at 'y.npz'; did you mean 'x.npz'?"),
+        (("evaluate fewshot", "run", *ON_X, "--data", "pets@there"), "pets: not in there (looked for "),
+        (("detect train", "wide.safetensors", "--data", ".", "--out", "new"), "encoder 'cnn' is no ResNet as torchv"),
+        (
+            ("detect train", "random:resnet18", "--data", ".", "--out", "x.npz/new"),
+            "cannot write in x.npz/new (Not a dire",
+        ),
+        (("detect crops", "--data", ".", "--out", "there"), "there is not empty; choose another --out"),
+        (("detect crops", "--data", ".", "--out", "x.npz/new"), "cannot write in x.npz/new (Not a directory);"),
+        (
+            ("detect crops", "--data", ".", "--out", "new", "--margin", "nan"),
+            "margin nan and least 16: wanted at least 0",
+        ),
+        (
+            ("detect crops", "--data", ".", "--out", "new", "--margin", "inf"),
+            "margin inf and least 16: wanted at least 0",
+        ),
+        (("import", "x.npz", "--out", "wide.safetensors"), "wide.safetensors exists already; choose another --out"),
+        (
+            ("import", "x.npz", "--out", "x.npz/new"),
+            "cannot write in x.npz/new (Not a directory); choose another --out",
+        ),
+        (
+            ("tables", "5", "nowhere", "--out", "x.npz/5.md"),
+            "--out x.npz/5.md: cannot be written (Not a directory); name",
+        ),
+    ],
+)
 def test_a_request_that_no_data_can_mend_is_refused_first(words, told, place, capsys):
     before = sorted(place.rglob("*"))
     said = supancl(capsys, *words[0].split(), *words[1:])
@@ -103,12 +131,18 @@ def test_a_layer_that_gives_nothing_to_take_is_refused_by_a_look_at_a_blank_imag
 UNLABELLED = {"train_labels": np.full(12, -1), "val_images": noise(6, 8, 8), "val_labels": np.arange(6) % 2}
 
 
-@pytest.mark.parametrize(("protocol", "arrays", "told"), [
-    ("knn", UNLABELLED, "d.npz: k-NN needs labelled images, both to compare with and to judge; there are 0 and 6"),
-    ("knn", {"train_labels": np.zeros(12, int)}, "d.npz: only class '0' among the images to compare with"),
-    ("linear", {"train_labels": np.arange(12), "val_images": noise(6, 8, 8), "val_labels": np.arange(6)},
-     "d.npz: every class has 1 training image"),
-])
+@pytest.mark.parametrize(
+    ("protocol", "arrays", "told"),
+    [
+        ("knn", UNLABELLED, "d.npz: k-NN needs labelled images, both to compare with and to judge; there are 0 and 6"),
+        ("knn", {"train_labels": np.zeros(12, int)}, "d.npz: only class '0' among the images to compare with"),
+        (
+            "linear",
+            {"train_labels": np.arange(12), "val_images": noise(6, 8, 8), "val_labels": np.arange(6)},
+            "d.npz: every class has 1 training image",
+        ),
+    ],
+)
 def test_labels_that_cannot_be_judged_by_are_refused_before_features_are_taken(
     protocol, arrays, told, tmp_path, monkeypatch, capsys
 ):

@@ -37,24 +37,45 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("words", "told"), [
-    (("pretrain", "digits.simsiam", "--data", "one.npz", *TINY), ", 1 class; cpu -> "),
-    (("pretrain", "digits.simsiam", "--data", "single.npz", *TINY), "single.npz: 1 image is too few to hold 25% of"),
-    (("pretrain", "digits.simsiam", "--data", "single.npz", *TINY, "--set", "data.holdout=0"),
-     "single.npz: 1 training image is fewer than a batch of"),
-    (("evaluate", "knn", "run", "--data", "tested.npz"), "% of 1 image, 12 references, 2 classes"),
-    (("evaluate", "knn", "run", "--data", "strange.npz"), "has no training image; its 1 image to judge counts as"),
-    (("evaluate", "linear", "run", "--data", "two.npz", "--probe", "sgd", "--epochs", "1"), "linear (1 epoch of SGD)"),
-    (("evaluate", "finetune", "run", "--data", "tested.npz", "--epochs", "1", "--lr", "0.1"), ", 1 epoch): "),
-    (("evaluate", "fewshot", "run", "--data", "small.npz", "--ways", "2", "--shots", "1", "--episodes", "1"),
-     "small: 1 class has no more than 1 image and is left out: 0"),
-    (("evaluate", "fewshot", "run", "--data", "small.npz", "--ways", "3", "--shots", "1"),
-     "2 classes have more than 1 image, 3 ways need 3 such"),
-    (("data", "show", "folder", "--out", "sheets"), "1 class folder without an image; pretrain refuses it: fill or"),
-    (("data", "show", "folder", "--out", "sheets"), "1 file is of no image format that is read here and was left out"),
-    (("data", "show", "list.csv", "--out", "sheets"), "list.csv: 1 file is listed more than once"),
-    (("data", "show", "n.tar", "--out", "sheets"), "no image in 1 tar shard; a sample is"),
-])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("pretrain", "digits.simsiam", "--data", "one.npz", *TINY), ", 1 class; cpu -> "),
+        (
+            ("pretrain", "digits.simsiam", "--data", "single.npz", *TINY),
+            "single.npz: 1 image is too few to hold 25% of",
+        ),
+        (
+            ("pretrain", "digits.simsiam", "--data", "single.npz", *TINY, "--set", "data.holdout=0"),
+            "single.npz: 1 training image is fewer than a batch of",
+        ),
+        (("evaluate", "knn", "run", "--data", "tested.npz"), "% of 1 image, 12 references, 2 classes"),
+        (("evaluate", "knn", "run", "--data", "strange.npz"), "has no training image; its 1 image to judge counts as"),
+        (
+            ("evaluate", "linear", "run", "--data", "two.npz", "--probe", "sgd", "--epochs", "1"),
+            "linear (1 epoch of SGD)",
+        ),
+        (("evaluate", "finetune", "run", "--data", "tested.npz", "--epochs", "1", "--lr", "0.1"), ", 1 epoch): "),
+        (
+            ("evaluate", "fewshot", "run", "--data", "small.npz", "--ways", "2", "--shots", "1", "--episodes", "1"),
+            "small: 1 class has no more than 1 image and is left out: 0",
+        ),
+        (
+            ("evaluate", "fewshot", "run", "--data", "small.npz", "--ways", "3", "--shots", "1"),
+            "2 classes have more than 1 image, 3 ways need 3 such",
+        ),
+        (
+            ("data", "show", "folder", "--out", "sheets"),
+            "1 class folder without an image; pretrain refuses it: fill or",
+        ),
+        (
+            ("data", "show", "folder", "--out", "sheets"),
+            "1 file is of no image format that is read here and was left out",
+        ),
+        (("data", "show", "list.csv", "--out", "sheets"), "list.csv: 1 file is listed more than once"),
+        (("data", "show", "n.tar", "--out", "sheets"), "no image in 1 tar shard; a sample is"),
+    ],
+)
 def test_one_of_a_thing_is_told_as_one(words, told, place, capsys):
     said = supancl(capsys, *words)
     text = " ".join((said.out + said.err).split())
@@ -67,4 +88,5 @@ def test_remarks_on_one_image(place):
     spec = recipe("digits.supsiam").with_set({"data.source": "untold.npz", "data.holdout": None}).data
     assert open_data(spec, 1).remarks == (
         "the one image of test has no label, so nothing can be judged by it; to hold labelled images of train out "
-        "instead: --set data.holdout=0.1",)
+        "instead: --set data.holdout=0.1",
+    )

@@ -141,23 +141,28 @@ def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
         assert (tmp_path / "runs" / f"show-{number}" / "images.png").exists()
 
 
-@pytest.mark.parametrize(("arguments", "line"), [
-    (["show", "nowhere"], "supancl: no data at 'nowhere'"),
-    (["show", "digits", "--recipe", "cifar10.sup"], "supancl: unknown recipe 'cifar10.sup'"),
-    (["show"], "the following arguments are required: source"),
-    (["show", "digits", "--skip-bad-images"],
-     "unrecognized arguments: --skip-bad-images (see supancl data show --help)"),
-    (["--all", "show", "digits"], "unrecognized arguments: --all (see supancl data --help)"),
-    (["shw", "digits"], "unknown command 'shw'; did you mean 'show'?"),
-    (["cache"], "supancl: name a source to cache, or --list, or --keep-gb N"),
-    (["cache", "digits"], "supancl: digits is in memory already; a cache is for files"),
-    (["cache", "--remove"], "supancl: --remove: name the source whose cache is to go; --list shows them"),
-    (["cache", "x", "--remove"], "supancl: nothing is cached of x; supancl data cache --list shows what is"),
-    (["cache", "--keep-gb", "-1"], "supancl: --keep-gb -1: must be at least 0"),
-    (["cache", "digits", "--short-side", "0"], "supancl: --short-side 0: must be at least 1"),
-    (["check", "cifar11", "--root", "x"], "cifar11"),
-    (["where", "cifar11"], "cifar11"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["show", "nowhere"], "supancl: no data at 'nowhere'"),
+        (["show", "digits", "--recipe", "cifar10.sup"], "supancl: unknown recipe 'cifar10.sup'"),
+        (["show"], "the following arguments are required: source"),
+        (
+            ["show", "digits", "--skip-bad-images"],
+            "unrecognized arguments: --skip-bad-images (see supancl data show --help)",
+        ),
+        (["--all", "show", "digits"], "unrecognized arguments: --all (see supancl data --help)"),
+        (["shw", "digits"], "unknown command 'shw'; did you mean 'show'?"),
+        (["cache"], "supancl: name a source to cache, or --list, or --keep-gb N"),
+        (["cache", "digits"], "supancl: digits is in memory already; a cache is for files"),
+        (["cache", "--remove"], "supancl: --remove: name the source whose cache is to go; --list shows them"),
+        (["cache", "x", "--remove"], "supancl: nothing is cached of x; supancl data cache --list shows what is"),
+        (["cache", "--keep-gb", "-1"], "supancl: --keep-gb -1: must be at least 0"),
+        (["cache", "digits", "--short-side", "0"], "supancl: --short-side 0: must be at least 1"),
+        (["check", "cifar11", "--root", "x"], "cifar11"),
+        (["where", "cifar11"], "cifar11"),
+    ],
+)
 def test_wrong_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "data", *arguments)
@@ -212,11 +217,18 @@ def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_pa
     assert "copies of one another" not in said.out
     shutil.copy(root / "cat" / "0.png", root / "dog" / "x.png")
     facts = show(capsys, tmp_path, root)
-    assert facts["copies"] == {"files": 2, "images": 1, "labels_differ": 1, "in_several_splits": 0,
-                               "examples": [[str(root / "cat" / "0.png"), str(root / "dog" / "x.png")]]}
+    assert facts["copies"] == {
+        "files": 2,
+        "images": 1,
+        "labels_differ": 1,
+        "in_several_splits": 0,
+        "examples": [[str(root / "cat" / "0.png"), str(root / "dog" / "x.png")]],
+    }
     said = supancl(capsys, "data", "show", root, "--out", tmp_path / "again")
-    assert ("2 files are byte-for-byte copies of one another, of 1 image; copies may fall on both sides of what is "
-            "held out: keep one of each") in said.out
+    assert (
+        "2 files are byte-for-byte copies of one another, of 1 image; copies may fall on both sides of what is "
+        "held out: keep one of each"
+    ) in said.out
     assert f"  the same image as {root / 'cat' / '0.png'} and {root / 'dog' / 'x.png'}\n" in said.out
 
 
@@ -228,14 +240,19 @@ def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, m
     assert facts["unreadable"] == []
     assert facts["remarks"] == [
         "4 images have more than 6,479 pixels, which take long to decode; store them smaller: "
-        + ", ".join(f"{source / name} ({width} x 90)" for name, width in (
-            ("cat/2.jpg", 72), ("cat/3.jpg", 73), ("dog/2.jpg", 72))) + " and 1 more"]
+        + ", ".join(
+            f"{source / name} ({width} x 90)"
+            for name, width in (("cat/2.jpg", 72), ("cat/3.jpg", 73), ("dog/2.jpg", 72))
+        )
+        + " and 1 more"
+    ]
     said = supancl(capsys, "data", "cache", source)
     assert said.code == 0
     assert said.err.startswith("warning: 4 images have more than 6,479 pixels")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45 * 72)
-    assert show(capsys, tmp_path / "twice", source)["unreadable"] == [str(source / kind / "3.jpg")
-                                                                      for kind in ("cat", "dog")]
+    assert show(capsys, tmp_path / "twice", source)["unreadable"] == [
+        str(source / kind / "3.jpg") for kind in ("cat", "dog")
+    ]
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -348,8 +365,10 @@ def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_p
     assert contents(list_caches()[0].folder) == before
     plain = supancl(capsys, *arguments, "--set", "data.cache=never", "--out", tmp_path / "three")
     assert plain.code == 0
-    losses = [[json.loads(line).get("loss") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-              for name in ("one", "two", "three")]
+    losses = [
+        [json.loads(line).get("loss") for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two", "three")
+    ]
     assert losses[0] == losses[1] == losses[2], "where the pixels come from makes no difference"
     assert len(losses[0]) >= 2
 

@@ -49,9 +49,15 @@ def test_features_of_class_folders_say_what_the_run_held_out(place, capsys):
     assert found["said"].out.splitlines()[-1] == "f.npz: train 40 x 8; the run held 10 of train out"
 
 
-@pytest.mark.parametrize(("settings", "count"), [
-    ({"data__holdout": None}, 4), ({"data__holdout": 0.0}, 0), ({"data__limit": 12}, 28),
-    ({"data__leave_out": ("dog",)}, 22)])
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"data__holdout": None}, 4),
+        ({"data__holdout": 0.0}, 0),
+        ({"data__limit": 12}, 28),
+        ({"data__leave_out": ("dog",)}, 22),
+    ],
+)
 def test_whatever_a_setting_keeps_from_training_is_held_out(place, capsys, settings, count):
     run = run_folder(place / "run", source="data", described=True, **settings)
     found = embedded(capsys, run, "--data", "data")

@@ -23,8 +23,26 @@ from tests.judge.made import bright, encoder, run_folder, source
 def trained(tmp_path_factory):
     """An epoch on the digits."""
     out = tmp_path_factory.mktemp("evaluate") / "run"
-    assert main(["pretrain", "digits.supsiam", "--epochs", "1", "--device", "cpu", "--out", str(out), "--quiet",
-                 "--set", "encoder.width=16", "--set", "train.batch_size=128"]) == 0
+    assert (
+        main(
+            [
+                "pretrain",
+                "digits.supsiam",
+                "--epochs",
+                "1",
+                "--device",
+                "cpu",
+                "--out",
+                str(out),
+                "--quiet",
+                "--set",
+                "encoder.width=16",
+                "--set",
+                "train.batch_size=128",
+            ]
+        )
+        == 0
+    )
     return out
 
 
@@ -61,7 +79,8 @@ def test_a_run_that_was_not_trained_to_its_end_is_judged_and_said_to_be_so(train
     log = run / "metrics.jsonl"
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"train"' in line))
     assert supancl(capsys, "evaluate", "knn", run).err == (
-        f"warning: {run}: its log ends in epoch 1 of 1; the encoder judged is the last one that it saved\n")
+        f"warning: {run}: its log ends in epoch 1 of 1; the encoder judged is the last one that it saved\n"
+    )
 
 
 @pytest.mark.parametrize("damage", [b"\x00\x00}\n", b"\xff\xfe}\n", b'{"kind": "train", "step": 999}\n', b"[]\n{}\n"])
@@ -94,8 +113,16 @@ def test_every_protocol_on_a_run_and_its_own_data(trained, tmp_path, capsys):
     assert said.out.splitlines()[-1].startswith("fine-tuned (lr 0.1, 1 epoch): ")
     kept = {path.stem: json.loads(path.read_text()) for path in (run / "evaluate").iterdir()}
     # transfer and few-shot are named by their data, the others are on the run's own
-    assert set(kept) == {"knn-k5", "linear", "linear-sgd-augmented-e2", "variance", "transfer-digits",
-                         "fewshot-digits-5w1s-ep20", "fewshot-digits-5w5s-ep20", "finetune-e1-lr0.1"}
+    assert set(kept) == {
+        "knn-k5",
+        "linear",
+        "linear-sgd-augmented-e2",
+        "variance",
+        "transfer-digits",
+        "fewshot-digits-5w1s-ep20",
+        "fewshot-digits-5w5s-ep20",
+        "finetune-e1-lr0.1",
+    }
     assert kept["transfer-digits"]["images"] == [1078, 269, 450]  # tested on what pretraining held out
     assert kept["fewshot-digits-5w5s-ep20"]["images"] == 450
     assert (kept["transfer-digits"]["cut_off"], kept["linear"]["cut_off"]) == (False, False)
@@ -107,8 +134,10 @@ def test_features_in_a_file_are_those_of_every_split(place, capsys):
     said = supancl(capsys, "embed", "run0", "--data", "x.npz", "--out", "f.npz", "--normalize", "--json", "-")
     assert in_json(said)["splits"] == {"train": 60, "val": 30, "test": 30}
     with np.load("f.npz") as found:
-        assert set(found.files) == {"class_names", *(f"{split}_{kind}" for split in ("train", "val", "test")
-                                                     for kind in ("features", "labels", "names"))}
+        assert set(found.files) == {
+            "class_names",
+            *(f"{split}_{kind}" for split in ("train", "val", "test") for kind in ("features", "labels", "names")),
+        }
         assert found["train_features"].shape == (60, 12)
         assert np.allclose(np.linalg.norm(found["test_features"], axis=1), 1, atol=1e-5)
         assert found["val_labels"].tolist() == bright(30)[1].tolist()
@@ -122,12 +151,17 @@ def test_an_encoder_of_another_library_is_judged_like_a_run(place, capsys):
     made = encoder(3, spec)
     save_encoder(place / "e.safetensors", made, (), "x")
     foreign = {f"module.encoder_q.{name}": value for name, value in made.body.state_dict().items()}
-    foreign |= {"module.encoder_q.fc.weight": torch.zeros(128, 512), "module.queue": torch.zeros(128, 16),
-                "module.encoder_k.conv1.weight": made.body.conv1.weight.detach()}
+    foreign |= {
+        "module.encoder_q.fc.weight": torch.zeros(128, 512),
+        "module.queue": torch.zeros(128, 16),
+        "module.encoder_k.conv1.weight": made.body.conv1.weight.detach(),
+    }
     torch.save({"state_dict": foreign}, place / "moco.pth.tar")
     source(place / "small.npz", train=15, test=6)
-    own, other = (in_json(supancl(capsys, "evaluate", "knn", name, "--data", "small.npz", "--k", "3", "--json", "-"))
-                  for name in ("e.safetensors", "moco.pth.tar"))
+    own, other = (
+        in_json(supancl(capsys, "evaluate", "knn", name, "--data", "small.npz", "--k", "3", "--json", "-"))
+        for name in ("e.safetensors", "moco.pth.tar")
+    )
     assert own["weights"] == other["weights"]
     assert own["accuracy"] == other["accuracy"]
 
@@ -141,16 +175,32 @@ def test_transfer_of_several_encoders_is_one_table(place, capsys):
     rows = found["tables"]["transfer"]["rows"]
     assert [row["encoder"] for row in rows] == ["digits.supsiam (run0)", "digits.supsiam (other)"]
     accuracies = [result["accuracy"] for result in found["results"]]
-    assert rows[0]["scores"]["x"] == pytest.approx({"mean": np.mean(accuracies[:2]), "runs": 2,
-                                                    "spread": np.std(accuracies[:2], ddof=1)})
+    assert rows[0]["scores"]["x"] == pytest.approx(
+        {"mean": np.mean(accuracies[:2]), "runs": 2, "spread": np.std(accuracies[:2], ddof=1)}
+    )
     assert rows[1]["scores"]["x"]["mean"] == accuracies[2]
     assert "digits.supsiam (other)" in said.err  # the table goes beside the JSON
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "latex", "markdown"])
 def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
-    said = supancl(capsys, "evaluate", "fewshot", "run0", "other", "--data", "x.npz", "--shots", "1", "--ways", "3",
-                   "--episodes", "9", "--format", form)
+    said = supancl(
+        capsys,
+        "evaluate",
+        "fewshot",
+        "run0",
+        "other",
+        "--data",
+        "x.npz",
+        "--shots",
+        "1",
+        "--ways",
+        "3",
+        "--episodes",
+        "9",
+        "--format",
+        form,
+    )
     assert said.code == 0
     if form == "csv":
         rows = list(csv.reader(io.StringIO(said.out)))
@@ -165,11 +215,26 @@ def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
 
 
 def test_differences_are_told_for_the_same_episodes(place, capsys):
-    said = supancl(capsys, "evaluate", "fewshot", "run0", "run1", "other", "--data", "x.npz", "--shots", "1,2",
-                   "--ways", "3", "--episodes", "9")
+    said = supancl(
+        capsys,
+        "evaluate",
+        "fewshot",
+        "run0",
+        "run1",
+        "other",
+        "--data",
+        "x.npz",
+        "--shots",
+        "1,2",
+        "--ways",
+        "3",
+        "--episodes",
+        "9",
+    )
     told = [line for line in said.out.splitlines() if "(same episodes)" in line]
     assert [line.split(" = ")[0] for line in told] == [
-        f"fewshot 3w{shots}s x: digits.supsiam (run0) - digits.supsiam (other)" for shots in (1, 2)]
+        f"fewshot 3w{shots}s x: digits.supsiam (run0) - digits.supsiam (other)" for shots in (1, 2)
+    ]
 
 
 def test_a_column_of_different_test_images_is_warned_about(place, capsys):
@@ -177,8 +242,10 @@ def test_a_column_of_different_test_images_is_warned_about(place, capsys):
     source(place / "y.npz", train=90)
     run_folder(place / "half", source=str(place / "y.npz"), data__holdout=0.5)
     said = supancl(capsys, "evaluate", "transfer", "half", "other", "--data", "y.npz")
-    assert said.err == ("warning: y: the encoders were tested on different images for transfer (a run keeps to what it "
-                        "held out), so this column does not compare them\n")
+    assert said.err == (
+        "warning: y: the encoders were tested on different images for transfer (a run keeps to what it "
+        "held out), so this column does not compare them\n"
+    )
     assert supancl(capsys, "evaluate", "transfer", "run0", "other", "--data", "y.npz").err == ""
 
 
@@ -186,8 +253,9 @@ def test_two_sources_of_one_name_are_two_columns(place, capsys):
     for folder in ("a", "b"):
         (place / folder).mkdir()
         source(place / folder / "x.npz", train=60, test=30 if folder == "a" else 60)
-    found = in_json(supancl(capsys, "evaluate", "transfer", "run0", "--data", "a/x.npz", "--data", "b/x.npz",
-                            "--json", "-"))
+    found = in_json(
+        supancl(capsys, "evaluate", "transfer", "run0", "--data", "a/x.npz", "--data", "b/x.npz", "--json", "-")
+    )
     assert found["tables"]["transfer"]["datasets"] == ["a-x", "b-x"]
     assert {path.name for path in (place / "run0/evaluate").iterdir()} == {"transfer-a-x.json", "transfer-b-x.json"}
 
@@ -208,7 +276,8 @@ def test_a_copied_run_is_no_further_seed(place, capsys):
     shutil.copytree(place / "run0", place / "copy")
     for protocol in ("transfer", "fewshot"):
         assert one_line(supancl(capsys, "evaluate", protocol, "run0", "copy", "--data", "x.npz")) == (
-            "run0 and copy have the same weights and would count as two seeds of digits.supsiam; name one of them")
+            "run0 and copy have the same weights and would count as two seeds of digits.supsiam; name one of them"
+        )
     assert not (place / "run0/evaluate").exists()
 
 
@@ -226,19 +295,39 @@ def test_data_that_changed_since_the_run_are_refused(place, capsys):
     run_folder(place / "own", source=str(data), described=True)
     assert supancl(capsys, "evaluate", "knn", "own").code == 0
     source(data, train=96)
-    for command in (("knn", "own"), ("knn", "own", "--data", "own.npz"), ("finetune", "own", "--lr", "0.1"),
-                    ("transfer", "own", "--data", "own.npz")):
+    for command in (
+        ("knn", "own"),
+        ("knn", "own", "--data", "own.npz"),
+        ("finetune", "own", "--lr", "0.1"),
+        ("transfer", "own", "--data", "own.npz"),
+    ):
         assert one_line(supancl(capsys, "evaluate", *command)) == (
             "own: the data have changed since the run began: train 87, was 81; bring them back, or name a source apart "
-            "from it with --data")
+            "from it with --data"
+        )
     assert supancl(capsys, "evaluate", "knn", "own", "--data", "x.npz").code == 0
     assert supancl(capsys, "embed", "own", "--data", "own.npz", "--out", "f.npz").code == 0  # nothing is tested
 
 
 # --- the suite --------------------------------------------------------------------------------------------------------
 
-SUITE = ("evaluate", "suite", "run0", "other", "--root", "root", "--out", "out", "--partial", "--episodes", "9",
-         "--ways", "3", "--k", "3")
+SUITE = (
+    "evaluate",
+    "suite",
+    "run0",
+    "other",
+    "--root",
+    "root",
+    "--out",
+    "out",
+    "--partial",
+    "--episodes",
+    "9",
+    "--ways",
+    "3",
+    "--k",
+    "3",
+)
 
 
 def test_the_suite_writes_a_page_and_goes_on_where_it_was(place, capsys):
@@ -262,8 +351,10 @@ def test_a_suite_with_faults_writes_what_it_has_and_says_how_much_is_missing(pla
     BUILDERS["omniglot"](place / "root")
     said = supancl(capsys, *SUITE, "--shots", "5", "--json", "result.json")
     assert said.code == 2
-    assert said.err.splitlines()[-1] == ("supancl: 2 of 6 results could not be had (see the warnings); the others are "
-                                         "in out, and the same command again goes on")
+    assert said.err.splitlines()[-1] == (
+        "supancl: 2 of 6 results could not be had (see the warnings); the others are "
+        "in out, and the same command again goes on"
+    )
     assert len(json.loads((place / "result.json").read_text())["failures"]) == 2
     assert "Not measured" in (place / "out/index.html").read_text()
     nothing = supancl(capsys, *SUITE, "--shots", "5", "--protocols", "fewshot")
@@ -344,16 +435,30 @@ def test_what_is_wrong_is_one_line(command, line, place, capsys):
 
 def test_classes_that_differ_between_splits_are_one_line(place, capsys):
     images, labels = bright(60)
-    archive(place / "y.npz", train_images=images, train_labels=labels, test_images=images[labels > 0],
-            test_labels=labels[labels > 0], class_names=["ant", "bee", "cow"])
+    archive(
+        place / "y.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images[labels > 0],
+        test_labels=labels[labels > 0],
+        class_names=["ant", "bee", "cow"],
+    )
     for protocol in (["linear", "--probe", "sgd"], ["transfer"]):
         assert one_line(supancl(capsys, "evaluate", *protocol, "run0", "--data", "y.npz")) == (
             "y.npz: no image of class 'ant' in test, which train has; add images of it, or leave the class out of "
-            "every split")
-    archive(place / "z.npz", train_images=images[labels > 0], train_labels=labels[labels > 0], test_images=images,
-            test_labels=labels, class_names=["ant", "bee", "cow"])
+            "every split"
+        )
+    archive(
+        place / "z.npz",
+        train_images=images[labels > 0],
+        train_labels=labels[labels > 0],
+        test_images=images,
+        test_labels=labels,
+        class_names=["ant", "bee", "cow"],
+    )
     assert one_line(supancl(capsys, "evaluate", "transfer", "run0", "--data", "z.npz")) == (
-        "z.npz: class 'ant' in test has no image in train; the label sets of the splits must be equal")
+        "z.npz: class 'ant' in test has no image in train; the label sets of the splits must be equal"
+    )
     said = supancl(capsys, "evaluate", "knn", "run0", "--data", "z.npz")
     assert said.code == 0
     assert said.err == "warning: z.npz: class 'ant' has no training image; its 20 images to judge count as wrong\n"
@@ -380,23 +485,42 @@ def test_classes_too_small_for_an_episode_are_named(place, capsys):
     labels[labels == 3] = 2
     labels[:2] = 3
     archive(place / "y.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
-    said = supancl(capsys, "evaluate", "fewshot", "run0", "--data", "y.npz", "--ways", "3", "--shots", "2",
-                   "--episodes", "5", "--queries", "7")
+    said = supancl(
+        capsys,
+        "evaluate",
+        "fewshot",
+        "run0",
+        "--data",
+        "y.npz",
+        "--ways",
+        "3",
+        "--shots",
+        "2",
+        "--episodes",
+        "5",
+        "--queries",
+        "7",
+    )
     assert said.code == 0
     assert said.err == "warning: y: 1 class has no more than 2 images and is left out: dog\n"
 
 
 def test_queries_that_were_not_there_are_said_once(place, capsys):
     images, labels = bright(30, classes=5)
-    archive(place / "photos.npz", test_images=images, test_labels=labels, train_images=images[:5],
-            train_labels=labels[:5])
-    said = supancl(capsys, "evaluate", "fewshot", "run0", "other", "--data", "photos.npz", "--episodes", "5",
-                   "--shots", "1,5")
+    archive(
+        place / "photos.npz", test_images=images, test_labels=labels, train_images=images[:5], train_labels=labels[:5]
+    )
+    said = supancl(
+        capsys, "evaluate", "fewshot", "run0", "other", "--data", "photos.npz", "--episodes", "5", "--shots", "1,5"
+    )
     assert said.err.splitlines() == [
         f"warning: photos: 6 images a class leave {left}, not 16; the interval is over episodes of the same 30 images"
-        for left in ("5 queries at 1 shot", "1 query at 5 shots")]
+        for left in ("5 queries at 1 shot", "1 query at 5 shots")
+    ]
     assert [line for line in said.out.splitlines() if line.startswith("episodes: ")] == [
-        "episodes: photos 30 images, 5 queries a class", "episodes: photos 30 images, 1 query a class"]
+        "episodes: photos 30 images, 5 queries a class",
+        "episodes: photos 30 images, 1 query a class",
+    ]
 
 
 def test_features_that_are_no_numbers_are_one_line_for_every_protocol(place, capsys):
@@ -405,10 +529,14 @@ def test_features_that_are_no_numbers_are_one_line_for_every_protocol(place, cap
         broken.body[0].weight.mul_(1e38)
         broken.body[3].weight.mul_(1e38)
     save_encoder(place / "e.safetensors", broken, (), "x")
-    commands = [("evaluate", protocol, "e.safetensors", "--data", "x.npz") for protocol in
-                ("knn", "linear", "variance", "transfer")]
-    commands += [("evaluate", "fewshot", "e.safetensors", "--data", "x.npz", "--ways", "2"),
-                 ("embed", "e.safetensors", "--data", "x.npz", "--out", "f.npz")]
+    commands = [
+        ("evaluate", protocol, "e.safetensors", "--data", "x.npz")
+        for protocol in ("knn", "linear", "variance", "transfer")
+    ]
+    commands += [
+        ("evaluate", "fewshot", "e.safetensors", "--data", "x.npz", "--ways", "2"),
+        ("embed", "e.safetensors", "--data", "x.npz", "--out", "f.npz"),
+    ]
     for command in commands:
         line = one_line(supancl(capsys, *command))
         assert line.startswith("e.safetensors: the features of "), line
@@ -421,7 +549,8 @@ def test_channels_that_do_not_fit_are_one_line(place, capsys):
     save_encoder(place / "e.safetensors", encoder(spec=four), (), "x")
     archive(place / "rgb.npz", train_images=noise(20, 8, 8, 3))
     assert one_line(supancl(capsys, "evaluate", "knn", "e.safetensors", "--data", "rgb.npz")).startswith(
-        "rgb.npz: its images can be had in grey or in RGB, encoder 'cnn' takes 4 channels")
+        "rgb.npz: its images can be had in grey or in RGB, encoder 'cnn' takes 4 channels"
+    )
 
 
 def test_nothing_is_printed_when_quiet(place, capsys):

@@ -34,8 +34,9 @@ def test_a_study_does_not_get_into_a_run(tmp_path, capsys):
     for command in (("study", "positives"), ("alpha",), ("collapse",)):
         said = supancl(capsys, *command, *words)
         assert said.code == 2
-        assert said.err == (f"supancl: {run} already holds a run, and a study is a folder of runs; choose another "
-                            "--out\n")
+        assert said.err == (
+            f"supancl: {run} already holds a run, and a study is a folder of runs; choose another --out\n"
+        )
     assert contents(run) == before
 
 
@@ -44,13 +45,17 @@ def test_a_run_does_not_get_between_other_runs(tmp_path, capsys):
     before = contents(tmp_path)
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--out", tmp_path / "runs")
     assert said.code == 2
-    assert said.err == (f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; choose "
-                        f"another --out: {tmp_path}/runs/NAME\n")
+    assert said.err == (
+        f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; choose "
+        f"another --out: {tmp_path}/runs/NAME\n"
+    )
     for words in (("pretrain",), ("pretrain", "digits.supsiam", *TINY)):
         said = supancl(capsys, *words, "--resume", "--out", tmp_path / "runs")
         assert said.code == 2
-        assert said.err == (f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; continue "
-                            f"one of them: --out {tmp_path}/runs/first\n")
+        assert said.err == (
+            f"supancl: {tmp_path}/runs is a folder of runs, such as first, and no run itself; continue "
+            f"one of them: --out {tmp_path}/runs/first\n"
+        )
     assert contents(tmp_path) == before
 
 
@@ -68,8 +73,10 @@ def test_a_folder_that_is_no_run_is_answered_with_a_run_in_it(tmp_path, capsys):
     run_folder(tmp_path / "runs" / "first")
     said = supancl(capsys, "evaluate", "knn", tmp_path / "runs", "--data", "digits")
     assert said.code == 2
-    assert said.err == (f"supancl: {tmp_path}/runs is no run folder: no encoder.safetensors in it; did you mean "
-                        f"'{tmp_path}/runs/first'?\n")
+    assert said.err == (
+        f"supancl: {tmp_path}/runs is no run folder: no encoder.safetensors in it; did you mean "
+        f"'{tmp_path}/runs/first'?\n"
+    )
 
 
 def test_half_a_recipe_is_named_by_tables(tmp_path, capsys):
@@ -78,8 +85,10 @@ def test_half_a_recipe_is_named_by_tables(tmp_path, capsys):
     (run / "recipe.json").write_text(text[: len(text) // 2])
     said = supancl(capsys, "tables", "1", run)
     assert said.code == 2
-    assert said.err == (f"supancl: {run}/recipe.json: not a recipe.json of supancl; bring back the file as the run "
-                        "wrote it, or choose another --out\n")
+    assert said.err == (
+        f"supancl: {run}/recipe.json: not a recipe.json of supancl; bring back the file as the run "
+        "wrote it, or choose another --out\n"
+    )
 
 
 def test_tables_without_a_name_ask_for_that_alone(capsys):
@@ -96,9 +105,18 @@ class StopAt(Reporter):
 
 
 def photos_run(tmp_path, name, reporter=None):
-    chosen = recipe("digits.supsiam").with_set({
-        "data.source": str(tmp_path / "photos"), "train.epochs": 2, "train.batch_size": 4, "encoder.width": 8,
-        "pool.size": 16, "train.device": "cpu", "train.checkpoint_every": 2, "train.monitor_every": 0})
+    chosen = recipe("digits.supsiam").with_set(
+        {
+            "data.source": str(tmp_path / "photos"),
+            "train.epochs": 2,
+            "train.batch_size": 4,
+            "encoder.width": 8,
+            "pool.size": 16,
+            "train.device": "cpu",
+            "train.checkpoint_every": 2,
+            "train.monitor_every": 0,
+        }
+    )
     return pretrain(chosen, out=tmp_path / name, reporter=reporter)
 
 
@@ -142,14 +160,28 @@ def test_a_finished_run_keeps_the_new_place_too_and_gets_its_encoder_back(tmp_pa
     assert run.encoder.stat().st_mtime_ns == written  # a whole one is left as it is
 
 
-@pytest.mark.parametrize(("kept", "there", "moved"), [
-    ("{}/photos", ["photos"], False), ("{}/photos", [], True), ("{}/me@home", [], True),
-    ("{}/s-{{000..001}}.tar", ["s-000.tar", "s-001.tar"], False), ("{}/s-{{000..001}}.tar", ["s-000.tar"], True),
-    ("{}/*.tar", ["s-000.tar"], False), ("{}/*.tar", [], True), ("{}/shards", ["shards"], False),
-    ("pets@{}/sets", ["sets"], False), ("pets@{}/sets", [], True), ("torchvision:CIFAR10@{}/sets", [], True),
-    ("hf:{}/set", ["set"], False), ("hf:{}/set", [], True), ("hf:someone/set", [], False), ("digits", [], False),
-    ("photos", [], False), ("", [], False),
-])
+@pytest.mark.parametrize(
+    ("kept", "there", "moved"),
+    [
+        ("{}/photos", ["photos"], False),
+        ("{}/photos", [], True),
+        ("{}/me@home", [], True),
+        ("{}/s-{{000..001}}.tar", ["s-000.tar", "s-001.tar"], False),
+        ("{}/s-{{000..001}}.tar", ["s-000.tar"], True),
+        ("{}/*.tar", ["s-000.tar"], False),
+        ("{}/*.tar", [], True),
+        ("{}/shards", ["shards"], False),
+        ("pets@{}/sets", ["sets"], False),
+        ("pets@{}/sets", [], True),
+        ("torchvision:CIFAR10@{}/sets", [], True),
+        ("hf:{}/set", ["set"], False),
+        ("hf:{}/set", [], True),
+        ("hf:someone/set", [], False),
+        ("digits", [], False),
+        ("photos", [], False),
+        ("", [], False),
+    ],
+)
 def test_another_place_is_taken_where_the_kept_one_is_gone_alone(kept, there, moved, tmp_path):
     for name in there:
         (tmp_path / name).touch() if name.endswith(".tar") else (tmp_path / name).mkdir()
@@ -234,9 +266,12 @@ class Base:
 def inherited(monkeypatch):
     """Losses whose call is that of a class above them, forgotten after the test."""
     monkeypatch.setattr(own, "OWN", {})
-    return {kind: register(make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True,
-                                          namespace={"__module__": __name__}))
-            for kind in ("bare", "broken")}
+    return {
+        kind: register(
+            make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True, namespace={"__module__": __name__})
+        )
+        for kind in ("bare", "broken")
+    }
 
 
 def test_a_loss_is_held_to_what_it_gives_where_its_call_is_that_of_a_class_above(tmp_path, inherited):

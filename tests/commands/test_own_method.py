@@ -56,8 +56,9 @@ def test_the_page_shows_the_example():
 @pytest.mark.parametrize("block", re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL), ids=["own", "seeds"])
 def test_every_command_of_the_page_runs(block, tmp_path, forks):
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = subprocess.run(["bash", "-ec", block], cwd=tmp_path, env={**os.environ, **forks}, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        ["bash", "-ec", block], cwd=tmp_path, env={**os.environ, **forks}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     if "own_method" in block:
         kept = (tmp_path / "runs" / "spread" / "recipe.json").read_text()
@@ -104,13 +105,19 @@ def test_a_run_goes_on_with_its_own_loss(tmp_path, named):
     assert type(RunFolder(run.folder).read_recipe()[0].loss) is Distant
 
 
-@pytest.mark.parametrize(("given", "told"), [
-    (lambda a, t: a, r"Returns: gave a Tensor of shape \(\); wanted Terms\(total, ssl, sup\)"),
-    (lambda a, t: (a, a, a), r"Returns: gave a tuple; wanted Terms"),
-    (lambda a, t: Terms(a[None], a.detach(), a.detach()), r"total is a Tensor of shape \(1,\); wanted a tensor of one"),
-    (lambda a, t: Terms(a, a.detach(), 0.0), r"sup is a float; wanted a tensor of one number"),
-    (lambda a, t: Terms(a.detach(), a.detach(), a.detach()), "total has no gradient, so nothing would be learned"),
-])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda a, t: a, r"Returns: gave a Tensor of shape \(\); wanted Terms\(total, ssl, sup\)"),
+        (lambda a, t: (a, a, a), r"Returns: gave a tuple; wanted Terms"),
+        (
+            lambda a, t: Terms(a[None], a.detach(), a.detach()),
+            r"total is a Tensor of shape \(1,\); wanted a tensor of one",
+        ),
+        (lambda a, t: Terms(a, a.detach(), 0.0), r"sup is a float; wanted a tensor of one number"),
+        (lambda a, t: Terms(a.detach(), a.detach(), a.detach()), "total has no gradient, so nothing would be learned"),
+    ],
+)
 def test_what_a_loss_must_not_give_is_told(given, told, tmp_path):
     @register
     @dataclass(frozen=True)
@@ -345,11 +352,14 @@ def test_what_a_run_would_miss_later_is_refused_at_once():
         def build(self, width, classes):
             raise AssertionError("never called")
 
-    for section, needs in ((Bare, "supervised = True or False"), (Labels, "def sees_batch(self, pool)"),
-                           (Batch, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
-                           (Alone, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
-                           (Buildless, "a build of its own"),
-                           (Short, "def build(self, width, classes, unlabelled=False, ranks=None)")):
+    for section, needs in (
+        (Bare, "supervised = True or False"),
+        (Labels, "def sees_batch(self, pool)"),
+        (Batch, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+        (Alone, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+        (Buildless, "a build of its own"),
+        (Short, "def build(self, width, classes, unlabelled=False, ranks=None)"),
+    ):
         with pytest.raises(BadInput, match=re.escape(f"{section.__name__}: needs {needs}")):
             register(section)
     assert not own.OWN
@@ -466,8 +476,11 @@ def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
     layout, ours = LAYOUTS[name], recipe("cifar100.supsiam")
     printed = layout.paper.rows[next(iter(layout.paper.rows))]
     assert layout.row_of(ours) in printed
-    for chosen in (replace(ours, loss=Distant(alpha=0.5)), replace(ours, pool=Halved(size=4096)),
-                   replace(ours, name="mine.foo", method="foo", loss=Distant(alpha=0.5))):
+    for chosen in (
+        replace(ours, loss=Distant(alpha=0.5)),
+        replace(ours, pool=Halved(size=4096)),
+        replace(ours, name="mine.foo", method="foo", loss=Distant(alpha=0.5)),
+    ):
         assert layout.row_of(chosen) not in printed
         assert len(layout.head_of(chosen)) == len(layout.heads)
     assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == BEYOND
@@ -481,8 +494,9 @@ batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batc
 
 def test_a_study_side_by_side_knows_the_loss_in_every_process(tmp_path):
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = subprocess.run([sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     for row in ("batch-128", "batch-256"):
         assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()
@@ -493,8 +507,9 @@ def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path)
     text = EXAMPLE.read_text().replace('if __name__ == "__main__":', "if True:")
     assert text != EXAMPLE.read_text()
     (tmp_path / "own_method.py").write_text(text)
-    done = subprocess.run([sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert "the 2 processes of this study could not begin" in last
@@ -502,8 +517,16 @@ def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path)
     assert "memory" not in last
 
 
-@pytest.mark.parametrize(("ends", "told"), [
-    ([1, None], True), ([1, -15], True), ([-9, None], False), ([-9, 1], False), ([-15, 0], False), ([], False),
-])
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ([1, None], True),
+        ([1, -15], True),
+        ([-9, None], False),
+        ([-9, 1], False),
+        ([-15, 0], False),
+        ([], False),
+    ],
+)
 def test_a_process_that_was_killed_is_not_one_that_could_not_begin(ends, told):
     assert _could_not_begin(ends) is told

@@ -7,13 +7,16 @@ import pytest
 from tests.files import TINY, class_folders, picture, supancl
 
 
-@pytest.mark.parametrize(("given", "meant"), [
-    (["--lr", "0.1"], "did you mean --set optimizer.lr=X?"),
-    (["--learning-rate=0.1"], "did you mean --set optimizer.lr=X?"),
-    (["--alpha", "0.3"], "did you mean --set loss.alpha=X?"),
-    (["--batchsize", "8"], "did you mean --batch-size?"),
-    (["--momentum", "0.9"], "did you mean --set branches.momentum=X or --set optimizer.momentum=X?"),
-])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--lr", "0.1"], "did you mean --set optimizer.lr=X?"),
+        (["--learning-rate=0.1"], "did you mean --set optimizer.lr=X?"),
+        (["--alpha", "0.3"], "did you mean --set loss.alpha=X?"),
+        (["--batchsize", "8"], "did you mean --batch-size?"),
+        (["--momentum", "0.9"], "did you mean --set branches.momentum=X or --set optimizer.momentum=X?"),
+    ],
+)
 def test_an_unknown_flag_is_answered_with_the_one_meant(given, meant, capsys):
     said = supancl(capsys, "pretrain", "digits.supsiam", *given)
     assert said.code == 2
@@ -31,13 +34,16 @@ def test_commands_without_set_name_flags_alone(capsys):
     assert "did you mean --metric?" in supancl(capsys, "evaluate", "knn", "run", "--metrics", "l2").err
 
 
-@pytest.mark.parametrize(("given", "meant"), [
-    (["knn", "run"], "unknown command 'knn'; did you mean 'evaluate knn'?"),
-    (["export", "run"], "unknown command 'export'; an encoder's weights are RUN/encoder.safetensors"),
-    (["train"], "unknown command 'train'; did you mean 'pretrain'?"),
-    (["evaluate"], "name one of fewshot, finetune, knn, linear, suite, transfer, variance"),
-    (["data"], "name one of cache, check, show, where"),
-])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["knn", "run"], "unknown command 'knn'; did you mean 'evaluate knn'?"),
+        (["export", "run"], "unknown command 'export'; an encoder's weights are RUN/encoder.safetensors"),
+        (["train"], "unknown command 'train'; did you mean 'pretrain'?"),
+        (["evaluate"], "name one of fewshot, finetune, knn, linear, suite, transfer, variance"),
+        (["data"], "name one of cache, check, show, where"),
+    ],
+)
 def test_a_command_that_is_missing_or_elsewhere_is_named(given, meant, capsys):
     said = supancl(capsys, *given)
     assert said.code == 2
@@ -55,8 +61,9 @@ def test_after_training_without_labels_the_advice_names_labelled_data(tmp_path, 
         said = supancl(capsys, "pretrain", "digits.simsiam", *TINY, "--data", tmp_path / name, "--out", run)
         assert said.code == 0, said.err
         told = " ".join(said.out.split())
-        assert told.endswith(f"judge it with: supancl evaluate knn '{run}'"
-                             + " --data LABELLED_IMAGES" * (name == "flat"))
+        assert told.endswith(
+            f"judge it with: supancl evaluate knn '{run}'" + " --data LABELLED_IMAGES" * (name == "flat")
+        )
         content = json.loads((run / "recipe.json").read_text())
         del content["data"]["labelled"]  # of a run whose file does not say, nothing is known
         (run / "recipe.json").write_text(json.dumps(content))

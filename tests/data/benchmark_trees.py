@@ -219,9 +219,20 @@ def imagenet100(root: Path) -> Expected:
 
 
 BUILDERS: dict[str, Callable[[Path], Expected]] = {
-    "dtd": dtd, "food101": food101, "mit67": mit67, "sun397": sun397, "caltech101": caltech101, "cub200": cub200,
-    "dogs": dogs, "flowers102": flowers102, "pets": pets, "aircraft": aircraft, "fungi": fungi, "omniglot": omniglot,
-    "traffic-signs": traffic_signs, "imagenet100": imagenet100,
+    "dtd": dtd,
+    "food101": food101,
+    "mit67": mit67,
+    "sun397": sun397,
+    "caltech101": caltech101,
+    "cub200": cub200,
+    "dogs": dogs,
+    "flowers102": flowers102,
+    "pets": pets,
+    "aircraft": aircraft,
+    "fungi": fungi,
+    "omniglot": omniglot,
+    "traffic-signs": traffic_signs,
+    "imagenet100": imagenet100,
 }
 
 

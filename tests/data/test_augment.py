@@ -307,5 +307,3 @@ def test_boxes_lie_inside_their_own_images(sizes, seed):
     assert (torch.minimum(height, width) >= 1).all()
     assert (top + height <= sizes[:, 0]).all()
     assert (left + width <= sizes[:, 1]).all()
-
-

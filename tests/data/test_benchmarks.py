@@ -37,7 +37,17 @@ from tests.helpers import property_test
 
 REPOSITORY = Path(__file__).parents[2]
 TRANSFER = [
-    "cifar10", "cifar100", "dtd", "food101", "mit67", "sun397", "caltech101", "cub200", "dogs", "flowers102", "pets",
+    "cifar10",
+    "cifar100",
+    "dtd",
+    "food101",
+    "mit67",
+    "sun397",
+    "caltech101",
+    "cub200",
+    "dogs",
+    "flowers102",
+    "pets",
 ]
 FEW_SHOT = ["aircraft", "cub200", "fc100", "flowers102", "fungi", "omniglot", "dtd", "traffic-signs"]
 
@@ -205,7 +215,8 @@ def test_each_data_set_has_its_own_packed_cache_whatever_the_spec_calls_its_sour
         source = open_benchmark(name, tmp_path, spec=spec, partial=True)
         assert len(filed(source)) == len(expected)
     assert sorted(path.name.rsplit("-", 2)[0] for path in cache_root.iterdir() if path.is_dir()) == [
-        "dtd", "oxford-iiit-pet"
+        "dtd",
+        "oxford-iiit-pet",
     ]
 
 
@@ -278,8 +289,11 @@ def test_caltech_takes_25_and_5_of_each_class(tmp_path, monkeypatch):
     shrunk(monkeypatch, "caltech101", classes=2, split=(50, 10, 6))
     source = open_benchmark("caltech101", tmp_path)
     counts = {split: Counter(source.classes[i] for i in part.labels.tolist()) for split, part in source.splits.items()}
-    assert counts == {"train": {"Faces": 25, "yin_yang": 25}, "val": {"Faces": 5, "yin_yang": 5},
-                      "test": {"Faces": 1, "yin_yang": 5}}
+    assert counts == {
+        "train": {"Faces": 25, "yin_yang": 25},
+        "val": {"Faces": 5, "yin_yang": 5},
+        "test": {"Faces": 1, "yin_yang": 5},
+    }
     assert filed(source) == filed(open_benchmark("caltech101", tmp_path))
     (tmp_path / "caltech101/101_ObjectCategories/Faces/image_0001.jpg").unlink()
     assert message(open_benchmark, "caltech101", tmp_path) == (
@@ -316,7 +330,8 @@ def test_an_imagenet_tree_with_too_few_and_too_many(tmp_path, monkeypatch):
     assert check.missing == (f"val/{rest[0]}/", f"train/{first}/: 1 image or more")
     assert check.superfluous == (f"train/{second}/: 1 image",)
     assert [(row.what, row.found, row.wanted, row.ok) for row in check.rows] == [
-        ("train images", 1 + 4 + 2 * 98, "100 x 2 to 3", False), ("val images", 99, "100 x 1", False),
+        ("train images", 1 + 4 + 2 * 98, "100 x 2 to 3", False),
+        ("val images", 99, "100 x 1", False),
         ("classes", 100, "100", True),
     ]
     assert message(open_benchmark, "imagenet100", tmp_path).startswith(f"imagenet100: val/{rest[0]}/ missing (")
@@ -371,10 +386,16 @@ def test_fc100_is_the_test_classes_of_cifar100_with_all_their_images(layout, tmp
     assert source.classes == FC100_TEST == tuple(sorted(FC100_TEST))
     assert set(source.splits) == {"train"}
     part = source.splits["train"]
-    wanted = [(written[split][i].tobytes(), classes[i % 23])
-              for split in ("train", "test") for i in range(46) if classes[i % 23] in FC100_TEST]
-    found = [(image.tobytes(), source.classes[label])
-             for image, label in zip(part.batch(every(part)).pixels.numpy(), part.labels.tolist(), strict=True)]
+    wanted = [
+        (written[split][i].tobytes(), classes[i % 23])
+        for split in ("train", "test")
+        for i in range(46)
+        if classes[i % 23] in FC100_TEST
+    ]
+    found = [
+        (image.tobytes(), source.classes[label])
+        for image, label in zip(part.batch(every(part)).pixels.numpy(), part.labels.tolist(), strict=True)
+    ]
     assert found == wanted
     assert part.named(torch.tensor([0])) != part.named(torch.tensor([40]))
 
@@ -394,7 +415,10 @@ def test_a_cifar_archive_without_a_test_split_or_with_unlabelled_images(tmp_path
     archive(tmp_path / "cifar10.npz", test_images=noise(4, 8, 8), test_labels=np.array([0, 1, -1, 0]))
     check = check_benchmark("cifar10", tmp_path)
     assert [(row.what, row.found) for row in check.rows] == [
-        ("train images", 18), ("val images", 2), ("test images", 4), ("classes", 3)
+        ("train images", 18),
+        ("val images", 2),
+        ("test images", 4),
+        ("classes", 3),
     ]
 
 
@@ -483,7 +507,8 @@ def test_a_class_too_many(tmp_path, monkeypatch):
     check = check_benchmark("omniglot", tmp_path)
     assert check.superfluous == ("a class, perhaps 'Tengwar/character02' (2 images)",)
     assert check.lines[1:4] == (
-        "  few-shot images       17 of 18  <- differs", "  classes                6 of 5  <- differs",
+        "  few-shot images       17 of 18  <- differs",
+        "  classes                6 of 5  <- differs",
         "  superfluous: a class, perhaps 'Tengwar/character02' (2 images)",
     )
     assert message(open_benchmark, "omniglot", tmp_path).startswith(
@@ -497,20 +522,23 @@ def test_half_of_omniglot(tmp_path):
     assert check_benchmark("omniglot", tmp_path).missing == ("images_evaluation/",)
 
 
-@pytest.mark.parametrize(("name", "file", "content", "said"), [
-    ("dtd", "dtd/labels/val1.txt", None, "not there; it belongs to the official data"),
-    ("dtd", "dtd/labels/val1.txt", b"", "not the official list (it is empty)"),
-    ("dtd", "dtd/labels/val1.txt", b"banded\n", "not the official list (no '/' in the line 'banded')"),
-    ("dtd", "dtd/labels/val1.txt", b"\xff\xfe\x00/", "not the official list ("),
-    ("food101", "food-101/meta/test.json", b'{"waffles": [', "not the official list ("),
-    ("food101", "food-101/meta/test.json", b'["waffles"]', "wanted {class: [image, ...]}"),
-    ("sun397", "SUN397/Testing_01.txt", b"/a/abbey.jpg\n", "wanted /LETTER/CLASS/IMAGE, found '/a/abbey.jpg'"),
-    ("dogs", "StanfordDogs/test_list.mat", None, "not there; it belongs to the official data"),
-    ("dogs", "StanfordDogs/test_list.mat", b"not a mat file", "no list 'file_list' in it"),
-    ("fungi", "fgvc_fungi/val.json", b'{"images": []}', "wanted images, annotations and categories"),
-    ("traffic-signs", "gtsrb/GT-final_test.csv", b"a;b\n1;2\n", "wanted the columns Filename and ClassId"),
-    ("pets", "oxford-iiit-pet/annotations/test.txt", b"Bengal_1\n", "no ' ' in the line 'Bengal_1'"),
-])
+@pytest.mark.parametrize(
+    ("name", "file", "content", "said"),
+    [
+        ("dtd", "dtd/labels/val1.txt", None, "not there; it belongs to the official data"),
+        ("dtd", "dtd/labels/val1.txt", b"", "not the official list (it is empty)"),
+        ("dtd", "dtd/labels/val1.txt", b"banded\n", "not the official list (no '/' in the line 'banded')"),
+        ("dtd", "dtd/labels/val1.txt", b"\xff\xfe\x00/", "not the official list ("),
+        ("food101", "food-101/meta/test.json", b'{"waffles": [', "not the official list ("),
+        ("food101", "food-101/meta/test.json", b'["waffles"]', "wanted {class: [image, ...]}"),
+        ("sun397", "SUN397/Testing_01.txt", b"/a/abbey.jpg\n", "wanted /LETTER/CLASS/IMAGE, found '/a/abbey.jpg'"),
+        ("dogs", "StanfordDogs/test_list.mat", None, "not there; it belongs to the official data"),
+        ("dogs", "StanfordDogs/test_list.mat", b"not a mat file", "no list 'file_list' in it"),
+        ("fungi", "fgvc_fungi/val.json", b'{"images": []}', "wanted images, annotations and categories"),
+        ("traffic-signs", "gtsrb/GT-final_test.csv", b"a;b\n1;2\n", "wanted the columns Filename and ClassId"),
+        ("pets", "oxford-iiit-pet/annotations/test.txt", b"Bengal_1\n", "no ' ' in the line 'Bengal_1'"),
+    ],
+)
 def test_a_split_file_that_is_absent_or_garbled(name, file, content, said, tmp_path):
     BUILDERS[name](tmp_path)
     (tmp_path / file).unlink()

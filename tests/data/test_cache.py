@@ -30,8 +30,9 @@ from tests.files import picture
 
 def photos(folder: Path, count: int = 12, uniform: bool = False, first: int = 0) -> list[Path]:
     sizes = [(9, 7)] * count if uniform else [(8 + i % 4, 6 + i % 5) for i in range(count)]
-    return [picture(folder / f"{first + i:03d}.png", seed=first + i, size=size, mode="RGB")
-            for i, size in enumerate(sizes)]
+    return [
+        picture(folder / f"{first + i:03d}.png", seed=first + i, size=size, mode="RGB") for i, size in enumerate(sizes)
+    ]
 
 
 def assert_pixels(images: CachedImages, files: list[Path], short_side: int | None = None) -> None:
@@ -313,14 +314,17 @@ def other_index(path: Path) -> None:
     np.savez(path, **arrays)
 
 
-@pytest.mark.parametrize(("suffix", "harm", "said"), [
-    (".npz", lambda path: path.write_bytes(b"not an index"), "its index cannot be read"),
-    (".npz", lambda path: cut(path, 100), "its index cannot be read"),
-    (".npz", lambda path: cut(path, 0), "its index cannot be read"),
-    (".npz", other_index, "its index is inconsistent"),
-    (".bin", lambda path: cut(path, 100), "its length is not what was written"),
-    (".bin", lambda path: path.unlink(), "its pixels are missing"),
-])
+@pytest.mark.parametrize(
+    ("suffix", "harm", "said"),
+    [
+        (".npz", lambda path: path.write_bytes(b"not an index"), "its index cannot be read"),
+        (".npz", lambda path: cut(path, 100), "its index cannot be read"),
+        (".npz", lambda path: cut(path, 0), "its index cannot be read"),
+        (".npz", other_index, "its index is inconsistent"),
+        (".bin", lambda path: cut(path, 100), "its length is not what was written"),
+        (".bin", lambda path: path.unlink(), "its pixels are missing"),
+    ],
+)
 def test_a_damaged_shard_is_decoded_again_and_that_is_said(tmp_path, small_shards, decodes, suffix, harm, said):
     files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
     cache.build(files)
@@ -383,8 +387,10 @@ def test_a_flipped_byte_whose_file_has_gone_is_one_line(tmp_path):
     files[0].unlink()
     with pytest.raises(BadInput) as raised:
         images.image(0)
-    assert str(raised.value) == (f"the pixels of {files[0]} in {bins(cache)[0]} are damaged, and the image cannot be "
-                                 "read again (No such file or directory); bring it back, then continue with --resume")
+    assert str(raised.value) == (
+        f"the pixels of {files[0]} in {bins(cache)[0]} are damaged, and the image cannot be "
+        "read again (No such file or directory); bring it back, then continue with --resume"
+    )
     assert torch.equal(images.image(1), decode(files[1]))
 
 
@@ -393,8 +399,11 @@ def test_a_flipped_byte_whose_file_has_changed_is_one_line(tmp_path):
     images, _, _ = cache.build(files)
     flip(bins(cache)[0], 5)
     picture(files[0], seed=99, mode="RGB")
-    with pytest.raises(BadInput, match=r"are damaged, and the image has changed since it was cached; run supancl data "
-                                       r"cache .* --remove, then begin again"):
+    with pytest.raises(
+        BadInput,
+        match=r"are damaged, and the image has changed since it was cached; run supancl data "
+        r"cache .* --remove, then begin again",
+    ):
         images.image(0)
 
 
@@ -561,8 +570,10 @@ def test_a_disk_that_fills_is_one_line_and_what_is_finished_is_kept(tmp_path, sm
     monkeypatch.setattr(shards, "open", opened, raising=False)
     with pytest.raises(BadInput) as raised:
         cache.build(files)
-    assert str(raised.value) == (f"the cache {cache.folder} cannot be written (No space left on device); make room, "
-                                 "name another folder in SUPANCL_CACHE, or --set data.cache=never")
+    assert str(raised.value) == (
+        f"the cache {cache.folder} cannot be written (No space left on device); make room, "
+        "name another folder in SUPANCL_CACHE, or --set data.cache=never"
+    )
     assert not list(cache.folder.glob("*.tmp"))
     kept = [name for index in cache.folder.glob("*.npz") for name in shards.read_index(index, 3).names]
     written = np.cumsum([decode(file).numel() for file in files])
@@ -645,8 +656,11 @@ def test_what_a_decoding_thread_raises_is_told_with_the_image(tmp_path, monkeypa
 
     monkeypatch.setattr(images_module, "upright", odd)
     for mode in ("always", "never"):
-        with pytest.raises(BadInput, match=r"000.png: cannot be read as an image \(AttributeError: plane 3 has no "
-                                           r"tail\) and 2 more"):
+        with pytest.raises(
+            BadInput,
+            match=r"000.png: cannot be read as an image \(AttributeError: plane 3 has no "
+            r"tail\) and 2 more",
+        ):
             open_data(DataSpec(source=str(tmp_path / "data"), cache=mode), 3)
 
 

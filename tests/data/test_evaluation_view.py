@@ -87,8 +87,9 @@ def test_the_pixels_of_200_shapes_are_torchvisions():
         pixels = decode(InMemory(image), 3, short_side=round(size * 8 / 7))
         expected = TF.normalize(by_torchvision(image, size), list(MEAN), list(STD)).float()
         found = evaluation_view(Batch(pixels[None]), size, MEAN, STD)[0]
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=lambda said, at=(height, width, size):
-                                   f"{at}: {said}")
+        torch.testing.assert_close(
+            found, expected, rtol=0, atol=2e-5, msg=lambda said, at=(height, width, size): f"{at}: {said}"
+        )
 
 
 @pytest.mark.parametrize(("height", "width"), [(256, 341), (341, 256), (256, 257), (256, 256), (259, 256)])

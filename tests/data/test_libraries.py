@@ -170,12 +170,18 @@ def test_names_of_classes_are_told_apart():
     assert _class_names([("x", "y"), 3]) == ("x, y", "3")
 
 
-@pytest.mark.parametrize(("source", "match"), [
-    ("torchvision:Flowers12@x", r"torchvision has no data set 'Flowers12'; did you mean 'Flowers102'\?"),
-    ("torchvision:SVHN", r"torchvision:SVHN: where are its files\? Write torchvision:SVHN@ROOT"),
-    ("torchvision:CIFAR10@nowhere", r"torchvision:CIFAR10@nowhere: cannot be opened \(Dataset not found or corrupted"
-                                    r".*lay its files out there, for example with torchvision.datasets.CIFAR10\("),
-])
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("torchvision:Flowers12@x", r"torchvision has no data set 'Flowers12'; did you mean 'Flowers102'\?"),
+        ("torchvision:SVHN", r"torchvision:SVHN: where are its files\? Write torchvision:SVHN@ROOT"),
+        (
+            "torchvision:CIFAR10@nowhere",
+            r"torchvision:CIFAR10@nowhere: cannot be opened \(Dataset not found or corrupted"
+            r".*lay its files out there, for example with torchvision.datasets.CIFAR10\(",
+        ),
+    ],
+)
 def test_a_torchvision_source_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch, source, match):
     monkeypatch.chdir(tmp_path)
     refused(source, match)
@@ -184,14 +190,18 @@ def test_a_torchvision_source_that_cannot_be_opened_is_one_line(tmp_path, monkey
 def test_samples_that_are_no_classes_are_one_line(tmp_path, in_memory, monkeypatch):
     for target in ("a caption", torch.zeros(40), {"boxes": []}):
         monkeypatch.setattr(in_memory, "__getitem__", lambda self, i, target=target: (Image.new("RGB", (4, 4)), target))
-        refused(f"torchvision:InMemory@{tmp_path}",
-                r"torchvision:InMemory: its samples are not \(image, class number\); unpack it into class folders")
+        refused(
+            f"torchvision:InMemory@{tmp_path}",
+            r"torchvision:InMemory: its samples are not \(image, class number\); unpack it into class folders",
+        )
 
 
 def test_a_row_that_is_no_image_is_named(tmp_path, in_memory, monkeypatch):
     monkeypatch.setattr(in_memory, "__getitem__", lambda self, i: ("text" if i == 2 else Image.new("RGB", (4, 4)), 0))
-    refused(f"torchvision:InMemory@{tmp_path}",
-            r"torchvision:InMemory.train\[2\]: cannot be read as an image \(holds a str, not an image\) and 1 more")
+    refused(
+        f"torchvision:InMemory@{tmp_path}",
+        r"torchvision:InMemory.train\[2\]: cannot be read as an image \(holds a str, not an image\) and 1 more",
+    )
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -221,8 +231,11 @@ NAMES = datasets.ClassLabel(names=["owl", "cat", "dog"])
 
 @pytest.mark.parametrize("cache", ["never", "always"])
 def test_a_saved_data_set_gives_splits_classes_and_pixels(tmp_path, cache):
-    splits = {"train": rows(6, 0, [0, 1, 2, 0, 1, 2], NAMES), "validation": rows(3, 50, [2, 1, 0], NAMES),
-              "extra": rows(2, 90, [0, 0], NAMES)}
+    splits = {
+        "train": rows(6, 0, [0, 1, 2, 0, 1, 2], NAMES),
+        "validation": rows(3, 50, [2, 1, 0], NAMES),
+        "extra": rows(2, 90, [0, 0], NAMES),
+    }
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "animals")
     found = opened(f"hf:{tmp_path / 'animals'}", cache=cache)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 6, "val": 3}
@@ -232,15 +245,19 @@ def test_a_saved_data_set_gives_splits_classes_and_pixels(tmp_path, cache):
         for i in range(count):
             assert np.array_equal(pixels(found.splits[name], i), noise(6 + i % 2, 5, 3, seed=first + i))
     assert [remark.partition(": ")[2] for remark in found.remarks] == [
-        "split extra is neither train, val nor test and is left out"]
+        "split extra is neither train, val nor test and is left out"
+    ]
 
 
-@pytest.mark.parametrize(("labels", "kind", "classes", "wanted"), [
-    ([0, 1, 2, -1, None, 2], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "dog", "", "", "dog"]),
-    ([10, 2, 10, 9, -1, None], datasets.Value("int64"), ("2", "9", "10"), ["10", "2", "10", "9", "", ""]),
-    (["b", "a", "c", None, "", "a"], datasets.Value("string"), ("a", "b", "c"), ["b", "a", "c", "", "", "a"]),
-    (None, None, (), [""] * 6),
-])
+@pytest.mark.parametrize(
+    ("labels", "kind", "classes", "wanted"),
+    [
+        ([0, 1, 2, -1, None, 2], NAMES, ("owl", "cat", "dog"), ["owl", "cat", "dog", "", "", "dog"]),
+        ([10, 2, 10, 9, -1, None], datasets.Value("int64"), ("2", "9", "10"), ["10", "2", "10", "9", "", ""]),
+        (["b", "a", "c", None, "", "a"], datasets.Value("string"), ("a", "b", "c"), ["b", "a", "c", "", "", "a"]),
+        (None, None, (), [""] * 6),
+    ],
+)
 def test_labels_of_every_kind(tmp_path, labels, kind, classes, wanted):
     rows(6, 0, labels, kind).save_to_disk(tmp_path / "single")
     found = opened(f"hf:{tmp_path / 'single'}")
@@ -264,11 +281,14 @@ def test_another_data_set_in_the_same_place_gives_its_own_pixels(tmp_path):
 
 def test_rows_that_point_to_files_are_those_files(tmp_path):
     files = [picture(tmp_path / f"{i}.png", seed=i, mode="RGB") for i in range(3)]
-    data = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": str(file)} for file in files]},
-                                      datasets.Features({"image": datasets.Image()}))
+    data = datasets.Dataset.from_dict(
+        {"image": [{"bytes": None, "path": str(file)} for file in files]},
+        datasets.Features({"image": datasets.Image()}),
+    )
     assert _rows(datasets, data, "image", "here") == files
-    mixed = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": str(files[0])}, encoded(1)]},
-                                       datasets.Features({"image": datasets.Image()}))
+    mixed = datasets.Dataset.from_dict(
+        {"image": [{"bytes": None, "path": str(files[0])}, encoded(1)]}, datasets.Features({"image": datasets.Image()})
+    )
     found = _rows(datasets, mixed, "image", "here")
     assert all(isinstance(each, RowItem) for each in found)
     assert [size_of(each) for each in found] == [(8, 8), (6, 5)]
@@ -296,10 +316,14 @@ def test_hugging_face_sources_that_cannot_be_used_are_one_line(tmp_path):
     other = datasets.ClassLabel(names=["cat", "dog", "owl"])
     refused(saved(tmp_path / "a", test=rows(2)), r"no training split; it has test")
     refused(saved(tmp_path / "b", train=rows(2), training=rows(2)), r"has both train and training for train; save")
-    refused(saved(tmp_path / "c", train=rows(1, 0, [0], NAMES), test=rows(1, 0, [0], other)),
-            r"\(test\): its classes are not those of the splits before it; cast them to one ClassLabel")
-    refused(saved(tmp_path / "d", train=rows(1, 0, [0], NAMES), test=rows(1, 0, ["fox"], datasets.Value("string"))),
-            r"some splits name their classes and others do not; cast them to one ClassLabel")
+    refused(
+        saved(tmp_path / "c", train=rows(1, 0, [0], NAMES), test=rows(1, 0, [0], other)),
+        r"\(test\): its classes are not those of the splits before it; cast them to one ClassLabel",
+    )
+    refused(
+        saved(tmp_path / "d", train=rows(1, 0, [0], NAMES), test=rows(1, 0, ["fox"], datasets.Value("string"))),
+        r"some splits name their classes and others do not; cast them to one ClassLabel",
+    )
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "e")
     refused(f"hf:{tmp_path / 'e'}", r"\(train\): no column of images; it has text")
     refused("hf:", r"hf: names no data set; write hf:NAME")
@@ -307,8 +331,10 @@ def test_hugging_face_sources_that_cannot_be_used_are_one_line(tmp_path):
 
 def test_a_hub_that_cannot_be_reached_is_one_line():
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    refused("hf:nobody/nothing",
-            r"hf:nobody/nothing: cannot be loaded \(.*\); check the name, or give a folder written by save_to_disk")
+    refused(
+        "hf:nobody/nothing",
+        r"hf:nobody/nothing: cannot be loaded \(.*\); check the name, or give a folder written by save_to_disk",
+    )
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

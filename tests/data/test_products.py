@@ -40,7 +40,7 @@ def test_the_weights_of_every_pixel_made_sum_to_one_and_reach_only_into_the_box(
     weight = products.resize_matrix(torch.tensor([start]), torch.tensor([9.0]), 20, 6)[0]
     torch.testing.assert_close(weight.sum(1), torch.ones(6))
     outside = torch.ones(20, dtype=torch.bool)
-    outside[int(start):int(start) + 9] = False
+    outside[int(start) : int(start) + 9] = False
     assert (weight[:, outside] == 0).all()
     assert (weight[:, ~outside].sum(0) > 0).all()
 

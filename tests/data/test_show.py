@@ -37,10 +37,15 @@ def folder(root):
 def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
     (folder(tmp_path / "data") / "train" / "dog" / "bad.png").write_bytes(b"bad")
     _, facts = of(tmp_path / "data", short_side=30)
-    assert facts["splits"] == {"train": {"images": 10, "labelled": 7, "classes": 2},
-                               "val": {"images": 1, "labelled": 1, "classes": 1}}
-    assert facts["histogram"] == {"cat": {"train": 5, "val": 1}, "dog": {"train": 2, "val": 0},
-                                  "(unlabelled)": {"train": 3, "val": 0}}
+    assert facts["splits"] == {
+        "train": {"images": 10, "labelled": 7, "classes": 2},
+        "val": {"images": 1, "labelled": 1, "classes": 1},
+    }
+    assert facts["histogram"] == {
+        "cat": {"train": 5, "val": 1},
+        "dog": {"train": 2, "val": 0},
+        "(unlabelled)": {"train": 3, "val": 0},
+    }
     assert facts["sizes"] == {"height": [20, 30, 60], "width": [40, 40, 40], "short side": [20, 30, 40]}
     areas = [20 * 40, 30 * 40, 30 * 30, 37 * 30, 45 * 30]  # of the five cats, with a short side of at most 30
     assert facts["bytes"] == 3 * (sum(areas) + sum(areas[:2]) + areas[0] + sum(areas[:3]))
@@ -50,8 +55,9 @@ def test_counts_histogram_sizes_and_bytes_of_a_folder(tmp_path):
 
 
 def test_arrays_count_their_own_bytes_and_are_not_shrunk(tmp_path):
-    path = archive(tmp_path / "a.npz", train_images=noise(20, 40, 30), test_images=noise(4, 40, 30),
-                   test_labels=np.zeros(4, int))
+    path = archive(
+        tmp_path / "a.npz", train_images=noise(20, 40, 30), test_images=noise(4, 40, 30), test_labels=np.zeros(4, int)
+    )
     _, facts = of(path, 1, short_side=10)
     assert facts["bytes"] == 24 * 40 * 30
     assert facts["short_side"] is None
@@ -72,7 +78,10 @@ def test_sizes_and_histogram_of_the_built_in_data():
     assert sum(each["train"] for each in counted.values()) == 1797
     assert list(counted) == list("0123456789")
     assert size_facts(np.array([[1, 5], [3, 3], [9, 2]])) == {
-        "height": [1, 3, 9], "width": [2, 3, 5], "short side": [1, 2, 3]}
+        "height": [1, 3, 9],
+        "width": [2, 3, 5],
+        "short side": [1, 2, 3],
+    }
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -86,8 +95,16 @@ def written(root, files):
 
 
 def test_copies_are_counted_by_content_and_by_what_they_contradict(tmp_path):
-    files = {"train/a/0.bmp": 0, "train/a/1.bmp": 1, "train/a/2.bmp": 1, "train/b/3.bmp": 1, "train/b/4.bmp": 4,
-             "val/b/5.bmp": 4, "train/unlabelled/6.bmp": 0, "val/a/7.bmp": 7}
+    files = {
+        "train/a/0.bmp": 0,
+        "train/a/1.bmp": 1,
+        "train/a/2.bmp": 1,
+        "train/b/3.bmp": 1,
+        "train/b/4.bmp": 4,
+        "val/b/5.bmp": 4,
+        "train/unlabelled/6.bmp": 0,
+        "val/a/7.bmp": 7,
+    }
     found = copies(written(tmp_path, files))
     # by comparing every pair: 0 and 6; 1, 2 and 3; 4 and 5
     contents = {name: (tmp_path / name).read_bytes() for name in files}
@@ -221,8 +238,11 @@ def test_chosen_images_go_through_the_classes_in_turn():
 
 
 def test_a_column_is_set_right_only_where_every_cell_is_a_number():
-    laid = table("t", ["name", "n", "bar", "mixed", "signed", "empty"],
-                 [["1", "1,000", "███", "3", "-0.5", ""], ["2", "", "█", "(none)", "+.5", ""]])
+    laid = table(
+        "t",
+        ["name", "n", "bar", "mixed", "signed", "empty"],
+        [["1", "1,000", "███", "3", "-0.5", ""], ["2", "", "█", "(none)", "+.5", ""]],
+    )
     assert [column.justify for column in laid.columns] == ["left", "right", "left", "left", "right", "right"]
 
 
@@ -236,7 +256,8 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
         terminal.reading("decoding", done, 2000)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(", about")[0] for line in lines[:9]] == [
-        f"decoding: {done:,} of 2,000" for done in range(200, 1801, 200)]
+        f"decoding: {done:,} of 2,000" for done in range(200, 1801, 200)
+    ]
     assert all(line.endswith(" s left") for line in lines[:9])
     assert len(lines) == 10
     assert lines[-1].startswith("decoding: 2,000 of 2,000 in ")

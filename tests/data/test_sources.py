@@ -58,7 +58,11 @@ def test_labels_are_the_places_of_the_sorted_class_names(tmp_path):
     found = source(tmp_path)
     assert found.classes == ("10", "2", "Ant", "owl", "zebra")
     assert labels_by_name(found.splits["train"], tmp_path) == {
-        "10/0.png": 0, "2/0.png": 1, "Ant/0.png": 2, "owl/0.png": 3, "zebra/0.png": 4
+        "10/0.png": 0,
+        "2/0.png": 1,
+        "Ant/0.png": 2,
+        "owl/0.png": 3,
+        "zebra/0.png": 4,
     }
 
 
@@ -68,7 +72,11 @@ def test_class_folders_may_be_nested_and_the_first_folder_names_the_class(tmp_pa
     found = source(tmp_path)
     assert found.classes == ("cat", "dog")
     assert labels_by_name(found.splits["train"], tmp_path) == {
-        "cat/a.png": 0, "cat/indoors/b.png": 0, "cat/indoors/at night/c.png": 0, "dog/dog/d.png": 1, "dog/cat/e.png": 1
+        "cat/a.png": 0,
+        "cat/indoors/b.png": 0,
+        "cat/indoors/at night/c.png": 0,
+        "dog/dog/d.png": 1,
+        "dog/cat/e.png": 1,
     }
 
 
@@ -106,8 +114,12 @@ def test_modes_are_converted_in_one_folder_to_what_the_encoder_takes(tmp_path):
     palette = Image.fromarray(noise(8, 8, seed=4) % 2, "P")
     palette.putpalette([10, 20, 30, 200, 100, 50])
     pictures = {
-        "cmyk.tif": Image.fromarray(ink, "CMYK"), "deep.png": Image.fromarray(deep), "grey.png": Image.fromarray(grey),
-        "palette.png": palette, "rgb.png": Image.fromarray(rgb), "rgba.png": Image.fromarray(see_through),
+        "cmyk.tif": Image.fromarray(ink, "CMYK"),
+        "deep.png": Image.fromarray(deep),
+        "grey.png": Image.fromarray(grey),
+        "palette.png": palette,
+        "rgb.png": Image.fromarray(rgb),
+        "rgba.png": Image.fromarray(see_through),
     }
     (tmp_path / "all").mkdir()
     for name, image in pictures.items():
@@ -192,8 +204,9 @@ def test_files_that_are_no_images_are_left_out_and_said_and_hidden_ones_are_not_
     picture(tmp_path / "cat" / ".hidden.png")
     found = source(tmp_path)
     assert len(found.splits["train"]) == 4
-    assert found.remarks == (f"{tmp_path}: 1 file is of no image format that is read here and was left out "
-                             "(1 .txt), such as notes.txt",)
+    assert found.remarks == (
+        f"{tmp_path}: 1 file is of no image format that is read here and was left out (1 .txt), such as notes.txt",
+    )
 
 
 def test_the_kinds_of_what_is_left_out_are_counted(tmp_path):
@@ -257,7 +270,8 @@ def test_toy_is_vectors_in_three_classes():
     found = source("toy", channels=1)
     assert found.classes == ("A", "B", "C")
     assert {name: tuple(pixels(split).shape) for name, split in found.splits.items()} == {
-        "train": (3000, 2048), "test": (1500, 2048)
+        "train": (3000, 2048),
+        "test": (1500, 2048),
     }
 
 
@@ -407,7 +421,9 @@ def test_a_table_gives_paths_from_its_own_folder_labels_and_splits(tmp_path, mon
     found = source(path)
     assert found.classes == ("ant", "bee", "zebra")
     assert {name: split.labels.tolist() for name, split in found.splits.items()} == {
-        "train": [2, 0], "val": [2, 1], "test": [0]
+        "train": [2, 0],
+        "val": [2, 1],
+        "test": [0],
     }
     assert names(found.splits["test"]) == {str(elsewhere)}
 
@@ -424,8 +440,11 @@ def test_a_value_too_many_in_a_table_is_refused_not_dropped(tmp_path):
     picture(tmp_path / "0.png")
     listing = tmp_path / "list.csv"
     listing.write_text("path,label\n0.png,cat, grey\n")
-    with pytest.raises(BadInput, match=r"list.csv line 2: more values than the 2 columns of the first line; put a "
-                                       "value that has a comma in double quotes"):
+    with pytest.raises(
+        BadInput,
+        match=r"list.csv line 2: more values than the 2 columns of the first line; put a "
+        "value that has a comma in double quotes",
+    ):
         source(listing)
     listing.write_text('path,label\n0.png,"cat, grey"\n0.png,dog,\n')  # a comma at the end says nothing
     assert source(listing).classes == ("cat, grey", "dog")
@@ -477,8 +496,10 @@ def test_a_folder_that_is_there_twice_by_a_link_is_said(tmp_path):
     class_folders(tmp_path / "linked" / "train")
     (tmp_path / "linked" / "val").symlink_to("train")
     remarks = source(tmp_path / "linked").remarks
-    assert remarks == (f"{tmp_path}/linked/val/cat is the same folder as {tmp_path}/linked/train/cat, by a link: its "
-                       "images are there twice",)
+    assert remarks == (
+        f"{tmp_path}/linked/val/cat is the same folder as {tmp_path}/linked/train/cat, by a link: its "
+        "images are there twice",
+    )
     class_folders(tmp_path / "plain")
     (tmp_path / "plain" / "lion").symlink_to("cat")
     assert "plain/lion is the same folder as" in source(tmp_path / "plain").remarks[0]
@@ -493,7 +514,8 @@ def test_what_is_held_out_and_can_judge_nothing_is_said(tmp_path):
     picture(tmp_path / "flat" / "test" / "0.png")
     assert data_of(tmp_path / "flat").remarks == (
         "the one image of test has no label, so nothing can be judged by it; to hold labelled images of train "
-        "out instead: --set data.holdout=0.1",)
+        "out instead: --set data.holdout=0.1",
+    )
     assert data_of(tmp_path / "flat", holdout=0.2).remarks == ()
     class_folders(tmp_path / "accents" / "train", ("caf\u00e9", "x"))
     class_folders(tmp_path / "accents" / "val", ("cafe\u0301", "x"))
@@ -557,15 +579,21 @@ def test_limit_takes_that_many_training_images_always_the_same(tmp_path):
 
 
 def test_val_is_held_out_else_test_else_a_tenth(tmp_path):
-    extra = {f"{name}_{kind}": value for name in ("val", "test") for kind, value in
-             (("images", noise(4, 8, 8)), ("labels", np.arange(4) % 2))}
+    extra = {
+        f"{name}_{kind}": value
+        for name in ("val", "test")
+        for kind, value in (("images", noise(4, 8, 8)), ("labels", np.arange(4) % 2))
+    }
     only_test = {key: value for key, value in extra.items() if key.startswith("test")}
     both = data_of(archive(tmp_path / "both.npz", **extra))
     one = data_of(archive(tmp_path / "test.npz", **only_test))
     none = data_of(archive(tmp_path / "none.npz"))
     asked = data_of(tmp_path / "both.npz", holdout=0.3)
     assert [d.held_out.named(torch.tensor([0]))[0].split("_")[0] for d in (both, one, none, asked)] == [
-        "val", "test", "train", "train"
+        "val",
+        "test",
+        "train",
+        "train",
     ]
     assert [(len(d.train), len(d.held_out)) for d in (both, one, none, asked)] == [(20, 4), (20, 4), (18, 2), (14, 6)]
     assert both.test is not None
@@ -624,23 +652,52 @@ def with_sizes(path, sizes, **fields):
     return data_of(path, **fields), torch.from_numpy(labels)
 
 
-@pytest.mark.parametrize(("sizes", "share", "kept", "told"), [
-    ({0: 1, 1: 100}, 0.1, {0: 1, 1: 10}, "asks for 10 of 101 labels; 11 are kept, for every class keeps one at least"),
-    ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}, None),
-    ({0: 1, 1: 1, 2: 1, 3: 1}, 0.5, {0: 1, 1: 1, 2: 1, 3: 1}, "asks for 2 of 4 labels; 4 are kept, for every class"),
-    ({0: 4, 1: 4}, 0.9, {0: 3, 1: 3},
-     "asks for 7 of 8 labels; 6 are kept, for every class of two or more hides one at least"),
-    ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
-    ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
-    ({0: 3, 1: 1}, 0.0, {}, None),
-    (dict.fromkeys(range(100), 15), 0.1, dict.fromkeys(range(100), 2),
-     "asks for 150 of 1,500 labels; 200 are kept, for the share is rounded in each class"),
-    (dict.fromkeys(range(10), 14), 0.1, dict.fromkeys(range(10), 1),
-     "asks for 14 of 140 labels; 10 are kept, for the share is rounded in each class"),
-    (dict.fromkeys(range(3), 104), 0.1, dict.fromkeys(range(3), 10), None),  # 31.2: one less is no other share
-    ({**dict.fromkeys(range(9), 19), 9: 2}, 0.5, {**dict.fromkeys(range(9), 10), 9: 1},
-     "asks for 86 of 173 labels; 91 are kept, for the share is rounded in each class"),
-])
+@pytest.mark.parametrize(
+    ("sizes", "share", "kept", "told"),
+    [
+        (
+            {0: 1, 1: 100},
+            0.1,
+            {0: 1, 1: 10},
+            "asks for 10 of 101 labels; 11 are kept, for every class keeps one at least",
+        ),
+        ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}, None),
+        (
+            {0: 1, 1: 1, 2: 1, 3: 1},
+            0.5,
+            {0: 1, 1: 1, 2: 1, 3: 1},
+            "asks for 2 of 4 labels; 4 are kept, for every class",
+        ),
+        (
+            {0: 4, 1: 4},
+            0.9,
+            {0: 3, 1: 3},
+            "asks for 7 of 8 labels; 6 are kept, for every class of two or more hides one at least",
+        ),
+        ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
+        ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
+        ({0: 3, 1: 1}, 0.0, {}, None),
+        (
+            dict.fromkeys(range(100), 15),
+            0.1,
+            dict.fromkeys(range(100), 2),
+            "asks for 150 of 1,500 labels; 200 are kept, for the share is rounded in each class",
+        ),
+        (
+            dict.fromkeys(range(10), 14),
+            0.1,
+            dict.fromkeys(range(10), 1),
+            "asks for 14 of 140 labels; 10 are kept, for the share is rounded in each class",
+        ),
+        (dict.fromkeys(range(3), 104), 0.1, dict.fromkeys(range(3), 10), None),  # 31.2: one less is no other share
+        (
+            {**dict.fromkeys(range(9), 19), 9: 2},
+            0.5,
+            {**dict.fromkeys(range(9), 10), 9: 1},
+            "asks for 86 of 173 labels; 91 are kept, for the share is rounded in each class",
+        ),
+    ],
+)
 def test_hidden_labels_leave_every_class_one_and_say_where_the_share_cannot_be_had(tmp_path, sizes, share, kept, told):
     data, labels = with_sizes(tmp_path / "a.npz", sizes, labelled=share)
     found = data.train.labels
@@ -685,11 +742,21 @@ def test_images_that_are_nearly_black_are_remarked_on(tmp_path, cache, most, tol
 def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tmp_path, cache):
     def png(path, samples):  # Pillow writes no colours of 16 bits
         height, width, _ = samples.shape
-        parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0), b"IEND": b"",
-                 b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples))}
-        path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
-            struct.pack(">I", len(parts[name])) + name + parts[name] + struct.pack(">I", zlib.crc32(name + parts[name]))
-            for name in (b"IHDR", b"IDAT", b"IEND")))
+        parts = {
+            b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+            b"IEND": b"",
+            b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in samples)),
+        }
+        path.write_bytes(
+            b"\x89PNG\r\n\x1a\n"
+            + b"".join(
+                struct.pack(">I", len(parts[name]))
+                + name
+                + parts[name]
+                + struct.pack(">I", zlib.crc32(name + parts[name]))
+                for name in (b"IHDR", b"IDAT", b"IEND")
+            )
+        )
 
     for i in range(6):
         for kind in ("masks", "colours"):
@@ -697,8 +764,10 @@ def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tm
         dots = np.random.default_rng(i).integers(0, 2, (8, 8)).astype(np.uint8)
         Image.fromarray(dots).save(tmp_path / "masks" / "ab"[i % 2] / f"{i}.png")
         png(tmp_path / "colours" / "ab"[i % 2] / f"{i}.png", np.full((8, 8, 3), 4000))
-    told = {kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12 bits" in remark]
-            for kind in ("masks", "colours")}
+    told = {
+        kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12 bits" in remark]
+        for kind in ("masks", "colours")
+    }
     assert [len(remarks) for remarks in told.values()] == [0, 1]
 
 

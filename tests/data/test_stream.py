@@ -96,8 +96,13 @@ def by_definition(counts: list[int], seed: int, epoch: int, window: int) -> list
 
 
 @property_test
-@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=12), window=st.integers(1, 14),
-       batch=st.integers(1, 20), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    window=st.integers(1, 14),
+    batch=st.integers(1, 20),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+)
 def test_every_image_comes_once_in_the_order_of_the_definition(counts, window, batch, seed, epoch):
     order = WindowedOrder(counts, seed, batch, window)
     wanted = by_definition(counts, seed, epoch, window)
@@ -160,8 +165,10 @@ def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monk
                 mine = order.positions(step)[rows]
                 seen = reader.batch(mine)
                 for key, pixels, size, label in zip(
-                    keys(reader.named(mine)), seen.pixels,
-                    [(SIDE, SIDE)] * len(rows) if seen.sizes is None else seen.sizes.tolist(), seen.labels.tolist(),
+                    keys(reader.named(mine)),
+                    seen.pixels,
+                    [(SIDE, SIDE)] * len(rows) if seen.sizes is None else seen.sizes.tolist(),
+                    seen.labels.tolist(),
                     strict=True,
                 ):
                     wanted = torch.from_numpy(noise(SIDE + key % 3, SIDE, 3, seed=key)).permute(2, 0, 1)
@@ -177,9 +184,16 @@ def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monk
     assert len(every) == len(set(every)) == 49
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"holdout": None}, {"holdout": 0.3, "limit": 20}, {"leave_out": ("1",)}, {"labelled": 0.5, "holdout": None},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"holdout": None},
+        {"holdout": 0.3, "limit": 20},
+        {"leave_out": ("1",)},
+        {"labelled": 0.5, "holdout": None},
+    ],
+)
 @pytest.mark.parametrize("held", [False, True])
 def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_path, options, held):
     shards(tmp_path)
@@ -414,16 +428,21 @@ def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkey
     data = open_data(spec(shards(tmp_path)), 3)
     sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
     monkeypatch.setattr(sidecars, "_index", lambda tar: None)
-    with pytest.raises(BadInput, match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
-                                       "go on with --resume"):
+    with pytest.raises(
+        BadInput,
+        match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
+        "go on with --resume",
+    ):
         data.train.batch(torch.tensor([0]))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "file"))
-    refused(r"the cache .* cannot be written \(.*\); make room, or name another folder in SUPANCL_CACHE",
-            shards(tmp_path / "data"))
+    refused(
+        r"the cache .* cannot be written \(.*\); make room, or name another folder in SUPANCL_CACHE",
+        shards(tmp_path / "data"),
+    )
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -432,8 +451,11 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 def test_an_unreadable_image_is_refused_in_the_words_of_any_other_source(tmp_path):
     shard(tmp_path / "a.tar", range(12), bad=(4,))
     train = open_data(spec(tmp_path), 3).train
-    with pytest.raises(BadInput, match=r"a.tar::00004.png: cannot be read as an image \(no known image format\); mend "
-                                       r"or remove it, or pass --skip-bad-images to go on without"):
+    with pytest.raises(
+        BadInput,
+        match=r"a.tar::00004.png: cannot be read as an image \(no known image format\); mend "
+        r"or remove it, or pass --skip-bad-images to go on without",
+    ):
         train.batch(torch.arange(12))
     with pytest.raises(BadInput, match="no known image format"):
         train.store.batch(torch.arange(12))
@@ -460,11 +482,17 @@ def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_spli
 
 def test_what_cannot_be_streamed_is_refused_in_one_line(tmp_path):
     shards(tmp_path / "s")
-    refused(r"data.balanced needs the labels of all images at once, which data.stream does not hold; take --set "
-            r"data.balanced=false, or --set data.stream=false", tmp_path / "s", balanced=True)
+    refused(
+        r"data.balanced needs the labels of all images at once, which data.stream does not hold; take --set "
+        r"data.balanced=false, or --set data.stream=false",
+        tmp_path / "s",
+        balanced=True,
+    )
     picture(tmp_path / "folder" / "cat" / "a.png")
-    refused(r"folder: data.stream is for tar shards \(shards/\{000..099\}.tar, or a folder of them\); leave it out",
-            tmp_path / "folder")
+    refused(
+        r"folder: data.stream is for tar shards \(shards/\{000..099\}.tar, or a folder of them\); leave it out",
+        tmp_path / "folder",
+    )
     refused("digits: data.stream is for tar shards", "digits")
     refused(r"no tar shard .*train-006.tar; check the pattern", tmp_path / "s" / "train-{000..006}.tar")
     shards(tmp_path / "held", (3,), "val")
@@ -480,8 +508,17 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(tmp_path):
 
 
 def streamed_recipe(source: Path, **more):
-    return tiny_recipe("supsiam", encoder__channels=3, encoder__mean=[0.5] * 3, encoder__std=[0.2] * 3,
-                       data__source=str(source), data__stream=True, data__window=2, train__checkpoint_every=2, **more)
+    return tiny_recipe(
+        "supsiam",
+        encoder__channels=3,
+        encoder__mean=[0.5] * 3,
+        encoder__std=[0.2] * 3,
+        data__source=str(source),
+        data__stream=True,
+        data__window=2,
+        train__checkpoint_every=2,
+        **more,
+    )
 
 
 class Read:
@@ -538,7 +575,8 @@ def test_skipped_images_are_told_after_the_epoch(tmp_path):
     recipe = streamed_recipe(tmp_path / "s", data__skip_bad_images=True, train__monitor_every=0)
     pretrain(recipe, None, tmp_path / "run", reporter=notes)
     assert [line.partition(":")[0] for line in notes.warnings] == [
-        "1 unreadable image was skipped, for another of its class and shard"]
+        "1 unreadable image was skipped, for another of its class and shard"
+    ]
 
 
 def test_skipped_images_are_told_when_features_are_taken_too(tmp_path):
@@ -586,8 +624,23 @@ def test_the_command_streams_a_pattern_of_shards(tmp_path, capsys):
     shards(tmp_path / "s", (16, 16))
     pattern = str(tmp_path / "s" / "train-{000..001}.tar")
     assert absolute_source(pattern) == pattern
-    status = main(["pretrain", "cifar100.supsiam", "--data", pattern, "--set", "data.stream=true", *TINY,
-                   "--set", "encoder.name=cnn", "--set", "views.size=8", "--out", str(tmp_path / "run")])
+    status = main(
+        [
+            "pretrain",
+            "cifar100.supsiam",
+            "--data",
+            pattern,
+            "--set",
+            "data.stream=true",
+            *TINY,
+            "--set",
+            "encoder.name=cnn",
+            "--set",
+            "views.size=8",
+            "--out",
+            str(tmp_path / "run"),
+        ]
+    )
     assert status == 0, capsys.readouterr().err
     assert main(["evaluate", "knn", str(tmp_path / "run"), "--k", "3"]) == 0
     assert not list(Path(os.environ["SUPANCL_CACHE"]).rglob("*.bin"))

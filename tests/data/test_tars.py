@@ -56,8 +56,10 @@ def numbered(path: Path, count: int, first: int = 0, classes: int = 3) -> Path:
 
 def opened(source: object, **options) -> tuple:
     found = open_source(DataSpec(source=str(source), **options), 3)
-    return found, {name: [found.classes[label] if label >= 0 else "" for label in split.labels.tolist()]
-                   for name, split in found.splits.items()}
+    return found, {
+        name: [found.classes[label] if label >= 0 else "" for label in split.labels.tolist()]
+        for name, split in found.splits.items()
+    }
 
 
 def refused(source: object, match: str) -> None:
@@ -95,8 +97,10 @@ def test_captions_that_pass_for_classes_are_said(tmp_path, stream):
     rows = [{"png": each, "txt": f"photo {i}", "json": {"url": ""}} for i, each in enumerate(pictures)]
     shard(tmp_path / "a.tar", rows)
     found, _ = opened(tmp_path / "a.tar", stream=stream)
-    assert found.remarks == (f"{tmp_path / 'a.tar'}: 24 classes for 24 labelled images; a .txt is read as a label, and "
-                             "where it is a caption every image is a class of its own",)
+    assert found.remarks == (
+        f"{tmp_path / 'a.tar'}: 24 classes for 24 labelled images; a .txt is read as a label, and "
+        "where it is a caption every image is a class of its own",
+    )
     shard(tmp_path / "b.tar", [{"png": each, "txt": f"photo {max(i, 3)}"} for i, each in enumerate(pictures)])
     assert opened(tmp_path / "b.tar", stream=stream)[0].remarks == ()
 
@@ -121,10 +125,19 @@ def test_splits_go_by_the_name_of_the_shard(tmp_path):
     assert list(found.splits) == ["train", "val", "test"]
 
 
-@pytest.mark.parametrize(("name", "split"), [
-    ("train-000", "train"), ("val0001", "val"), ("imagenet1k-validation-07", "val"), ("TEST_3", "test"),
-    ("photos", "train"), ("valley-01", "train"), ("driving-test-train-01", "train"), ("training0", "train"),
-])
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-000", "train"),
+        ("val0001", "val"),
+        ("imagenet1k-validation-07", "val"),
+        ("TEST_3", "test"),
+        ("photos", "train"),
+        ("valley-01", "train"),
+        ("driving-test-train-01", "train"),
+        ("training0", "train"),
+    ],
+)
 def test_the_last_word_that_names_a_split_counts(name, split):
     assert split_of(Path("shards") / f"{name}.tar") == split
 
@@ -132,11 +145,16 @@ def test_the_last_word_that_names_a_split_counts(name, split):
 def test_patterns_are_expanded_as_a_shell_does(tmp_path):
     for i in (8, 9, 10, 11):
         numbered(tmp_path / f"x-{i:02d}.tar", 1, i)
-    names = {text: [path.name for path in tar_files(str(tmp_path / text))] for text in (
-        "x-{08..10}.tar", "x-{09,11}.tar", "x-0*.tar", "x-1?.tar", "{x,x}-08.tar", "x-08.tar")}
+    names = {
+        text: [path.name for path in tar_files(str(tmp_path / text))]
+        for text in ("x-{08..10}.tar", "x-{09,11}.tar", "x-0*.tar", "x-1?.tar", "{x,x}-08.tar", "x-08.tar")
+    }
     assert names == {
-        "x-{08..10}.tar": ["x-08.tar", "x-09.tar", "x-10.tar"], "x-{09,11}.tar": ["x-09.tar", "x-11.tar"],
-        "x-0*.tar": ["x-08.tar", "x-09.tar"], "x-1?.tar": ["x-10.tar", "x-11.tar"], "{x,x}-08.tar": ["x-08.tar"],
+        "x-{08..10}.tar": ["x-08.tar", "x-09.tar", "x-10.tar"],
+        "x-{09,11}.tar": ["x-09.tar", "x-11.tar"],
+        "x-0*.tar": ["x-08.tar", "x-09.tar"],
+        "x-1?.tar": ["x-10.tar", "x-11.tar"],
+        "{x,x}-08.tar": ["x-08.tar"],
         "x-08.tar": ["x-08.tar"],
     }
     found, _ = opened(tmp_path / "x-{08..11}.tar")
@@ -162,28 +180,56 @@ def test_a_folder_counts_as_shards_only_without_images_and_folders(tmp_path):
     assert not is_tar(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize(("parts", "label"), [
-    ({"cls": 2}, "2"), ({"cls": "cat"}, "cat"), ({"txt": " dog \n"}, "dog"), ({"label": "owl"}, "owl"),
-    ({"json": {"label": "cow", "width": 3}}, "cow"), ({"json": {"cls": 7}}, "7"), ({"json": "ant"}, "ant"),
-    ({"json": {"width": 3}}, ""), ({}, ""), ({"cls": -1}, ""), ({"json": {"label": None}}, ""),
-    ({"cls": "cat", "json": {"label": "cow"}, "txt": "a photo of a cat"}, "cat"),
-    ({"json": {"width": 3}, "txt": "dog"}, "dog"), ({"cls": -1, "txt": "a caption"}, ""),
-    ({"json": {"label": -1.0}}, ""),
-])
+@pytest.mark.parametrize(
+    ("parts", "label"),
+    [
+        ({"cls": 2}, "2"),
+        ({"cls": "cat"}, "cat"),
+        ({"txt": " dog \n"}, "dog"),
+        ({"label": "owl"}, "owl"),
+        ({"json": {"label": "cow", "width": 3}}, "cow"),
+        ({"json": {"cls": 7}}, "7"),
+        ({"json": "ant"}, "ant"),
+        ({"json": {"width": 3}}, ""),
+        ({}, ""),
+        ({"cls": -1}, ""),
+        ({"json": {"label": None}}, ""),
+        ({"cls": "cat", "json": {"label": "cow"}, "txt": "a photo of a cat"}, "cat"),
+        ({"json": {"width": 3}, "txt": "dog"}, "dog"),
+        ({"cls": -1, "txt": "a caption"}, ""),
+        ({"json": {"label": -1.0}}, ""),
+    ],
+)
 def test_labels_of_every_form(tmp_path, parts, label):
     written = {part: value if part == "json" else str(value) for part, value in parts.items()}
     if "json" in written:
         written["json"] = json.dumps(written["json"]).encode()
-    path = shard(tmp_path / "a.tar", [{"png": png(0), **{part: value if isinstance(value, bytes) else value.encode()
-                                                         for part, value in written.items()}}])
+    path = shard(
+        tmp_path / "a.tar",
+        [
+            {
+                "png": png(0),
+                **{part: value if isinstance(value, bytes) else value.encode() for part, value in written.items()},
+            }
+        ],
+    )
     assert [found for _, found in samples(path)] == [label]
 
 
 def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
-    path = plain(tmp_path / "a.tar", [
-        ("README", b"read me"), ("deep/a.jpg", png(0)), ("deep/._a.jpg", b"left by a finder"), ("deep/a.cls", b"cat"),
-        ("deep/a.depth.npy", b"0"), ("b.1/c.mask.png", png(1)), ("b.1/c.txt", b"dog"), ("d.cls", b"no image"),
-    ])
+    path = plain(
+        tmp_path / "a.tar",
+        [
+            ("README", b"read me"),
+            ("deep/a.jpg", png(0)),
+            ("deep/._a.jpg", b"left by a finder"),
+            ("deep/a.cls", b"cat"),
+            ("deep/a.depth.npy", b"0"),
+            ("b.1/c.mask.png", png(1)),
+            ("b.1/c.txt", b"dog"),
+            ("d.cls", b"no image"),
+        ],
+    )
     assert [(item.member, label) for item, label in samples(path)] == [("deep/a.jpg", "cat"), ("b.1/c.mask.png", "dog")]
     item = next(samples(path))[0]
     assert torch.equal(decode(item), torch.from_numpy(noise(8, 6, 3, seed=0)).permute(2, 0, 1))
@@ -194,10 +240,13 @@ def test_a_sample_with_two_images_is_refused(tmp_path):
     refused(path, r"a.tar: sample 'a' has two images, a.jpg and a.png; keep one of them")
 
 
-@pytest.mark.parametrize("members", [
-    [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")],
-    [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))],
-])
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("a.png", png(0)), ("b.png", png(1)), ("a.cls", b"1"), ("b.cls", b"2")],
+        [("a.png", png(0)), ("b.png", png(1)), ("a.png", png(2))],
+    ],
+)
 def test_a_sample_in_pieces_is_refused_not_left_without_its_label(tmp_path, members):
     path = plain(tmp_path / "a.tar", members)
     refused(path, "a.tar: the files of sample 'a' do not follow one another, or are there twice; write the shard anew")
@@ -232,11 +281,14 @@ def test_a_tar_with_a_damaged_header_does_not_end_there_unnoticed(tmp_path):
     refused(path, rf"a.tar: cannot be read as a tar \(cut short or damaged at byte {at}\); copy it again")
 
 
-@pytest.mark.parametrize(("name", "match"), [
-    ("none.tar", r"no tar shard .*none.tar; check the pattern"),
-    ("none-{0..2}.tar", r"no tar shard .*none-0.tar; check the pattern"),
-    ("none-*.tar", r"no tar shard matches .*none-\*.tar'; check the path"),
-])
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("none.tar", r"no tar shard .*none.tar; check the pattern"),
+        ("none-{0..2}.tar", r"no tar shard .*none-0.tar; check the pattern"),
+        ("none-*.tar", r"no tar shard matches .*none-\*.tar'; check the path"),
+    ],
+)
 def test_shards_that_are_not_there_are_named(tmp_path, name, match):
     refused(tmp_path / name, match)
 
@@ -250,8 +302,10 @@ def test_shards_without_images_or_without_training_images_are_one_line(tmp_path)
 
 @pytest.mark.parametrize(("part", "content"), [("json", b"{"), ("cls", b"\xff\xfe"), ("txt", b"\x80")])
 def test_a_label_that_cannot_be_read_is_named(tmp_path, part, content):
-    refused(plain(tmp_path / "a.tar", [("k.png", png(0)), (f"k.{part}", content)]),
-            rf"a.tar::k.{part}: cannot be read as a label \(.*\); wanted a class number or name")
+    refused(
+        plain(tmp_path / "a.tar", [("k.png", png(0)), (f"k.{part}", content)]),
+        rf"a.tar::k.{part}: cannot be read as a label \(.*\); wanted a class number or name",
+    )
 
 
 def test_an_unreadable_image_in_a_tar_is_named_or_skipped(tmp_path):

@@ -25,14 +25,17 @@ def written(path, encoder, seed, score, **changes):
     folder.create()
     spec = replace(SPEC, seed=seed, **changes)
     folder.write_settings({"spec": spec, "data": DetectData("data"), "encoder": encoder})
-    rows = [{"kind": "train", "step": 20, "loss": 2.0, "images_per_second": 100.0},
-            {"kind": "test", "step": 20, "AP": score / 2, "AP50": score, "AP75": 0.0, "peak_memory_gb": 3.0},
-            {"kind": "train", "step": 40, "loss": 1.0, "images_per_second": 50.0},
-            {"kind": "test", "step": 40, "AP": score, "AP50": 2 * score, "AP75": 1.0, "peak_memory_gb": 4.0}]
+    rows = [
+        {"kind": "train", "step": 20, "loss": 2.0, "images_per_second": 100.0},
+        {"kind": "test", "step": 20, "AP": score / 2, "AP50": score, "AP75": 0.0, "peak_memory_gb": 3.0},
+        {"kind": "train", "step": 40, "loss": 1.0, "images_per_second": 50.0},
+        {"kind": "test", "step": 40, "AP": score, "AP50": 2 * score, "AP75": 1.0, "peak_memory_gb": 4.0},
+    ]
     folder.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     classes = {"cat": {"AP50": 2 * score}, "dog": {"AP50": None}}
-    folder.write_evaluation("detect", {"AP": score, "AP50": 2 * score, "AP75": 1.0, "classes": classes, "images": 4,
-                                       "boxes": 9})
+    folder.write_evaluation(
+        "detect", {"AP": score, "AP50": 2 * score, "AP75": 1.0, "classes": classes, "images": 4, "boxes": 9}
+    )
     return path
 
 
@@ -45,8 +48,11 @@ def runs(tmp_path):
 
 
 def test_mean_spread_and_cost(runs):
-    tested = [*open_finished(str(runs / "ours")), *open_finished(str(runs / "nothing-0")),
-              *open_finished(f"none={runs / 'nothing-1'}")]
+    tested = [
+        *open_finished(str(runs / "ours")),
+        *open_finished(str(runs / "nothing-0")),
+        *open_finished(f"none={runs / 'nothing-1'}"),
+    ]
     assert [run.name for run in tested] == ["crops", "crops", "random:resnet18", "none"]
     groups = compared(tested)["groups"]
     assert groups["crops"]["spread"]["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
@@ -72,7 +78,8 @@ def test_unequal_settings_are_told(runs):
     assert compared(tested)["remarks"] == ["the runs differ in iters: 20, 40"]
     other = replace(tested[0], scores={**tested[0].scores, "images": 5})
     assert compared([other, open_finished(str(runs / "nothing-1"))[0]])["remarks"] == [
-        "the runs were tested on different images"]
+        "the runs were tested on different images"
+    ]
 
 
 def test_other_images_and_another_encoder_are_told(runs):
@@ -90,7 +97,8 @@ def test_other_images_and_another_encoder_are_told(runs):
 def test_a_name_holds_however_its_path_is_written(runs, monkeypatch):
     monkeypatch.chdir(runs)
     assert [open_finished(f"mine={path}")[0].name for path in ("nothing-0", "nothing-0/", "./nothing-0", "ours/")] == [
-        "mine"] * 4
+        "mine"
+    ] * 4
     (runs / "nothing-0").rename(runs / "a=b")
     assert [open_finished(text)[0].name for text in ("a=b", "mine=a=b")] == ["random:resnet18", "mine"]
 
@@ -115,8 +123,12 @@ def test_what_cannot_be_compared(runs):
 
 @pytest.mark.parametrize(
     ("encoder", "name"),
-    [("random:resnet18", "random:resnet18"), ("/a/crops", "crops"), ("/a/crops/encoder.safetensors", "crops"),
-     ("/a/moco.pth", "moco.pth")],
+    [
+        ("random:resnet18", "random:resnet18"),
+        ("/a/crops", "crops"),
+        ("/a/crops/encoder.safetensors", "crops"),
+        ("/a/moco.pth", "moco.pth"),
+    ],
 )
 def test_short_names(encoder, name):
     assert short_name(encoder) == name

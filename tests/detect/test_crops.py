@@ -34,8 +34,10 @@ def test_a_crop_is_the_box_and_its_margin(place):
             pixels = np.asarray(whole.convert("RGB")).astype(int)
         for number, (left, top, right, bottom) in enumerate(scene.boxes.tolist()):
             x, y = (right - left) / 4, (bottom - top) / 4
-            wanted = pixels[max(0, int(np.floor(top - y))) : int(np.ceil(bottom + y)),
-                            max(0, int(np.floor(left - x))) : int(np.ceil(right + x))]
+            wanted = pixels[
+                max(0, int(np.floor(top - y))) : int(np.ceil(bottom + y)),
+                max(0, int(np.floor(left - x))) : int(np.ceil(right + x)),
+            ]
             kind = train.classes[int(scene.labels[number])]
             with Image.open(place / "crops" / "train" / kind / f"{scene.path.stem}-{position}-{number}.jpg") as crop:
                 found = np.asarray(crop).astype(int)

@@ -138,7 +138,8 @@ def test_torchvision_s_parts_load_a_pyramid_of_another_depth(tmp_path):
     detector = saved_detector(tmp_path / "detector.safetensors", "fpn")
     export_detector(str(tmp_path), "torchvision", tmp_path / "tv.pth")
     body = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
-        backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d)
+        backbone_name="resnet18", weights=None, trainable_layers=5, norm_layer=torch.nn.BatchNorm2d
+    )
     model = torchvision.models.detection.FasterRCNN(body, 21)
     model.load_state_dict(torch.load(tmp_path / "tv.pth", weights_only=True))
     kept = detector.state_dict()

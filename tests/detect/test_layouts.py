@@ -232,8 +232,11 @@ def test_an_image_that_exif_turns_says_so(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (120, SIDE)).save(folder / "JPEGImages" / "000000.jpg", exif=exif)
-    with pytest.raises(BadInput, match=r"0\.jpg is 96 x 120, its annotation says 120 x 96 once its EXIF orientation is "
-                                       "applied; save it upright, or turn the boxes too"):
+    with pytest.raises(
+        BadInput,
+        match=r"0\.jpg is 96 x 120, its annotation says 120 x 96 once its EXIF orientation is "
+        "applied; save it upright, or turn the boxes too",
+    ):
         read_voc(tmp_path, LIST).image(0)
 
 
@@ -243,8 +246,9 @@ def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_wo
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
     for scenes in (read_voc(tmp_path, LIST), read_coco(file)):
         first, second = (f"{each.path} (96 x 96)" for each in scenes.scenes)
-        assert scenes.remarks == ("2 images have more than 9,215 pixels, which take long to decode; store them "
-                                  f"smaller: {first}, {second}",)
+        assert scenes.remarks == (
+            f"2 images have more than 9,215 pixels, which take long to decode; store them smaller: {first}, {second}",
+        )
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
     for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
         with pytest.raises(BadInput, match=r"0\.jpg is 96 x 96: more than 9,214 pixels, which are not read; store it"):
@@ -305,7 +309,8 @@ def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
 def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
     write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == (
-        "1 of the 2 test images is trained on as well; the scores are no test of other images",)
+        "1 of the 2 test images is trained on as well; the scores are no test of other images",
+    )
     write_voc(tmp_path, {"val": [3, 4]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()
 

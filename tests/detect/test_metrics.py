@@ -110,8 +110,10 @@ def ap_by_definition(scenes, found, label, threshold):
         mine = [i for i, kind in enumerate(scene.labels.tolist()) if kind == label]
         fair = [i for i in mine if not scene.difficult[i]]
         positives, taken = positives + len(fair), set()
-        order = sorted((i for i, kind in enumerate(answer.labels.tolist()) if kind == label),
-                       key=lambda i: -float(answer.scores[i]))
+        order = sorted(
+            (i for i, kind in enumerate(answer.labels.tolist()) if kind == label),
+            key=lambda i: -float(answer.scores[i]),
+        )
         for i in order:
             overlaps = {j: iou(answer.boxes[i].tolist(), scene.boxes[j].tolist()) for j in mine}
             free = [j for j in fair if j not in taken and overlaps[j] >= threshold]
@@ -123,8 +125,10 @@ def ap_by_definition(scenes, found, label, threshold):
     marks.sort(key=lambda mark: -mark[0])
     right = np.cumsum([yes for _, yes in marks])
     recall, precision = right / positives, right / np.arange(1, len(marks) + 1)
-    points = [max((p for r, p in zip(recall, precision, strict=True) if r >= at), default=0.0)
-              for at in np.linspace(0, 1, 101)]
+    points = [
+        max((p for r, p in zip(recall, precision, strict=True) if r >= at), default=0.0)
+        for at in np.linspace(0, 1, 101)
+    ]
     return float(np.mean(points))
 
 

@@ -228,13 +228,21 @@ def test_regions_are_kept_once_and_as_narrow_as_the_maps():
     head = detector.roi_heads.box_head
     for wide in (False, True):
         seen = []
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(
-            lambda value, seen=seen: seen.append(value) or value, lambda value: value
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda value, seen=seen: seen.append(value) or value, lambda value: value
+            ),
         ):
             regions = detector.roi_heads.box_roi_pool(maps, boxes, [(SIDE, SIDE)])
             told.append(head(regions.float() if wide else regions))
-        kept.append(sum(value.nbytes for value in {each.data_ptr(): each for each in seen}.values()
-                        if value.shape == regions.shape))
+        kept.append(
+            sum(
+                value.nbytes
+                for value in {each.data_ptr(): each for each in seen}.values()
+                if value.shape == regions.shape
+            )
+        )
     assert regions.dtype == torch.bfloat16
     assert torch.equal(told[0], told[1])
     assert kept[0] < kept[1]

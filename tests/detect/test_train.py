@@ -157,8 +157,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     for key, kept in optimizer["state"].items():
         assert torch.equal(kept["momentum_buffer"], moments["state"][key]["momentum_buffer"])
     assert whole.scores["AP"] == parts.scores["AP"]
-    rows, others = ([(row["step"], row["loss"]) for row in each.metrics if row["kind"] == "train"]
-                    for each in (whole, parts))
+    rows, others = (
+        [(row["step"], row["loss"]) for row in each.metrics if row["kind"] == "train"] for each in (whole, parts)
+    )
     assert rows == others
     assert [step for step, _ in rows] == [1, 2, 3, 4]
 

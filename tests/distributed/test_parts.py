@@ -118,8 +118,14 @@ def test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient(loss, pool) -
         made = loss(part.of(anchors, 1), part.of(targets, 1), own, held, whole=Whole(targets, labels, part))
         weight = share(loss, own, labels)
         terms += torch.stack([term.detach() * weight for term in made])
-        found = [a + b for a, b in zip(found, torch.autograd.grad(
-            made.total * weight, [anchors, targets], allow_unused=True, materialize_grads=True), strict=True)]
+        found = [
+            a + b
+            for a, b in zip(
+                found,
+                torch.autograd.grad(made.total * weight, [anchors, targets], allow_unused=True, materialize_grads=True),
+                strict=True,
+            )
+        ]
     torch.testing.assert_close(terms, torch.stack([term.detach() for term in expected]))
     for own, whole in zip(found, wanted, strict=True):
         torch.testing.assert_close(own, whole)
@@ -333,8 +339,10 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
     _advanced(trainer, notes)
     assert notes.warnings == []
-    said = ("the branches could not be compiled (x); done as written, which is slower; --set train.compile=false tries "
-            "no more")
+    said = (
+        "the branches could not be compiled (x); done as written, which is slower; --set train.compile=false tries "
+        "no more"
+    )
     assert _uncompiled(trainer) == [f"another rank: {said}"]
     assert _uncompiled(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))

@@ -57,9 +57,7 @@ def test_variance_is_its_definition() -> None:
     values = F.normalize(features.values.double(), dim=1)
     total = np.mean([float((z - values.mean(0)).square().sum()) for z in values])
     means = {int(y): values[features.labels == y].mean(0) for y in features.labels}
-    within = np.mean([
-        float((z - means[int(y)]).square().sum()) for z, y in zip(values, features.labels, strict=True)
-    ])
+    within = np.mean([float((z - means[int(y)]).square().sum()) for z, y in zip(values, features.labels, strict=True)])
     found = variance(features)
     assert found.total == pytest.approx(total)
     assert found.within == pytest.approx(within)

@@ -111,6 +111,7 @@ def test_the_key_is_that_of_every_weight_and_of_what_the_encoder_expects():
 
 def test_a_setting_that_a_later_version_adds_leaves_the_key_as_it_was(monkeypatch):
     """Else every evaluation that was kept would be one of other weights."""
+
     @dataclass(frozen=True)
     class Later(EncoderSpec):
         frobbed: int = 0
@@ -169,7 +170,8 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
     assert len(calls) == 2
     assert run.reporter.warnings[0] == (
         f"features are not kept in {cache_root}/features (Not a directory), so they are taken anew each time; name "
-        "another folder in SUPANCL_CACHE, or pass --no-cache")
+        "another folder in SUPANCL_CACHE, or pass --no-cache"
+    )
     (cache_root / "features").unlink()
 
     def no_room(*_):
@@ -228,8 +230,12 @@ def test_cached_images_are_told_apart_by_their_checksums(tmp_path):
 def test_files_are_told_apart_by_size_time_and_how_they_are_decoded(tmp_path):
     paths = photographs(tmp_path)
     store = FileImages(paths, 1, 8)
-    keys = {pixels_key(split_of(store)), pixels_key(split_of(FileImages(paths, 1, 9))),
-            pixels_key(split_of(FileImages(paths, 1, 8, "bicubic"))), pixels_key(split_of(FileImages(paths, 3, 8)))}
+    keys = {
+        pixels_key(split_of(store)),
+        pixels_key(split_of(FileImages(paths, 1, 9))),
+        pixels_key(split_of(FileImages(paths, 1, 8, "bicubic"))),
+        pixels_key(split_of(FileImages(paths, 3, 8))),
+    }
     os.utime(paths[0], (5, 5))
     keys.add(pixels_key(split_of(store)))
     assert len(keys) == 5

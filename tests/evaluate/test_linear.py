@@ -105,7 +105,11 @@ def test_halves_are_stratified() -> None:
     labels = torch.cat([torch.full((40,), 3), torch.full((11,), 5), torch.full((1,), 7), torch.full((1,), 9)])
     half = halve(labels, seed=4)
     assert [abs(int(half[labels == name].sum()) - int((~half)[labels == name].sum())) for name in (3, 5, 7, 9)] == [
-        0, 1, 1, 1]
+        0,
+        1,
+        1,
+        1,
+    ]
     assert abs(int(half.sum()) - int((~half).sum())) == 1
     assert torch.equal(half, halve(labels, seed=4))
     assert not torch.equal(half, halve(labels, seed=5))
@@ -189,17 +193,23 @@ def test_the_papers_settings_are_the_defaults() -> None:
     ("work", "line"),
     [
         (lambda: linear_probe(blobs(40), blobs(40, width=3)), "test features are 3 wide, train features 6"),
-        (lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
-         "every class has 1 image"),
+        (
+            lambda: linear_probe(Features(torch.randn(2, 2), torch.tensor([0, 1])), blobs(4, 2, 2)),
+            "every class has 1 image",
+        ),
         (lambda: linear_probe(blobs(40), blobs(40), choose="half"), "choose = 'half' with 40 test images"),
-        (lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
-         "choose features: no image of the training classes"),
+        (
+            lambda: linear_probe(blobs(40), blobs(40), choose=Features(torch.randn(2, 6), torch.tensor([7, 8]))),
+            "choose features: no image of the training classes",
+        ),
         (lambda: linear_probe(blobs(40), blobs(40), weights=()), "weights: at least one is needed"),
         (lambda: hold_out(torch.zeros(4), 1.0), "share = 1: must lie between 0 and 1"),
         (lambda: sgd_probe(lambda epoch: [], blobs(40)), "classes: the number of classes is needed"),
         (lambda: sgd_probe(lambda epoch: [], blobs(40), classes=4), "the probe's epoch 0 has no images"),
-        (lambda: sgd_probe(lambda epoch: [(torch.full((4, 6), math.nan), torch.arange(4))], blobs(40), classes=4),
-         "epoch 0 has a loss that is not finite"),
+        (
+            lambda: sgd_probe(lambda epoch: [(torch.full((4, 6), math.nan), torch.arange(4))], blobs(40), classes=4),
+            "epoch 0 has a loss that is not finite",
+        ),
     ],
 )
 def test_bad_input_is_one_line(work, line: str) -> None:

@@ -21,8 +21,13 @@ def written_down(values: torch.Tensor, labels: torch.Tensor, classes: int, weigh
 
 def minimum(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: float):
     start = np.zeros(classes * (values.shape[1] + 1))
-    found = minimize(lambda theta: written_down(values, labels, classes, weight, theta), start, jac=True,
-                     method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30})
+    found = minimize(
+        lambda theta: written_down(values, labels, classes, weight, theta),
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30},
+    )
     return found.fun, torch.from_numpy(found.x).view(classes, -1)
 
 

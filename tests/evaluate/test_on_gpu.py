@@ -23,7 +23,8 @@ def test_knn(splits: list[Features], metric: str) -> None:
     train, test, _ = splits
     for device, features in ((None, [on_gpu(train), on_gpu(test)]), ("cuda", [train, test])):
         assert knn_accuracies(*features, (1, 9), metric=metric, device=device) == pytest.approx(
-            knn_accuracies(train, test, (1, 9), metric=metric), abs=1.1)  # two images of 200
+            knn_accuracies(train, test, (1, 9), metric=metric), abs=1.1
+        )  # two images of 200
     assert knn_leave_one_out(on_gpu(train), (5,)) == pytest.approx(knn_leave_one_out(train, (5,)), abs=1.1)
 
 

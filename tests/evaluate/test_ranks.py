@@ -77,8 +77,15 @@ def test_one_encoder_is_the_best_of_nothing() -> None:
     assert score_table(alone, average=True) == "Encoder     x     y  Avg.\na        1.00  2.00  1.50\n"
     assert score_table(alone, "markdown").splitlines()[::2] == ["| Encoder | x | y |", "| a | 1.00 | 2.00 |"]
     assert score_table(alone, "latex").splitlines()[4] == r"a & 1.00 & 2.00 \\"
-    assert next(csv.reader(io.StringIO(score_table(alone, "csv")))) == ["encoder", "x", "x spread", "x n", "y",
-                                                                        "y spread", "y n"]
+    assert next(csv.reader(io.StringIO(score_table(alone, "csv")))) == [
+        "encoder",
+        "x",
+        "x spread",
+        "x n",
+        "y",
+        "y spread",
+        "y n",
+    ]
     assert [len(row) for row in csv.reader(io.StringIO(score_table(alone, "csv", average=True)))] == [8, 8]
     assert json.loads(score_table(alone, "json"))["rows"][0]["average_rank"] is None
 

@@ -75,8 +75,9 @@ def test_labels_need_not_be_consecutive_and_the_unlabelled_are_ignored() -> None
     train, validation, test = blobs(60), blobs(30, seed=1), blobs(30, seed=2)
     plain = transfer(train, validation, test, weights=WEIGHTS[20:30])
     spread = [Features(split.values, 10 * split.labels + 3) for split in (train, validation, test)]
-    spread[0] = Features(torch.cat([spread[0].values, torch.randn(5, 6)]),
-                         torch.cat([spread[0].labels, torch.full((5,), -1)]))
+    spread[0] = Features(
+        torch.cat([spread[0].values, torch.randn(5, 6)]), torch.cat([spread[0].labels, torch.full((5,), -1)])
+    )
     assert transfer(*spread, weights=WEIGHTS[20:30]) == plain
 
 

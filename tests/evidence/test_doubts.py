@@ -68,8 +68,10 @@ def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
         step = PLAN.step(f"alpha-0-{seed}")
         results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][0], {"linear": value})
     assert by_methods_alone(PLAN, results) == (1, 2)  # SupSiam - SupCon: +2.1, which the alpha's spread hides
-    assert ("- Among the lenders are SupSiam's other alphas, which are of one method and have the same seeds: without "
-            "them another word would stand for 1, and 2 differences would be bold.") in doubt_lines(PLAN, results)
+    assert (
+        "- Among the lenders are SupSiam's other alphas, which are of one method and have the same seeds: without "
+        "them another word would stand for 1, and 2 differences would be bold."
+    ) in doubt_lines(PLAN, results)
 
 
 def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:

@@ -23,10 +23,26 @@ PATHS = os.pathsep.join([str(ROOT), str(ROOT / "src")])
 
 
 def started(place: Path, *more: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "evidence", "run", "--plan", "digits", "--results", str(place / "results"), "--work",
-             str(place / "work"), *more]
-    return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"})
+    words = [
+        sys.executable,
+        "-m",
+        "evidence",
+        "run",
+        "--plan",
+        "digits",
+        "--results",
+        str(place / "results"),
+        "--work",
+        str(place / "work"),
+        *more,
+    ]
+    return subprocess.Popen(
+        words,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_a_claim_is_one_drivers_until_it_lets_go(tmp_path: Path) -> None:
@@ -45,12 +61,18 @@ def test_a_claim_is_one_drivers_until_it_lets_go(tmp_path: Path) -> None:
 
 
 def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path: Path) -> None:
-    code = ("import os, subprocess, sys; from evidence.claims import Claims; from pathlib import Path\n"
-            "claims = Claims(Path(sys.argv[1])); claims.take('a'); claims.take('b')\n"
-            "subprocess.Popen(['sleep', '1.5'], pass_fds=(claims.mine['b'],), stdout=subprocess.DEVNULL)\n"
-            "print('ready', flush=True); os.kill(os.getpid(), 9)")
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], text=True, stdout=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": PATHS}) as process:
+    code = (
+        "import os, subprocess, sys; from evidence.claims import Claims; from pathlib import Path\n"
+        "claims = Claims(Path(sys.argv[1])); claims.take('a'); claims.take('b')\n"
+        "subprocess.Popen(['sleep', '1.5'], pass_fds=(claims.mine['b'],), stdout=subprocess.DEVNULL)\n"
+        "print('ready', flush=True); os.kill(os.getpid(), 9)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        text=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert process.wait() == -signal.SIGKILL
@@ -76,8 +98,9 @@ def test_two_drivers_share_the_plan_and_one_takes_over_when_the_other_is_killed(
     assert [process.returncode for process in others] == [0, 0], told
     names = sorted(step.name for step in PLAN.steps if step.stage in ("pilot", "final"))
     assert sorted(read_results(tmp_path / "results", PLAN)) == names
-    made = [line.rpartition(": ")[2].split(", ") for text in told for line in text.splitlines()
-            if "runs were made" in line]
+    made = [
+        line.rpartition(": ")[2].split(", ") for text in told for line in text.splitlines() if "runs were made" in line
+    ]
     assert sorted(made[0] + made[1]) == names  # each once
     assert min(map(len, made)) >= 1, told
 
@@ -95,7 +118,11 @@ def test_a_driver_stays_with_its_kind_and_leaves_to_others_what_they_compile(tmp
         return step.name
 
     assert [takes(one), takes(other), takes(other), takes(one)] == [
-        "pilot-supsiam-0", "pilot-simsiam-0", "pilot-simsiam-1", "pilot-supsiam-1"]
+        "pilot-supsiam-0",
+        "pilot-simsiam-0",
+        "pilot-simsiam-1",
+        "pilot-supsiam-1",
+    ]
     assert other.compiled_by_others() == {"supsiam"}
     with pytest.MonkeyPatch.context() as patch:
         now = time.time()
@@ -156,8 +183,10 @@ def test_a_task_says_which_data_it_lacks(tmp_path: Path) -> None:
 def late():
     """A plan whose first run needs data that are not there, and whose second one does not."""
     first, second = replace(PLAN.steps[0], stage="final"), PLAN.steps[1]
-    tasks = {"final": [PLAN.tasks["final"][0], Task(("linear", "--data", "late.npz"), accuracy("crossed"))],
-             "pilot": PLAN.tasks["pilot"][:1]}
+    tasks = {
+        "final": [PLAN.tasks["final"][0], Task(("linear", "--data", "late.npz"), accuracy("crossed"))],
+        "pilot": PLAN.tasks["pilot"][:1],
+    }
     return replace(PLAN, steps=[first, second], tasks=tasks, picture=())
 
 
@@ -186,8 +215,9 @@ def test_a_run_is_trained_before_its_data_are_there_and_judged_when_they_are(tmp
 def test_without_its_data_a_run_is_left_trained_and_the_next_driver_judges_it(tmp_path: Path, late) -> None:
     lines: list[str] = []
     assert len(Driver(late, tmp_path / "results", tmp_path / "work", tell=lines.append).run()) == 2
-    assert lines[-1] == ("pilot-supsiam-0: trained, not judged for want of late.npz; start again on this machine, with "
-                         "them there")
+    assert lines[-1] == (
+        "pilot-supsiam-0: trained, not judged for want of late.npz; start again on this machine, with them there"
+    )
     assert sorted(read_results(tmp_path / "results")) == ["pilot-supsiam-1"]
     noted = (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TOLD).stat().st_mtime_ns
     bring(tmp_path / "work" / "late.npz")

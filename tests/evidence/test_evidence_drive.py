@@ -114,8 +114,10 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
     """Also where a run in between goes on from a checkpoint, and where one of another kind has come before."""
     built: list[Trainer] = []
     monkeypatch.setattr("supancl.reuse.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
-    pilot, seeds = PLAN.step("pilot-simsiam-0"), [replace(PLAN.steps[0], name=f"pilot-supsiam-{n}", seed=n, epochs=2)
-                                                  for n in range(3)]
+    pilot, seeds = (
+        PLAN.step("pilot-simsiam-0"),
+        [replace(PLAN.steps[0], name=f"pilot-supsiam-{n}", seed=n, epochs=2) for n in range(3)],
+    )
     plan = replace(PLAN, steps=[pilot, *seeds], tasks={"pilot": PLAN.tasks["pilot"][:2]}, picture=())
     for name in ("alone", "together"):  # in both the second seed was stopped after a step
         (tmp_path / name).mkdir()
@@ -140,11 +142,18 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
 def test_pilots_are_judged_on_what_they_held_out_and_final_runs_on_the_test_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 255, (400, 8, 8), dtype=np.uint8), np.arange(400) % 10
-    np.savez(tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:90],
-             test_labels=labels[:90])
+    np.savez(
+        tmp_path / "own.npz", train_images=images, train_labels=labels, test_images=images[:90], test_labels=labels[:90]
+    )
     first, last = pilots("supsiam", ((0.1, 5e-4),), epochs=1)[0], final("supsiam", 0, epochs=1)
-    plan = replace(PLAN, data=str(tmp_path / "own.npz"), steps=[first, last], always={"encoder.width": 16},
-                   tasks={"pilot": CIFAR_PILOT, "final": CIFAR_FINAL[:3]}, pilots={"supsiam": ((0.1, 5e-4),)})
+    plan = replace(
+        PLAN,
+        data=str(tmp_path / "own.npz"),
+        steps=[first, last],
+        always={"encoder.width": 16},
+        tasks={"pilot": CIFAR_PILOT, "final": CIFAR_FINAL[:3]},
+        pilots={"supsiam": ((0.1, 5e-4),)},
+    )
     seen: dict[str, list[tuple[str, int]]] = {}
 
     def listening(words):
@@ -271,6 +280,7 @@ def test_judging_can_go_on_beside_the_next_run(tmp_path: Path, made) -> None:
 
 def test_what_is_being_judged_is_waited_for_when_the_driver_gives_up(tmp_path: Path, monkeypatch) -> None:
     """Its machine may go with it."""
+
     class Judging:
         waited = False
 

@@ -30,12 +30,32 @@ def built(step, plan=PLAN):
 def made(step, values=None, **others):
     settings = settings_of(step, PLAN, None)
     return {
-        "name": step.name, "stage": step.stage, "method": step.method, "seed": step.seed, "epochs": step.epochs,
-        "identity": identity_of(step, PLAN, {}), "settings": settings, "train_seconds": 300.0, "resumed": False,
-        "beside": True, "shared": False, "warnings": [], "images_per_second": 20_000.0, "last": {}, "curve": [],
-        "plan": PLAN.name, "status": "finished", "why": None, "not_measured": {}, "judge_seconds": 40.0,
+        "name": step.name,
+        "stage": step.stage,
+        "method": step.method,
+        "seed": step.seed,
+        "epochs": step.epochs,
+        "identity": identity_of(step, PLAN, {}),
+        "settings": settings,
+        "train_seconds": 300.0,
+        "resumed": False,
+        "beside": True,
+        "shared": False,
+        "warnings": [],
+        "images_per_second": 20_000.0,
+        "last": {},
+        "curve": [],
+        "plan": PLAN.name,
+        "status": "finished",
+        "why": None,
+        "not_measured": {},
+        "judge_seconds": 40.0,
         "commands": [shlex.join(["supancl", *words_of(step, PLAN, settings)]), f"supancl evaluate knn {step.name}"],
-        "values": values or {}, "hardware": "a GPU", "versions": {}, "commit": "abc", "data": {"train": 27_000},
+        "values": values or {},
+        "hardware": "a GPU",
+        "versions": {},
+        "commit": "abc",
+        "data": {"train": 27_000},
         **others,
     }
 
@@ -98,8 +118,10 @@ def test_the_sgd_probe_is_asked_once_a_method_and_a_classifier_has_no_projector(
 
 
 def test_two_drivers_should_train_the_first_four_rows_in_a_lease() -> None:
-    first, _, third, _ = (expected_seconds(step, PLAN, {}, compiled=False, judged=step.method == "supbyol", shared=True)
-                          for step in PLAN.steps[:4])
+    first, _, third, _ = (
+        expected_seconds(step, PLAN, {}, compiled=False, judged=step.method == "supbyol", shared=True)
+        for step in PLAN.steps[:4]
+    )
     assert first + 60 + third < 1440  # 60: the first of all compiles longer than the guess
 
 
@@ -118,7 +140,10 @@ def test_a_final_run_that_cannot_end_in_time_gives_way_to_a_shorter_row(tmp_path
     assert "final-supbyol-0" not in fitting
     assert fitting[0] == "pilot-supsiam-0"
     assert [step.name for step in Driver(PLAN, tmp_path, tmp_path, until=450.0).possible({})][:3] == [
-        "final-supsiam-0", "final-simsiam-0", "final-supcon-0"]
+        "final-supsiam-0",
+        "final-simsiam-0",
+        "final-supcon-0",
+    ]
 
 
 def test_a_run_that_was_slower_than_guessed_makes_the_others_expected_slower(tmp_path: Path) -> None:
@@ -134,15 +159,19 @@ def test_a_run_that_was_slower_than_guessed_makes_the_others_expected_slower(tmp
         (tmp_path / "runs" / name / "evidence.json").write_text(json.dumps(told))
     images = 200 * 27_000
     assert driver.expected(step, {}) - guessed == pytest.approx(
-        images / (16_500 / 22_000 * 9_000) - images / (16_500 / 1.85))
+        images / (16_500 / 22_000 * 9_000) - images / (16_500 / 1.85)
+    )
 
 
 def test_two_runs_side_by_side_that_were_faster_than_guessed_make_the_others_expected_faster() -> None:
     step = PLAN.step("final-supcon-0")
-    fast = [made(PLAN.step(f"final-{method}-0"), shared=True, images_per_second=15_000.0)
-            for method in ("supsiam", "simsiam")]
-    guessed, one, two = (expected_seconds(step, PLAN, {each["name"]: each for each in fast[:count]}, shared=True)
-                         for count in range(3))
+    fast = [
+        made(PLAN.step(f"final-{method}-0"), shared=True, images_per_second=15_000.0)
+        for method in ("supsiam", "simsiam")
+    ]
+    guessed, one, two = (
+        expected_seconds(step, PLAN, {each["name"]: each for each in fast[:count]}, shared=True) for count in range(3)
+    )
     assert guessed == one  # it may have been alone for most of its time
     assert guessed - two == pytest.approx(200 * 27_000 / (22_000 / 1.85) - 200 * 27_000 / 15_000)
 
@@ -152,13 +181,18 @@ def test_two_runs_side_by_side_that_were_faster_than_guessed_make_the_others_exp
 
 def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Path) -> None:
     assert imagenet_part(tmp_path / "none") == ""
-    for name, level in (("final-supsiam-0", 60.0), ("final-supsiam-1", 61.0), ("final-supsiam-2", 62.0),
-                        ("final-simsiam-0", 40.0)):
+    for name, level in (
+        ("final-supsiam-0", 60.0),
+        ("final-supsiam-1", 61.0),
+        ("final-supsiam-2", 62.0),
+        ("final-simsiam-0", 40.0),
+    ):
         values = {**dict.fromkeys(ACCURACIES, level), "ratio": 0.5, "train_ratio": 0.4, "linear_sgd": level}
         write_result(tmp_path, made(PLAN.step(name), values))
     write_result(tmp_path, made(PLAN.step("pilot-supsiam-1"), {"linear": 33.0, "knn": 30.0}))
-    write_result(tmp_path, made(PLAN.step("detect-supsiam-0"), {"AP": 5.0, "AP50": 12.0, "AP75": 2.0},
-                                images_per_second=None))
+    write_result(
+        tmp_path, made(PLAN.step("detect-supsiam-0"), {"AP": 5.0, "AP50": 12.0, "AP75": 2.0}, images_per_second=None)
+    )
     write_result(tmp_path, made(PLAN.step("final-byol-0"), status="failed", why="the loss is not finite"))
     text = imagenet_part(tmp_path)
     assert "7 of the plan's 27 runs are there" in text
@@ -173,8 +207,20 @@ def test_the_part_is_empty_without_results_and_shows_what_there_is(tmp_path: Pat
 
 def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     write_result(tmp_path / "imagenet", made(PLAN.step("final-supsiam-0"), {"knn": 50.0}))
-    assert main(["page", "--results", str(tmp_path), "--out", str(tmp_path / "page.md"), "--figures",
-                 str(tmp_path / "figures")]) == 0
+    assert (
+        main(
+            [
+                "page",
+                "--results",
+                str(tmp_path),
+                "--out",
+                str(tmp_path / "page.md"),
+                "--figures",
+                str(tmp_path / "figures"),
+            ]
+        )
+        == 0
+    )
     text = (tmp_path / "page.md").read_text()
     assert text.startswith("# Results")
     assert text.count("## ImageNet photographs, ResNet-50") == 1

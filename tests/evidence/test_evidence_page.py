@@ -37,9 +37,22 @@ from supancl.recipes import recipe
 from .made import pilot_results, result, whole
 
 PLAN = cifar_plan()
-LEVELS = {"supsiam": 74.0, "simsiam": 58.0, "supcon": 70.0, "simclr": 60.0, "alpha-0": 70.0, "alpha-0.2": 72.0,
-          "alpha-0.8": 73.0, "alpha-1": 58.0, "collapse-neither": 1.0, "collapse-pool": 70.0, "collapse-ema": 69.0,
-          "collapse-pool+ema": 71.0, "collapse-harsh-neither": 1.0, "collapse-harsh-pool": 70.0}
+LEVELS = {
+    "supsiam": 74.0,
+    "simsiam": 58.0,
+    "supcon": 70.0,
+    "simclr": 60.0,
+    "alpha-0": 70.0,
+    "alpha-0.2": 72.0,
+    "alpha-0.8": 73.0,
+    "alpha-1": 58.0,
+    "collapse-neither": 1.0,
+    "collapse-pool": 70.0,
+    "collapse-ema": 69.0,
+    "collapse-pool+ema": 71.0,
+    "collapse-harsh-neither": 1.0,
+    "collapse-harsh-pool": 70.0,
+}
 
 
 def test_results_md_is_what_the_files_give() -> None:
@@ -114,7 +127,8 @@ def test_the_words_follow_the_numbers() -> None:
     assert told[0] == (
         "- Weight decay 0.0001, the pool alone: did not collapse where the run with neither did, one seed each "
         "(k-NN 69.90 against 0.90 with neither: +69.00 [+68.08, +69.92] over test images; effective rank of the "
-        "targets 80.0 against 80.0).")
+        "targets 80.0 against 80.0)."
+    )
     assert told[3] == told[0].replace("0.0001", "0.0005")
     assert len(told) == 6
     mild = {name: one for name, one in results.items() if "harsh" not in name}
@@ -131,7 +145,8 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     results = whole(LEVELS)
     assert variance_lines(PLAN, results)[0] == (
         "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000], smaller: cannot be told apart; its mean does not rise at each "
-        "step of alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)")
+        "step of alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)"
+    )
     for step in PLAN.steps:
         if step.stage == "alpha" or step.name.startswith(("final-supsiam", "final-simsiam")):  # which is alpha 1
             alpha = float(step.settings.get("loss.alpha", 0.5 if step.method == "supsiam" else 1))
@@ -142,9 +157,12 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     assert cause == "- **On test images S_W/S_T falls because S_T grows; that S_W falls cannot be told.**"
     assert variance_summary(PLAN, results) == (
         "S_W/S_T falls: yes (test images), no (training images); S_W falls: cannot be told apart (test images); S_T "
-        "grows: yes (test images)")
-    assert shrinks == ("- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198], smaller: yes; its mean rises at each step of alpha "
-                       "0, 0.2, 0.5, 0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)")
+        "grows: yes (test images)"
+    )
+    assert shrinks == (
+        "- S_W/S_T: 0 - 1 = -0.200 [-0.202, -0.198], smaller: yes; its mean rises at each step of alpha "
+        "0, 0.2, 0.5, 0.8, 1 (0.501, 0.541, 0.601, 0.661, 0.701)"
+    )
     assert "smaller: no; its mean does not rise at" in grows
     assert inside == "- S_W alone, 0.5 - 1 = +0.000 [-0.002, +0.002]."
     assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002], smaller: cannot be told apart; its mean")
@@ -169,8 +187,11 @@ def test_an_example_worked_by_hand() -> None:
     assert own.text() == "+13.00 [+9.42, +16.58]"
     lent = gaps(PLAN, results, "supsiam", "supcon")["linear"]  # one seed: the spread is that of the six others
     reach = 2.7764 * (10 / 4) ** 0.5 * (1 / 3 + 1) ** 0.5
-    assert (lent.low, lent.high, lent.borrowed) == (pytest.approx(2 - reach, abs=1e-3),
-                                                    pytest.approx(2 + reach, abs=1e-3), True)
+    assert (lent.low, lent.high, lent.borrowed) == (
+        pytest.approx(2 - reach, abs=1e-3),
+        pytest.approx(2 + reach, abs=1e-3),
+        True,
+    )
     assert lent.verdict == "cannot be told apart"
     assert mean_text(method_rows(PLAN, results)["supsiam"].values("linear")) == "75.00 ± 2.48"  # 4.303 / sqrt(3)
 
@@ -181,7 +202,8 @@ def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(PLAN, results)[1] == (
         "- Weight decay 0.0001, EMA alone: collapsed as the run with neither did, one seed each (k-NN - against 0.90 "
-        "with neither; effective rank of the targets 80.0 against 80.0).")
+        "with neither; effective rank of the targets 80.0 against 80.0)."
+    )
 
 
 def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no_collapse() -> None:
@@ -191,18 +213,21 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
     del results["collapse-ema-0"]["values"]["knn"]
     assert collapse_lines(PLAN, results)[:2] == [
         "- Weight decay 0.0001, the pool alone: cannot be told, a run failed.",
-        "- Weight decay 0.0001, EMA alone: cannot be told, k-NN was not measured."]
+        "- Weight decay 0.0001, EMA alone: cannot be told, k-NN was not measured.",
+    ]
     results["final-simclr-0"] |= failed
     results["final-supmoco-0"] |= {"status": "collapsed", "values": {}}
     assert pair_lines(PLAN, results, (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
         "- **SupCon - SimCLR**: cannot be told (SimCLR failed).",
-        "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed)."]
+        "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed).",
+    ]
     page = write_page(PLAN, results, [])
     assert "| 0.0001 | yes | no | the run failed | - |" in page
     assert "| SimCLR | none (1 failed) | - |" in page
     assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
-    (row,) = re.findall(r"\| SupSiam \(alpha 0\.5\) \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|",
-                        page.split("## Alpha")[0])
+    (row,) = re.findall(
+        r"\| SupSiam \(alpha 0\.5\) \| 0, 1, 2 .* \| 100\.0 ± 0\.0 \| (.*?) \|", page.split("## Alpha")[0]
+    )
     assert row == "1.00"  # the others are ranked although SupMoCo has no number
     assert "not measured yet" not in page
 
@@ -214,7 +239,8 @@ def test_the_best_of_several_has_bonferronis_interval() -> None:
     deviation = spread_of.deviation * (1 / 3 + 1) ** 0.5
     assert (best.inner, best.end) == (0.5, 0)
     assert best.between.high - best.between.mean == pytest.approx(
-        stats.t.ppf(1 - 0.05 / 2 / 3, spread_of.freedom) * deviation)  # three alphas inside
+        stats.t.ppf(1 - 0.05 / 2 / 3, spread_of.freedom) * deviation
+    )  # three alphas inside
     single = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2))
     picked = gap([74.0, 74.1, 73.9], [73.5], Pooled(0.2, 2), picked_of=3)
     assert single.high - single.mean < picked.high - picked.mean
@@ -228,10 +254,14 @@ def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> N
         step = PLAN.step(f"final-simsiam-{seed}")
         results[step.name] = result(PLAN, step, PLAN.pilots["simsiam"][2], {"linear": 57.0 + seed / 10})
     page = write_page(PLAN, results, [])
-    assert ("own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
-            "there = +0.90 [") in page
-    assert ("- **SupSiam (alpha 0.5) - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and "
-            "weight decay for both): helps: 8 of 8 accuracies; linear +16.00 [") in page
+    assert (
+        "own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
+        "there = +0.90 ["
+    ) in page
+    assert (
+        "- **SupSiam (alpha 0.5) - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and "
+        "weight decay for both): helps: 8 of 8 accuracies; linear +16.00 ["
+    ) in page
 
 
 def test_which_commit_made_which_seeds_of_an_alpha_is_said_where_there_are_several() -> None:
@@ -252,8 +282,9 @@ def test_a_ratio_of_no_spread_is_not_shown() -> None:
 
 
 def test_how_close_a_choice_was_is_shown() -> None:
-    page = write_page(PLAN, pilot_results({"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59),
-                                           "supcon": (None, 50, None)}), [])
+    page = write_page(
+        PLAN, pilot_results({"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59), "supcon": (None, 50, None)}), []
+    )
     assert "| SupSiam (alpha 0.5) | 0.7 | 5e-05 | 61.50 | 59.50 |  | chosen, by 0.50 |" in page
     assert "| SimSiam | 0.7 | 0.0001 | 60.00 | 58.00 |  | chosen, the first of equal ones |" in page
     assert "| SupCon | 0.6 | 0.0005 | 50.00 | 48.00 |  | chosen, the only one with a score |" in page
@@ -301,7 +332,9 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
             results[step.name] = result(PLAN, step, PLAN.pilots[method][0], dict.fromkeys(ACCURACIES, level))
     assert len(differences(PLAN, results)) == 16
     assert {one.text() for one in differences(PLAN, results)} == {
-        "+21.00 [+16.03, +25.97]*", "+5.00 [+0.03, +9.97]*"}  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
+        "+21.00 [+16.03, +25.97]*",
+        "+5.00 [+0.03, +9.97]*",
+    }  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
     assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
     assert widened(PLAN, results, "supsiam", "simsiam") == set(ACCURACIES)
     assert widened(PLAN, results, "supsiam", "supcon") == set()
@@ -310,11 +343,15 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
     assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
     assert "| SupSiam (alpha 0.5) - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | ahead: 2 of 2 | ahead: 2 of 2 | ahead: 4 of 4 |" in page
-    assert ("Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
-            "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
-            "SupSiam (2 degrees of freedom).") in page
-    assert ("borrow the spread of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
-            "(14 degrees of freedom).") in write_page(PLAN, whole(LEVELS), [])
+    assert (
+        "Of 16 differences 16 have a 95% interval that leaves 0 out; 8 still do where each interval is widened to "
+        "allow for all 16 (Bonferroni): these are bold. 16 have one seed on a side and borrow the spread of "
+        "SupSiam (2 degrees of freedom)."
+    ) in page
+    assert (
+        "borrow the spread of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
+        "(14 degrees of freedom)."
+    ) in write_page(PLAN, whole(LEVELS), [])
 
 
 def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() -> None:
@@ -351,15 +388,24 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     linked = set(re.findall(r"\]\(#(.*?)\)", page))
     assert len(linked) == 8
     assert linked <= {slug(line.lstrip("# ")) for line in page.splitlines() if line.startswith("##")}
-    assert all(len(row.split("|")) == len(table.splitlines()[0].split("|"))
-               for table in page.split("\n\n") if table.startswith("| ") for row in table.splitlines())
+    assert all(
+        len(row.split("|")) == len(table.splitlines()[0].split("|"))
+        for table in page.split("\n\n")
+        if table.startswith("| ")
+        for row in table.splitlines()
+    )
 
 
 def test_a_part_of_it_says_what_is_missing() -> None:
     results = pilot_results({"supsiam": (60, 61, None)})
     step = PLAN.step("final-supsiam-0")
-    results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][1], {"linear": 74.0, "knn": 73.0},
-                                not_measured={"transfer runs/x": "pets is not in data"})
+    results[step.name] = result(
+        PLAN,
+        step,
+        PLAN.pilots["supsiam"][1],
+        {"linear": 74.0, "knn": 73.0},
+        not_measured={"transfer runs/x": "pets is not in data"},
+    )
     page = write_page(PLAN, results, [])
     assert "4 of the plan's 64 runs" in page
     assert "SupSiam (alpha 0.5) - SimSiam**: not measured yet (SimSiam missing)" in page
@@ -397,13 +443,18 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
     assert "| SupSiam (alpha 0.5) | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
     assert "|  | SupBYOL (alpha 0.8) - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
-    assert ("(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | "
-            "SupSiam (alpha 0.5) - SupCon | **ahead: 2 of 2** |") in told
-    assert ("](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies "
-            "(yes: 8 where all 8 are allowed for).\n") in told
-    assert ("](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "
-            "both together: did not collapse where the run with neither did, one seed each; with weight decay 0.0005 "
-            "the pool alone, ") in told
+    assert (
+        "(RESULTS.md#how-do-supsiam-and-supbyol-stand-against-supcon-and-cross-entropy) | "
+        "SupSiam (alpha 0.5) - SupCon | **ahead: 2 of 2** |"
+    ) in told
+    assert (
+        "](RESULTS.md#is-the-best-alpha-inside-0-1) yes: 8 of 8 accuracies (yes: 8 where all 8 are allowed for).\n"
+    ) in told
+    assert (
+        "](RESULTS.md#does-the-pool-or-ema-prevent-collapse) with weight decay 0.0001 the pool alone, EMA alone, "
+        "both together: did not collapse where the run with neither did, one seed each; with weight decay 0.0005 "
+        "the pool alone, "
+    ) in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
     assert "inside-0-1) not measured yet.\n" in short_text(PLAN, few)
     assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))

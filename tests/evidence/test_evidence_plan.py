@@ -86,8 +86,10 @@ def test_what_can_share_a_captured_step_comes_in_a_row() -> None:
     at = names.index("pilot-supmoco-0")
     assert names[at : at + 3] == ["pilot-supmoco-0", "pilot-supmoco-2", "pilot-supmoco-1"]
     assert [PILOTS["supmoco"][number][1] for number in (0, 2, 1)] == [1e-4, 1e-4, 5e-4]
-    for run in (["final-supsiam-0", "final-supsiam-1", "final-supsiam-2"],
-                ["alpha-0-0", "alpha-0.2-0", "alpha-0.8-0", "alpha-1-0"]):
+    for run in (
+        ["final-supsiam-0", "final-supsiam-1", "final-supsiam-2"],
+        ["alpha-0-0", "alpha-0.2-0", "alpha-0.8-0", "alpha-1-0"],
+    ):
         at = names.index(run[0])
         assert names[at : at + len(run)] == run
     assert kind_of(PLAN.step("alpha-0-0")) == kind_of(PLAN.step("pilot-supsiam-0")) == "supsiam"
@@ -135,8 +137,9 @@ def test_nothing_follows_pilots_that_come_later() -> None:
             assert {f"pilot-{step.follows}-{number}" for number in range(3)} <= done
 
 
-@pytest.mark.parametrize("step", [*PLAN.steps, *rehearsal(PLAN).steps[:20], *PLANS["digits"]().steps],
-                         ids=lambda step: step.name)
+@pytest.mark.parametrize(
+    "step", [*PLAN.steps, *rehearsal(PLAN).steps[:20], *PLANS["digits"]().steps], ids=lambda step: step.name
+)
 def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
     plan = next(plan for plan in (PLAN, rehearsal(PLAN), PLANS["digits"]()) if step in plan.steps)
     settings = settings_of(step, plan, (0.123, 3e-5))
@@ -276,4 +279,5 @@ def test_a_cell_with_a_momentum_branch_is_expected_at_supbyols_pace_and_tells_no
     results[momentum.name] = result(PLAN, momentum, PILOTS["supsiam"][0], {}, images_per_second=20_000.0)
     assert expected_seconds(plain, PLAN, results, judged=False) == pytest.approx(8 + images / 35_000 + 50 * 0.05)
     assert expected_seconds(PLAN.step("final-supbyol-0"), PLAN, results, judged=False) == pytest.approx(
-        8 + 5_000_000 / 20_000 + 5)
+        8 + 5_000_000 / 20_000 + 5
+    )

@@ -24,8 +24,11 @@ if name == "broken":
 @pytest.fixture
 def sent(tmp_path: Path, monkeypatch) -> Path:
     """Files as they were sent in two calls: of `two` one in each."""
-    monkeypatch.setattr(remote, "SETS", {"one": (("one-0",), "one"), "two": (("two-0", "two-1"), "two"),
-                                        "broken": (("one-0",), "broken")})
+    monkeypatch.setattr(
+        remote,
+        "SETS",
+        {"one": (("one-0",), "one"), "two": (("two-0", "two-1"), "two"), "broken": (("one-0",), "broken")},
+    )
     for folder, files in (("gpu1", {"unpack.py": UNPACK, "one-0": "1", "two-0": "2"}), ("gpu2", {"two-1": "3"})):
         (tmp_path / folder).mkdir()
         for name, text in files.items():
@@ -53,8 +56,22 @@ def test_a_folder_that_was_not_sent_is_named(tmp_path: Path) -> None:
 def test_drivers_outlive_the_command_and_are_not_started_twice(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     work, out = tmp_path / "work", tmp_path / "out"
-    words = ["--work", str(work), "--start", "1", "--plan", "digits", "--until", "600", "--only", "pilot-supsiam-0",
-             "--commit", "abc1234", "--memory", str(tmp_path / "none")]
+    words = [
+        "--work",
+        str(work),
+        "--start",
+        "1",
+        "--plan",
+        "digits",
+        "--until",
+        "600",
+        "--only",
+        "pilot-supsiam-0",
+        "--commit",
+        "abc1234",
+        "--memory",
+        str(tmp_path / "none"),
+    ]
     assert main(words) == 0
     assert main(words) == 0
     assert "running already; nothing was started" in capsys.readouterr().out

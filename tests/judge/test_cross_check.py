@@ -29,8 +29,9 @@ def judged(tmp_path_factory):
 def test_transfer_is_the_number_of_scikit_learn(judged, tmp_path):
     images, labels = noisy_digits(1000, SIZE)
     path = tmp_path / "digits.npz"
-    np.savez(path, train_images=images[:400], train_labels=labels[:400], test_images=images[400:],
-             test_labels=labels[400:])
+    np.savez(
+        path, train_images=images[:400], train_labels=labels[:400], test_images=images[400:], test_labels=labels[400:]
+    )
     expected, weight = transfer_by_reference(judged, path)
     found = transfer_of(judged, str(path), "top-1")
     assert sum(found["images"]) == 1000

@@ -38,8 +38,13 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
     assert result["accuracy"] > 80 > short["accuracy"]
     assert all(torch.equal(value, before[name]) for name, value in run.encoder.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert (result["lr"], result["tried"], result["images"], result["queries"], result["judged"]) == (0.3, {}, 90, 60,
-                                                                                                     "test")
+    assert (result["lr"], result["tried"], result["images"], result["queries"], result["judged"]) == (
+        0.3,
+        {},
+        90,
+        60,
+        "test",
+    )
     assert json.loads((tmp_path / "run/evaluate/finetune-b16-lr0.3.json").read_text()) == json.loads(json.dumps(result))
 
 
@@ -83,7 +88,8 @@ def test_what_was_made_can_be_used(run, tmp_path):
     right = (features @ head["weight"].T + head["bias"]).argmax(1) == torch.from_numpy(labels)
     assert 100 * right.double().mean().item() == pytest.approx(result["accuracy"], abs=1.7)
     assert message(finetune_of, run, None, QUICK, tmp_path / "tuned") == (
-        f"{tmp_path}/tuned exists; remove it or choose another --out")
+        f"{tmp_path}/tuned exists; remove it or choose another --out"
+    )
 
 
 def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tmp_path):
@@ -91,7 +97,8 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
     assert message(finetune_of, run, None, QUICK, tmp_path / "file/below").startswith("cannot write in ")
     (tmp_path / "photos/cat").mkdir(parents=True)
     assert f"lies in {tmp_path}/photos, whose folders are taken for classes" in message(
-        finetune_of, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned")
+        finetune_of, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned"
+    )
     with pytest.raises(NonFinite):
         finetune_of(run, None, FineTuning(epochs=1, batch_size=16, lrs=(1e30,)), tmp_path / "tuned")
     assert not (tmp_path / "tuned").exists()
@@ -101,18 +108,21 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
 def test_what_it_would_not_heed_is_refused(asked, run):
     other = Subject(run.where, run.encoder, replace(run.look, **asked), run.reporter)
     assert message(finetune_of, other, None, QUICK) == (
-        "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out")
+        "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
+    )
 
 
 def test_bad_input_is_one_line(run, tmp_path):
     unlabelled = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
     assert message(finetune_of, run, unlabelled, QUICK) == (
         f"{unlabelled}: fine-tuning needs labelled images of two classes to train on and some to judge; "
-        "there are 0 and 0")
+        "there are 0 and 0"
+    )
     labels = np.arange(20) % 2
     labels[0] = 2
     lonely = str(archive(tmp_path / "y.npz", train_labels=labels, test_images=noise(2, 8, 8), test_labels=np.arange(2)))
     assert message(finetune_of, run, lonely, FineTuning()) == (
         f"{lonely}: class '2' has fewer than 2 training images; comparing learning rates (or give one --lr) needs 2, "
-        "so add images or leave the class out")
+        "so add images or leave the class out"
+    )
     assert len(data_for(run, lonely).train) == 20

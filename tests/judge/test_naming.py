@@ -32,8 +32,13 @@ def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     first = knn_of(run)
-    for change in ({"ks": (1,), "leave_one_out": True}, {"metric": "l2"}, {"split": "test"}, {"view": "whole"},
-                   {"temperature": 0.07}):
+    for change in (
+        {"ks": (1,), "leave_one_out": True},
+        {"metric": "l2"},
+        {"split": "test"},
+        {"view": "whole"},
+        {"temperature": 0.07},
+    ):
         knn_of(run, **change)
     linear_of(run, probe="sgd", epochs=2, lr=1.0)
     linear_of(run, seed=3)
@@ -42,20 +47,37 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     few_shot_of(run, run.recipe.data.source, 3, 5, episodes=3, fill_queries=True)
     assert set(kept(tmp_path)) == {
         "fewshot-own-3w5s-filled-ep3",
-        "knn", "knn-k1-loo", "knn-l2", "knn-test", "knn-whole", "knn-t0.07", "linear-sgd-e2-lr1.0", "linear-seed3",
-        "variance-train", "transfer-own-mean-per-class"}
+        "knn",
+        "knn-k1-loo",
+        "knn-l2",
+        "knn-test",
+        "knn-whole",
+        "knn-t0.07",
+        "linear-sgd-e2-lr1.0",
+        "linear-seed3",
+        "variance-train",
+        "transfer-own-mean-per-class",
+    }
     assert kept(tmp_path)["knn"] == json.loads(json.dumps(first))
     assert {result["base"] for result in kept(tmp_path).values()} == {
-        "fewshot-own-3w5s", "knn", "linear", "variance", "transfer-own"}
+        "fewshot-own-3w5s",
+        "knn",
+        "linear",
+        "variance",
+        "transfer-own",
+    }
 
 
 def test_layer_and_length_are_told(tmp_path):
     assert result_name("knn-pets", {"protocol": "knn", "layer": "blocks.9/x", "normalize": True}) == (
-        "knn-pets-layer-blocks.9-x-unit")
+        "knn-pets-layer-blocks.9-x-unit"
+    )
     assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "top-1"}) == (
-        "transfer-pets-top-1")
+        "transfer-pets-top-1"
+    )
     assert result_name("transfer-pets", {"protocol": "transfer", "source": "pets@r", "metric": "mean-per-class"}) == (
-        "transfer-pets")
+        "transfer-pets"
+    )
 
 
 def test_test_is_no_other_choice_where_it_is_what_is_held_out(tmp_path):

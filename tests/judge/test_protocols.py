@@ -16,8 +16,19 @@ from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
 
 CPU = torch.device("cpu")
-CONDITIONS = {"protocol", "encoder", "label", "weights", "layer", "normalize", "view", "seconds", "hardware",
-              "versions", "commit"}
+CONDITIONS = {
+    "protocol",
+    "encoder",
+    "label",
+    "weights",
+    "layer",
+    "normalize",
+    "view",
+    "seconds",
+    "hardware",
+    "versions",
+    "commit",
+}
 
 
 @pytest.fixture
@@ -54,8 +65,10 @@ def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     said = []
     monkeypatch.setattr(run.reporter, "note", said.append)
     result = knn_of(run, ks=(5000, 90))
-    assert said == [f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
-                    f"{result['references']}"]
+    assert said == [
+        f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
+        f"{result['references']}"
+    ]
     assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
     said.clear()
     both = knn_of(run, ks=(5, 5000, 4000))
@@ -68,8 +81,9 @@ def test_knn_is_that_of_the_features(run, tmp_path):
     result = knn_of(run, ks=(3, 7))
     reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
     assert close(run.features(data_for(run, None).train), reference)
-    assert result["by_k"] == pytest.approx({"3": knn_accuracy(reference, queries, 3),
-                                            "7": knn_accuracy(reference, queries, 7)})
+    assert result["by_k"] == pytest.approx(
+        {"3": knn_accuracy(reference, queries, 3), "7": knn_accuracy(reference, queries, 7)}
+    )
     assert (result["accuracy"], result["k"]) == (result["by_k"]["3"], 3)
     assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
     assert kept(tmp_path, "knn-k3") == json.loads(json.dumps(result))
@@ -122,8 +136,9 @@ def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, 
     assert run.reporter.warnings == []
     assert few_shot_of(run, path, 5, 5, 15, episodes=3)["remarks"] == []
     few_shot_of(run, path, 66, 5, 16, episodes=1)
-    assert run.reporter.warnings == [f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 "
-                                     "images"]
+    assert run.reporter.warnings == [
+        f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 images"
+    ]
 
 
 @pytest.mark.parametrize("protocol", ["linear", "transfer"])
@@ -137,9 +152,11 @@ def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypa
     monkeypatch.setattr(room, solver, lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
     assert judge(run, path)["cut_off"] is True
     (line,) = run.reporter.warnings
-    assert line.endswith(": the final classifier was cut off while its objective still fell (residual 9), so its "
-                         "accuracy may not be that of the optimum; features of unit length (--normalize) are often "
-                         "easier to fit")
+    assert line.endswith(
+        ": the final classifier was cut off while its objective still fell (residual 9), so its "
+        "accuracy may not be that of the optimum; features of unit length (--normalize) are often "
+        "easier to fit"
+    )
 
 
 def test_variance_names_the_classes(run):
@@ -191,8 +208,13 @@ def test_results_from_kept_features_are_the_same(run, tmp_path):
     path = str(source(tmp_path / "x.npz", train=60, test=30))
 
     def results():
-        found = [knn_of(run, path), linear_of(run, path), transfer_of(run, path), variance_of(run, path),
-                 few_shot_of(run, path, 3, 2, 4, 10)]
+        found = [
+            knn_of(run, path),
+            linear_of(run, path),
+            transfer_of(run, path),
+            variance_of(run, path),
+            few_shot_of(run, path, 3, 2, 4, 10),
+        ]
         return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
 
     first = results()
@@ -246,8 +268,11 @@ def lacking(path, split: str, label: int):
     splits = {"train": bright(60), "val": bright(30, seed=1), "test": bright(30, seed=2)}
     images, labels = splits[split]
     splits[split] = images[labels != label], labels[labels != label]
-    arrays = {f"{name}_{kind}": part for name, pair in splits.items()
-              for kind, part in zip(("images", "labels"), pair, strict=True)}
+    arrays = {
+        f"{name}_{kind}": part
+        for name, pair in splits.items()
+        for kind, part in zip(("images", "labels"), pair, strict=True)
+    }
     return str(archive(path, **arrays, class_names=["ant", "bee", "cow"]))
 
 
@@ -279,15 +304,17 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     images, labels = bright(46, classes=4)
     labels[labels == 3] = 2
     labels[:3] = 3
-    path = str(archive(tmp_path / "x.npz", train_images=images, train_labels=labels,
-                       class_names=["ant", "bee", "cow", "dog"]))
+    path = str(
+        archive(tmp_path / "x.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
+    )
     result = few_shot_of(run, path, 3, 3, 2, 10)
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
     assert run.reporter.warnings == ["x: 1 class has no more than 3 images and is left out: dog"]
     assert message(few_shot_of, run, path, 4, 3) == (
         f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
-        "--shots, or add images")
+        "--shots, or add images"
+    )
 
 
 def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
@@ -301,8 +328,7 @@ def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
     assert "only class '0' among the images to measure" in message(variance_of, run, single)
     labels = np.arange(20) % 2
     labels[:1] = 2
-    lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8),
-                         test_labels=np.arange(3)))
+    lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8), test_labels=np.arange(3)))
     assert linear_of(run, lonely)["chosen_on_images"] == 2  # one of each of the others
 
 

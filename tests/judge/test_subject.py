@@ -144,7 +144,9 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     both = data_for(run, str(source(tmp_path / "x.npz", val=9, test=12)))
     found = [judged(run, both, split, "x") for split in ("held-out", "test")]
     assert [(each.judged_from, len(each.images), each.split) for each in found] == [
-        ("val", 9, "held-out"), ("test", 12, "test")]
+        ("val", 9, "held-out"),
+        ("test", 12, "test"),
+    ]
     alone = data_for(run, str(source(tmp_path / "y.npz")))
     assert judged(run, alone, "held-out", "y").judged_from == "train"
     assert message(judged, run, alone, "test", "y").startswith("y has no test split; leave --split out")
@@ -152,10 +154,20 @@ def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
 
 def test_too_few_images_to_divide_are_said(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
-    spec = DataSpec(source=str(archive(tmp_path / "x.npz", train_images=noise(3, 8, 8), train_labels=np.arange(3),
-                                       test_images=noise(3, 8, 8), test_labels=np.arange(3))))
+    spec = DataSpec(
+        source=str(
+            archive(
+                tmp_path / "x.npz",
+                train_images=noise(3, 8, 8),
+                train_labels=np.arange(3),
+                test_images=noise(3, 8, 8),
+                test_labels=np.arange(3),
+            )
+        )
+    )
     assert "too few labelled images to take 20% of each class out as val" in message(
-        three_splits, opened(run, spec, "whole"), spec)
+        three_splits, opened(run, spec, "whole"), spec
+    )
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -194,7 +206,8 @@ def test_an_encoder_whose_channels_do_not_fit_is_one_line(tmp_path):
     for path in (class_folders(tmp_path / "photos"), archive(tmp_path / "x.npz", train_images=noise(20, 8, 8, 3))):
         assert message(data_for, run, str(path)) == (
             f"{path}: its images can be had in grey or in RGB, encoder 'cnn' takes 4 channels; give an encoder of 1 or "
-            "3, or a .npz of that many")
+            "3, or a .npz of that many"
+        )
 
 
 def test_features_that_are_no_numbers_name_the_encoder_and_the_image(tmp_path, cache_root):
@@ -245,8 +258,10 @@ def test_other_pixels_under_the_same_labels_are_another_group(tmp_path):
     grey = source(tmp_path / "grey.npz")
     with np.load(grey) as arrays:
         archive(grey, **dict(arrays) | {"train_images": arrays["train_images"] // 2})
-    runs = [subject(run_folder(tmp_path / f"run{seed}", seed, str(path), described=True))
-            for seed, path in enumerate((here, copy, grey))]
+    runs = [
+        subject(run_folder(tmp_path / f"run{seed}", seed, str(path), described=True))
+        for seed, path in enumerate((here, copy, grey))
+    ]
     assert len({run.run.read_data()[0]["fingerprint"] for run in runs}) == 1
     assert runs[0].group == runs[1].group != runs[2].group
     small = subject(run_folder(tmp_path / "small", 4, str(here), described=True, data__short_side=6))
@@ -257,8 +272,10 @@ def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
     """The held-out part would be drawn anew, and trained images be tested."""
     folder = class_folders(tmp_path / "photos", ("cat", "dog", "eel"), each=12)
     settings = {"data__labelled": 0.5, "data__limit": 15, "data__leave_out": ("eel",)}
-    runs = [subject(run_folder(tmp_path / "plain", source=str(folder), described=True)),
-            subject(run_folder(tmp_path / "part", 1, str(folder), described=True, **settings))]
+    runs = [
+        subject(run_folder(tmp_path / "plain", source=str(folder), described=True)),
+        subject(run_folder(tmp_path / "part", 1, str(folder), described=True, **settings)),
+    ]
     for run in runs:
         for named in (None, str(folder)):
             data_for(run, named)  # as they were
@@ -282,8 +299,11 @@ def cifar(tmp_path):
     """ROOT with a small cifar100.npz: the classes that FC100 tests on."""
     (tmp_path / "root").mkdir()
     splits = {"train": bright(200, 20), "test": bright(60, 20, seed=1)}
-    arrays = {f"{name}_{kind}": part for name, pair in splits.items()
-              for kind, part in zip(("images", "labels"), pair, strict=True)}
+    arrays = {
+        f"{name}_{kind}": part
+        for name, pair in splits.items()
+        for kind, part in zip(("images", "labels"), pair, strict=True)
+    }
     archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST)
     return tmp_path / "root"
 
@@ -312,11 +332,20 @@ def test_a_library_that_spells_the_name_otherwise_has_the_same_data(own, tmp_pat
     assert knn_of(other, f"pets@{tmp_path}", ks=(1,))["judged"] == "val"
 
 
-@pytest.mark.parametrize(("own", "known"), [
-    ("torchvision:FGVCAircraft@x", "aircraft"), ("torchvision:GTSRB@x", "traffic-signs"), ("hf:food101", "food101"),
-    ("hf:someone/Stanford_Dogs", "dogs"), ("torchvision:CIFAR100@x", "cifar100"), ("hf:x/imagenet-100", "imagenet100"),
-    ("torchvision:ImageNet@x", None), ("torchvision:CIFAR10@x", "cifar10"), ("torchvision:MNIST@x", None),
-])
+@pytest.mark.parametrize(
+    ("own", "known"),
+    [
+        ("torchvision:FGVCAircraft@x", "aircraft"),
+        ("torchvision:GTSRB@x", "traffic-signs"),
+        ("hf:food101", "food101"),
+        ("hf:someone/Stanford_Dogs", "dogs"),
+        ("torchvision:CIFAR100@x", "cifar100"),
+        ("hf:x/imagenet-100", "imagenet100"),
+        ("torchvision:ImageNet@x", None),
+        ("torchvision:CIFAR10@x", "cifar10"),
+        ("torchvision:MNIST@x", None),
+    ],
+)
 def test_data_sets_are_known_by_what_libraries_call_them(own, known):
     assert reads(own).data_set == known
 
@@ -343,7 +372,8 @@ def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
     assert result["overlaps_training"]
     assert own.reporter.warnings[-2] == (
         f"fc100@{cifar}: the run was trained on some of these images ({cifar}/cifar100.npz); the result is marked, and "
-        "tables pass it over")
+        "tables pass it over"
+    )
     other = subject(run_folder(tmp_path / "other", source="digits"), look)
     assert not few_shot_of(other, f"fc100@{cifar}", 3, 1, episodes=9)["overlaps_training"]
 
@@ -362,7 +392,9 @@ def test_episodes_of_a_small_held_out_part_name_a_way_out_that_leads_out(tmp_pat
     run = subject(run_folder(tmp_path / "run", source=path))
     assert message(few_shot_of, run, path) == (
         f"{path}: 0 classes have more than 5 images among those that the run held out, 5 ways need 5 such (too small: "
-        "classes '0', '1', '2'); name other --data, or pretrain with a larger data.holdout")
+        "classes '0', '1', '2'); name other --data, or pretrain with a larger data.holdout"
+    )
     half = subject(run_folder(tmp_path / "half", source=path, data__holdout=0.5))
     assert message(few_shot_of, half, path).endswith(
-        "; lower --ways or --shots, or name other --data, or pretrain with a larger data.holdout")
+        "; lower --ways or --shots, or name other --data, or pretrain with a larger data.holdout"
+    )

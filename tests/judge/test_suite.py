@@ -59,8 +59,9 @@ def counted(monkeypatch):
     calls = []
     for name in ("knn_of", "transfer_of", "few_shot_of"):
         plain = getattr(__import__("supancl.judge.suite", fromlist=["x"]), name)
-        monkeypatch.setattr(f"supancl.judge.suite.{name}", lambda *a, name=name, plain=plain, **n: calls.append(name)
-                            or plain(*a, **n))
+        monkeypatch.setattr(
+            f"supancl.judge.suite.{name}", lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n)
+        )
     return calls
 
 
@@ -69,7 +70,11 @@ def counted(monkeypatch):
 
 def test_the_tasks_are_those_of_the_data_sets_that_are_there(root):
     assert [(task.protocol, task.data) for task in small(root).tasks()] == [
-        ("knn", "pets"), ("transfer", "pets"), ("fewshot 3w1s", "omniglot"), ("fewshot 3w2s", "omniglot")]
+        ("knn", "pets"),
+        ("transfer", "pets"),
+        ("fewshot 3w1s", "omniglot"),
+        ("fewshot 3w2s", "omniglot"),
+    ]
     assert [task.name for task in small(root, protocols=("fewshot",), shots=(5,)).tasks()] == ["fewshot-omniglot-3w5s"]
     assert [task.data for task in small(root, sets=("pets",)).tasks()] == ["pets", "pets"]
 
@@ -81,13 +86,28 @@ def test_every_result_is_kept_with_its_conditions(root, tmp_path):
     assert not found.failures
     (folder,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
     files = sorted(path.name for path in (folder / "evaluate").iterdir())
-    assert files == ["fewshot-omniglot-3w1s-q2-ep12.json", "fewshot-omniglot-3w2s-q2-ep12.json",
-                     "knn-pets-k3-test-whole.json", "transfer-pets.json"]
+    assert files == [
+        "fewshot-omniglot-3w1s-q2-ep12.json",
+        "fewshot-omniglot-3w2s-q2-ep12.json",
+        "knn-pets-k3-test-whole.json",
+        "transfer-pets.json",
+    ]
     assert sorted(path.name for path in (run / "evaluate").iterdir()) == files
     for file in files:
         result = json.loads((folder / "evaluate" / file).read_text())
-        assert result.keys() >= {"accuracy", "protocol", "encoder", "weights", "layer", "view", "seconds", "hardware",
-                                 "versions", "commit", "suite"}
+        assert result.keys() >= {
+            "accuracy",
+            "protocol",
+            "encoder",
+            "weights",
+            "layer",
+            "view",
+            "seconds",
+            "hardware",
+            "versions",
+            "commit",
+            "suite",
+        }
         assert result["suite"]["partial"]
         assert (result["partial"], result["overlaps_training"]) == (True, False)
     knn = json.loads((folder / "evaluate/knn-pets-k3-test-whole.json").read_text())
@@ -253,9 +273,10 @@ def test_a_signal_ends_the_suite(root, tmp_path, monkeypatch):
 def test_where_results_go_is_made_before_anything_is_measured(root, tmp_path, counted):
     (tmp_path / "file").write_text("x")
     run = run_folder(tmp_path / "run")
-    for out, line in ((tmp_path / "file", f"--out {tmp_path}/file is a file; name a folder"),
-                      (tmp_path / "file/below", f"cannot write in {tmp_path}/file/below (Not a directory); choose "
-                                                "another --out")):
+    for out, line in (
+        (tmp_path / "file", f"--out {tmp_path}/file is a file; name a folder"),
+        (tmp_path / "file/below", f"cannot write in {tmp_path}/file/below (Not a directory); choose another --out"),
+    ):
         with pytest.raises(BadInput) as caught:
             measured([run], small(root), out)
         assert str(caught.value) == line
@@ -266,10 +287,14 @@ def test_a_copy_or_the_same_seed_again_is_refused(root, tmp_path, counted):
     run = run_folder(tmp_path / "run")
     copy, again = shutil.copytree(run, tmp_path / "copy"), run_folder(tmp_path / "again")
     save_encoder(again / "encoder.safetensors", encoder(7), (), "x")
-    for other, line in ((copy, "have the same weights and would count as two seeds of digits.supsiam; name one of "
-                               "them"),
-                        (again, "are both of seed 0 and would count as two seeds of digits.supsiam; name one of them, "
-                                "or train the other with another --seed")):
+    for other, line in (
+        (copy, "have the same weights and would count as two seeds of digits.supsiam; name one of them"),
+        (
+            again,
+            "are both of seed 0 and would count as two seeds of digits.supsiam; name one of them, "
+            "or train the other with another --seed",
+        ),
+    ):
         with pytest.raises(BadInput) as caught:
             measured([run, other], small(root), tmp_path / "out")
         assert str(caught.value) == f"{run} and {other} {line}"
@@ -293,8 +318,16 @@ def test_a_plan_that_cannot_be_is_one_line(settings, line, root):
 
 
 def result(group, accuracy, data="pets", task="transfer", **more):
-    return {"task": task, "data": data, "group": group, "accuracy": accuracy, "label": "recipe", "encoder": group,
-            "protocol": task.split()[0], **more}
+    return {
+        "task": task,
+        "data": data,
+        "group": group,
+        "accuracy": accuracy,
+        "label": "recipe",
+        "encoder": group,
+        "protocol": task.split()[0],
+        **more,
+    }
 
 
 def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
@@ -312,8 +345,11 @@ def test_seeds_of_one_recipe_share_a_row(root, tmp_path):
 def test_encoders_of_one_name_keep_apart():
     """Rows are never averaged because two files happen to have the same name."""
     results = [result("a/encoder.safetensors", 50.0), result("b/encoder.safetensors", 70.0), result("c", 60.0)]
-    assert list(labels(results).values()) == ["recipe (a/encoder.safetensors)", "recipe (b/encoder.safetensors)",
-                                              "recipe (c)"]
+    assert list(labels(results).values()) == [
+        "recipe (a/encoder.safetensors)",
+        "recipe (b/encoder.safetensors)",
+        "recipe (c)",
+    ]
     (ranking,) = rankings(results).values()
     assert [cells[0].mean for cells in ranking.cells] == [50.0, 70.0, 60.0]
     assert list(labels(results[:1]).values()) == ["recipe"]
@@ -328,12 +364,15 @@ def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
     random = np.random.default_rng(0)
     episodes = {name: random.uniform(0, 100, 40) for name in ("a0", "a1", "b0")}
     few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same"}
-    results = [result(name[0], float(values.mean()), "omniglot", "fewshot 5w1s", accuracies=values.tolist(), **few)
-               for name, values in episodes.items()]
+    results = [
+        result(name[0], float(values.mean()), "omniglot", "fewshot 5w1s", accuracies=values.tolist(), **few)
+        for name, values in episodes.items()
+    ]
     (gap,) = differences([*results, result("a", 10.0), result("b", 20.0)])
     mean = (episodes["a0"] + episodes["a1"]) / 2
-    expected = paired_difference(*(FewShot(0.0, 0.0, tuple(each), 5, 1, 16, 0, (), "same")
-                                   for each in (mean.tolist(), episodes["b0"].tolist())))
+    expected = paired_difference(
+        *(FewShot(0.0, 0.0, tuple(each), 5, 1, 16, 0, (), "same") for each in (mean.tolist(), episodes["b0"].tolist()))
+    )
     assert (gap["difference"], gap["interval"]) == pytest.approx(tuple(expected))
     assert gap["difference"] == pytest.approx((mean - episodes["b0"]).mean())
     assert (gap["runs"], gap["data"]) == ([2, 1], "omniglot")
@@ -344,9 +383,14 @@ def test_differences_are_paired_over_episodes_after_seeds_are_averaged():
 def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
     task = "fewshot 5w1s"
     few = {"ways": 5, "shots": 1, "queries": 16, "seed": 0, "drawn": "same", "accuracies": [50.0, 70.0]}
-    results = [result("a", 99.0, "fc100", task, overlaps_training=True, **few), result("b", 60.0, "fc100", task, **few),
-               result("a", 40.0, "dtd", task, **few), result("b", 50.0, "dtd", task, **few),
-               result("a", 30.0, "fc100"), result("b", 20.0, "fc100")]
+    results = [
+        result("a", 99.0, "fc100", task, overlaps_training=True, **few),
+        result("b", 60.0, "fc100", task, **few),
+        result("a", 40.0, "dtd", task, **few),
+        result("b", 50.0, "dtd", task, **few),
+        result("a", 30.0, "fc100"),
+        result("b", 20.0, "fc100"),
+    ]
     tables = rankings(results)
     assert tables[task].cells[0][0].mean == 99.0
     assert tables[task].marks == (("", "second"), ("", "best"))
@@ -356,7 +400,8 @@ def test_a_column_that_somebody_was_trained_on_is_shown_and_ranks_nobody():
     assert [gap["data"] for gap in differences(results)] == ["dtd"]
     assert trained_on(results) == [
         "fc100: some of the images of fewshot 5w1s were trained on (recipe (a)), so this column compares no encoders "
-        "and counts in no average rank"]
+        "and counts in no average rank"
+    ]
     assert trained_on(results[1:]) == []
 
 
@@ -371,14 +416,25 @@ def test_the_page_and_the_tables_as_files(root, tmp_path):
     page = write_suite(found.results, told, tmp_path / "out").read_text(encoding="utf-8")
     assert "<b>other" not in page
     assert "&lt;b&gt;other" in page
-    for words in ("Linear transfer", "Few-shot, 3-way 1-shot", "(n = 2)", "12 episodes of 2 queries", "mean-per-class",
-                  "pets is not whole", "commit", "Differences on the same episodes"):
+    for words in (
+        "Linear transfer",
+        "Few-shot, 3-way 1-shot",
+        "(n = 2)",
+        "12 episodes of 2 queries",
+        "mean-per-class",
+        "pets is not whole",
+        "commit",
+        "Differences on the same episodes",
+    ):
         assert words in page, words
     best = max(rankings(found.results)["transfer"].cells, key=lambda row: row[0].mean)[0].mean
     assert f"<b>{best:.2f}</b>" in page
     files = {path for path in contents(tmp_path / "out") if "/" not in path and "." in path}
-    tables = {f"{name}.{suffix}" for name in ("knn", "transfer", "fewshot-3w1s", "fewshot-3w2s")
-              for suffix in ("md", "tex", "csv")}
+    tables = {
+        f"{name}.{suffix}"
+        for name in ("knn", "transfer", "fewshot-3w1s", "fewshot-3w2s")
+        for suffix in ("md", "tex", "csv")
+    }
     assert files == tables | {"index.html", "suite.json"}
     content = json.loads((tmp_path / "out/suite.json").read_text())
     assert len(content["results"]) == 12
@@ -423,7 +479,14 @@ def test_tables_of_an_earlier_call_go_and_nothing_else_does(root, tmp_path):
     (out / "suite.json").write_text(json.dumps(told))
     page_of(protocols=("knn",))
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        "index.html", "knn.csv", "knn.md", "knn.tex", "notes.md", "suite.json", "transfer.md"]
+        "index.html",
+        "knn.csv",
+        "knn.md",
+        "knn.tex",
+        "notes.md",
+        "suite.json",
+        "transfer.md",
+    ]
     assert (tmp_path / "elsewhere.md").exists()
     assert len(list(out.rglob("evaluate/*.json"))) == 4  # results stay: the next call goes on with them
     (out / "suite.json").write_text("[]")

@@ -103,11 +103,18 @@ def narrow_resnet(weights: None = None) -> ResNet:
 
 def detector(root: Path, out: Path) -> None:
     write_voc(root, {"train": range(4), "val": range(4, 6)})
-    words = [word for name, value in {**TINY, "iters": 4, "batch_size": 2, "checkpoint_every": 2}.items()
-             for word in ("--set", f"{name}={json.dumps(value)}")]
+    words = [
+        word
+        for name, value in {**TINY, "iters": 4, "batch_size": 2, "checkpoint_every": 2}.items()
+        for word in ("--set", f"{name}={json.dumps(value)}")
+    ]
     with mock.patch("torchvision.models.resnet18", narrow_resnet):
-        assert main(["detect", "train", "random:resnet18", "--data", str(root), "--year", "2012", *words, "--out",
-                     str(out)]) == 0
+        assert (
+            main(
+                ["detect", "train", "random:resnet18", "--data", str(root), "--year", "2012", *words, "--out", str(out)]
+            )
+            == 0
+        )
 
 
 def stop_detector(finished: Path, out: Path) -> list[dict[str, object]]:
@@ -128,11 +135,26 @@ def evaluate(run: Path, only: tuple[str, ...] = tuple(EVALUATIONS)) -> None:
 
 
 def study_words() -> list[str]:
-    words = ["study", "positives", "digits.supsiam", "--data", "digits", "--rows", "M-1,M-all", "--seeds", "2",
-             "--epochs", "1"]
+    words = [
+        "study",
+        "positives",
+        "digits.supsiam",
+        "--data",
+        "digits",
+        "--rows",
+        "M-1,M-all",
+        "--seeds",
+        "2",
+        "--epochs",
+        "1",
+    ]
     sets = {**SMALL, **SIAM, "pool.size": 64}
-    return words + [word for key, value in sets.items() if key not in ("data.source", "train.epochs")
-                    for word in ("--set", f"{key}={json.dumps(value)}")]
+    return words + [
+        word
+        for key, value in sets.items()
+        if key not in ("data.source", "train.epochs")
+        for word in ("--set", f"{key}={json.dumps(value)}")
+    ]
 
 
 if __name__ == "__main__":

@@ -35,8 +35,11 @@ def table(name: str, where: Path, *words: object) -> dict[str, Any]:
 
 def ours(content: dict[str, Any]) -> dict[tuple[str, ...], dict[str, float]]:
     """(section, head...) -> column -> our number."""
-    return {(line["section"], *line["head"]): {column: score["mean"] for column, score in line["ours"].items()}
-            for line in content["lines"] if line["ours"]}
+    return {
+        (line["section"], *line["head"]): {column: score["mean"] for column, score in line["ours"].items()}
+        for line in content["lines"]
+        if line["ours"]
+    }
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -62,9 +65,18 @@ def make_benchmarks(root: Path, monkeypatch: pytest.MonkeyPatch, *names: str) ->
         found = open_benchmark(name, root, use="transfer", partial=True)
         sizes = {split: len(images) for split, images in found.splits.items()}
         row = BENCHMARKS[name]
-        monkeypatch.setitem(BENCHMARKS, name, replace(
-            row, classes=len(found.classes), split=(sizes["train"], sizes["val"], sizes["test"]),
-            images=None if row.images is None else sum(sizes.values()), class_sizes={}, class_order=()))
+        monkeypatch.setitem(
+            BENCHMARKS,
+            name,
+            replace(
+                row,
+                classes=len(found.classes),
+                split=(sizes["train"], sizes["val"], sizes["test"]),
+                images=None if row.images is None else sum(sizes.values()),
+                class_sizes={},
+                class_order=(),
+            ),
+        )
     return root
 
 

@@ -26,10 +26,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from supancl.cli import main
 
     folder = tmp_path_factory.mktemp("runs")
-    for name, recipe, *more in (("simsiam", "digits.simsiam"), ("supsiam", "digits.supsiam"),
-                                ("other", "digits.supsiam", "--seed", "1", "--set", "loss.alpha=0")):
-        assert main(["pretrain", recipe, *TINY, "--set", "data.limit=200", *more, "--quiet",
-                     "--out", str(folder / name)]) == 0
+    for name, recipe, *more in (
+        ("simsiam", "digits.simsiam"),
+        ("supsiam", "digits.supsiam"),
+        ("other", "digits.supsiam", "--seed", "1", "--set", "loss.alpha=0"),
+    ):
+        assert (
+            main(["pretrain", recipe, *TINY, "--set", "data.limit=200", *more, "--quiet", "--out", str(folder / name)])
+            == 0
+        )
     return folder
 
 
@@ -40,8 +45,21 @@ def draw(capsys: pytest.CaptureFixture[str], out: Path, *words: object) -> dict:
 
 
 def test_the_documented_command_draws_what_the_data_are(runs, tmp_path, capsys):
-    shown = draw(capsys, tmp_path / "figure3.png", runs / "simsiam", runs / "supsiam", "--data", "digits",
-                 "--classes", ",".join(CLASSES), "--split", "train", "--per-class", "12", "--normalize")
+    shown = draw(
+        capsys,
+        tmp_path / "figure3.png",
+        runs / "simsiam",
+        runs / "supsiam",
+        "--data",
+        "digits",
+        "--classes",
+        ",".join(CLASSES),
+        "--split",
+        "train",
+        "--per-class",
+        "12",
+        "--normalize",
+    )
     assert [each["name"] for each in shown["classes"]] == list(CLASSES)
     assert [panel["title"] for panel in shown["panels"]] == ["SimSiam", "SupSiam, alpha = 0.5"]
     assert sorted(shown["labels"]) == sorted(list(range(5)) * 12)
@@ -59,8 +77,12 @@ def test_the_documented_command_draws_what_the_data_are(runs, tmp_path, capsys):
 
 def test_the_numbers_of_a_panel_are_those_of_its_features(runs, tmp_path, capsys):
     shown = draw(capsys, tmp_path / "x.png", runs / "supsiam", "--data", "digits", "--classes", ",".join(CLASSES))
-    assert supancl(capsys, "embed", runs / "supsiam", "--data", "digits", "--device", "cpu",
-                   "--out", tmp_path / "f.npz").code == 0
+    assert (
+        supancl(
+            capsys, "embed", runs / "supsiam", "--data", "digits", "--device", "cpu", "--out", tmp_path / "f.npz"
+        ).code
+        == 0
+    )
     kept = np.load(tmp_path / "f.npz")
     place = {name: row for row, name in enumerate(kept["train_names"])}
     values = kept["train_features"][[place[name] for name in shown["images"]]]
@@ -70,15 +92,21 @@ def test_the_numbers_of_a_panel_are_those_of_its_features(runs, tmp_path, capsys
     within = ((values - means[labels]) ** 2).sum(1).mean()
     assert shown["panels"][0]["within"] == pytest.approx(within, rel=1e-4)
     others = [np.delete(np.arange(len(labels)), i) for i in range(len(labels))]
-    weighted = [KNeighborsClassifier(5, weights=lambda d: np.exp(-(d**2) / 2 / 0.1)).fit(values[o], labels[o])
-                .predict(values[[i]])[0] for i, o in enumerate(others)]
+    weighted = [
+        KNeighborsClassifier(5, weights=lambda d: np.exp(-(d**2) / 2 / 0.1))
+        .fit(values[o], labels[o])
+        .predict(values[[i]])[0]
+        for i, o in enumerate(others)
+    ]
     assert shown["panels"][0]["knn"] == pytest.approx(100 * np.mean(weighted == labels), abs=1e-6)
 
 
 def test_another_run_another_panel(runs, tmp_path, capsys):
     words = ("--data", "digits", "--classes", "1,3,5,8,9", "--per-class", "8")
-    first, again, other = (draw(capsys, tmp_path / f"{name}.png", runs / run, *words) for name, run in
-                           (("a", "supsiam"), ("b", "supsiam"), ("c", "other")))
+    first, again, other = (
+        draw(capsys, tmp_path / f"{name}.png", runs / run, *words)
+        for name, run in (("a", "supsiam"), ("b", "supsiam"), ("c", "other"))
+    )
     assert first["panels"] == again["panels"]
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert first["images"] == other["images"]
@@ -91,8 +119,20 @@ def test_another_run_another_panel(runs, tmp_path, capsys):
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_picture_is_not_blank(suffix, runs, tmp_path, capsys):
     out = tmp_path / f"figure3.{suffix}"
-    draw(capsys, out, runs / "simsiam", f"our own={runs / 'supsiam'}", "--data", "digits", "--per-class", "8",
-         "--groups", "odd=1,3,5", "--groups", "even=8,0")
+    draw(
+        capsys,
+        out,
+        runs / "simsiam",
+        f"our own={runs / 'supsiam'}",
+        "--data",
+        "digits",
+        "--per-class",
+        "8",
+        "--groups",
+        "odd=1,3,5",
+        "--groups",
+        "even=8,0",
+    )
     content = out.read_bytes()
     if suffix == "png":
         pixels = imread(out)[..., :3]
@@ -126,19 +166,24 @@ def test_classes_from_a_file(runs, tmp_path, capsys):
     assert [each["name"] for each in shown["classes"]] == ["9", "4"]
 
 
-@pytest.mark.parametrize(("words", "named"), [
-    (("--classes", "1,seven"), ("digits", "'seven'")),
-    (("--classes", "1"), ("1 class", "--classes")),
-    (("--classes", ","), ("--classes",)),
-    (("--classes", "1,2", "--groups", "a"), ("--groups a", "GROUP=A,B")),
-    (("--classes", "1,2", "--groups", "a=3"), ("'3'", "--classes")),
-    (("--groups", "a=1,2", "--groups", "b=2"), ("'2'", "twice")),
-    (("--groups", "a=1", "--groups", "b=2", "--groups", "c=3", "--groups", "d=4", "--groups", "e=5"),
-     ("5 groups", "4 families")),
-    (("--per-class", "0"), ("--per-class 0",)),
-    (("--out", "x.gif"), ("x.gif", ".svg")),
-    (("--layer", "middle"), ("'middle'",)),
-])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--classes", "1,seven"), ("digits", "'seven'")),
+        (("--classes", "1"), ("1 class", "--classes")),
+        (("--classes", ","), ("--classes",)),
+        (("--classes", "1,2", "--groups", "a"), ("--groups a", "GROUP=A,B")),
+        (("--classes", "1,2", "--groups", "a=3"), ("'3'", "--classes")),
+        (("--groups", "a=1,2", "--groups", "b=2"), ("'2'", "twice")),
+        (
+            ("--groups", "a=1", "--groups", "b=2", "--groups", "c=3", "--groups", "d=4", "--groups", "e=5"),
+            ("5 groups", "4 families"),
+        ),
+        (("--per-class", "0"), ("--per-class 0",)),
+        (("--out", "x.gif"), ("x.gif", ".svg")),
+        (("--layer", "middle"), ("'middle'",)),
+    ],
+)
 def test_what_cannot_be_drawn_is_told(words, named, runs, capsys):
     said = supancl(capsys, *FIGURE, runs / "supsiam", "--data", "digits", *words)
     assert said.code == 2
@@ -156,8 +201,15 @@ def test_a_name_that_is_nearly_right_is_answered_with_the_nearest(tmp_path, caps
 
 def test_more_classes_than_colours_are_refused(tmp_path, capsys):
     data = archive(tmp_path / "many.npz", train_images=noise(162, 8, 8), train_labels=np.arange(162) % 81)
-    said = supancl(capsys, *FIGURE, run_folder(tmp_path / "run", source=str(data)), "--split", "train",
-                   "--classes", ",".join(map(str, range(81))))
+    said = supancl(
+        capsys,
+        *FIGURE,
+        run_folder(tmp_path / "run", source=str(data)),
+        "--split",
+        "train",
+        "--classes",
+        ",".join(map(str, range(81))),
+    )
     assert said.code == 2
     assert "81 classes" in said.err
     assert "80" in said.err
@@ -168,8 +220,16 @@ def test_other_channels_and_other_images_are_refused(runs, tmp_path, capsys):
     said = supancl(capsys, *FIGURE, runs / "supsiam", "--data", five, "--out", tmp_path / "x.png")
     assert said.code == 2
     assert "channel" in said.err
-    said = supancl(capsys, *FIGURE, runs / "supsiam", run_folder(tmp_path / "half", source="digits", data__holdout=0.5),
-                   "--data", "digits", "--out", tmp_path / "x.png")
+    said = supancl(
+        capsys,
+        *FIGURE,
+        runs / "supsiam",
+        run_folder(tmp_path / "half", source="digits", data__holdout=0.5),
+        "--data",
+        "digits",
+        "--out",
+        tmp_path / "x.png",
+    )
     assert said.code == 2
     assert "half" in said.err
     assert "--split test" in said.err

@@ -19,8 +19,16 @@ from tests.kept.make import narrow_resnet
 from tests.paper.made import DIGITS, SMALL, colours, edit, ours, run, table
 
 TOY = Size(dimensions=40, train=40, test=10, width=6, epochs=1, batch=16)
-CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]", "--batch-size",
-       "32")
+CNN = (
+    "--set",
+    "encoder.name=cnn",
+    "--set",
+    "views.size=16",
+    "--set",
+    "heads.projector.hidden=[16]",
+    "--batch-size",
+    "32",
+)
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
@@ -30,9 +38,12 @@ def result(folder: Path, name: str) -> dict[str, Any]:
 
 def of_protocol(folder: Path, protocol: str, **settings: Any) -> Path:
     """The one file of a run's evaluations with these settings."""
-    (found,) = (file for file in (folder / "evaluate").glob("*.json")
-                if (kept := json.loads(file.read_text())).get("protocol") == protocol
-                and all(kept.get(key) == value for key, value in settings.items()))
+    (found,) = (
+        file
+        for file in (folder / "evaluate").glob("*.json")
+        if (kept := json.loads(file.read_text())).get("protocol") == protocol
+        and all(kept.get(key) == value for key, value in settings.items())
+    )
     return found
 
 
@@ -41,8 +52,20 @@ def of_protocol(folder: Path, protocol: str, **settings: Any) -> Path:
 
 def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
     out = tmp_path / "alpha"
-    run("study", "alpha", "digits.supsiam", "--rows", "alpha-0,alpha-1", "--set", "data.limit=128", *SMALL, "--jobs",
-        "1", "--out", out)
+    run(
+        "study",
+        "alpha",
+        "digits.supsiam",
+        "--rows",
+        "alpha-0,alpha-1",
+        "--set",
+        "data.limit=128",
+        *SMALL,
+        "--jobs",
+        "1",
+        "--out",
+        out,
+    )
     found = ours(table("1", tmp_path, out))
     for alpha, head in (("0", "0.0"), ("1", "1.0")):
         folder, line = out / f"alpha-{alpha}-seed-0", found["imagenet100", head]
@@ -61,8 +84,22 @@ def test_table_1_from_a_study_of_alpha(tmp_path: Path) -> None:
 def test_table_1_in_one_command_judges_the_test_split(tmp_path: Path) -> None:
     data = colours(tmp_path / "own.npz", 3, 64, 12, side=16)
     out = tmp_path / "out"
-    made = table("1", tmp_path, "--data", data, "--recipe", "cifar100.supsiam", "--rows", "alpha-0.5", *SMALL, *CNN,
-                 "--jobs", "1", "--out", out)
+    made = table(
+        "1",
+        tmp_path,
+        "--data",
+        data,
+        "--recipe",
+        "cifar100.supsiam",
+        "--rows",
+        "alpha-0.5",
+        *SMALL,
+        *CNN,
+        "--jobs",
+        "1",
+        "--out",
+        out,
+    )
     line = ours(made)["imagenet100", "0.5"]
     folder = out / "alpha-0.5-seed-0"
     for column, protocol in (("knn", "knn"), ("linear", "linear")):
@@ -84,8 +121,10 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
     for alpha, row in rows.items():
         assert one["toy", alpha]["knn"] == row["k-NN"]
         assert two["", alpha]["interpolation 0.2"] == row["interpolation 0.2"]
-    edit(folder / "toy.json", lambda content: content | {"rows": [
-        row | {"interpolation 0.2": 12.25} for row in content["rows"]]})
+    edit(
+        folder / "toy.json",
+        lambda content: content | {"rows": [row | {"interpolation 0.2": 12.25} for row in content["rows"]]},
+    )
     assert ours(table("2", tmp_path, folder))["", "0.5"]["interpolation 0.2"] == 12.25
     assert replace(TOY) != toy.FULL  # the note says that it is not App. B's size
     assert any("not in App. B's size" in note for note in table("2", tmp_path, folder)["notes"])
@@ -99,23 +138,62 @@ def test_table_4_from_an_sgd_probe_and_detectors(tmp_path: Path) -> None:
     voc = tmp_path / "voc"
     write_voc(voc, {"train": range(4), "val": range(4, 6)})
     folder = tmp_path / "runs" / "supsiam"
-    heads = [word for key, value in {"projector.hidden": [16], "projector.out": 16, "predictor.hidden": [8]}.items()
-             for word in ("--set", f"heads.{key}={value}")]
-    detector = [word for key, value in {**TINY, "iters": 2, "batch_size": 2}.items()
-                for word in ("--set", f"{key}={json.dumps(value)}")]
+    heads = [
+        word
+        for key, value in {"projector.hidden": [16], "projector.out": 16, "predictor.hidden": [8]}.items()
+        for word in ("--set", f"heads.{key}={value}")
+    ]
+    detector = [
+        word
+        for key, value in {**TINY, "iters": 2, "batch_size": 2}.items()
+        for word in ("--set", f"{key}={json.dumps(value)}")
+    ]
     with mock.patch("torchvision.models.resnet18", narrow_resnet):
-        run("pretrain", "imagenet100.supsiam", "--data", data, *heads, "--epochs", "1", "--device", "cpu", "--set",
-            "schedule.warmup_epochs=0", "--set", "encoder.name=resnet18", "--set", "views.size=32", "--out", folder)
+        run(
+            "pretrain",
+            "imagenet100.supsiam",
+            "--data",
+            data,
+            *heads,
+            "--epochs",
+            "1",
+            "--device",
+            "cpu",
+            "--set",
+            "schedule.warmup_epochs=0",
+            "--set",
+            "encoder.name=resnet18",
+            "--set",
+            "views.size=32",
+            "--out",
+            folder,
+        )
         run("evaluate", "linear", folder)
         run("evaluate", "linear", folder, "--probe", "sgd")
-        run("detect", "train", folder, "--data", voc, "--year", "2012", *detector, "--seeds", "2", "--out",
-            tmp_path / "runs" / "detect")
+        run(
+            "detect",
+            "train",
+            folder,
+            "--data",
+            voc,
+            "--year",
+            "2012",
+            *detector,
+            "--seeds",
+            "2",
+            "--out",
+            tmp_path / "runs" / "detect",
+        )
         head = ("", "SupSiam†")
         found = ours(table("4", tmp_path, folder))  # detectors beside the run are found
         scores = [result(tmp_path / "runs" / "detect" / f"seed-{seed}", "detect") for seed in (0, 1)]
-        assert found[head] == pytest.approx({
-            "linear": json.loads(of_protocol(folder, "linear", probe="sgd").read_text())["accuracy"],
-            "ap": (scores[0]["AP"] + scores[1]["AP"]) / 2, "ap50": (scores[0]["AP50"] + scores[1]["AP50"]) / 2})
+        assert found[head] == pytest.approx(
+            {
+                "linear": json.loads(of_protocol(folder, "linear", probe="sgd").read_text())["accuracy"],
+                "ap": (scores[0]["AP"] + scores[1]["AP"]) / 2,
+                "ap50": (scores[0]["AP50"] + scores[1]["AP50"]) / 2,
+            }
+        )
         edit(tmp_path / "runs" / "detect" / "seed-0" / "evaluate" / "detect.json", lambda kept: kept | {"AP": 50.0})
         edit(of_protocol(folder, "linear", probe="sgd"), lambda kept: kept | {"accuracy": 12.25})
         # the run has moved: its detectors are known by the encoder's checksum
@@ -152,8 +230,10 @@ def test_table_8(command: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_table_h1_own_and_crossed(tmp_path: Path) -> None:
-    data = {"cifar10": colours(tmp_path / "cifar10.npz", 2, 64, 12, side=16),
-            "cifar100": colours(tmp_path / "cifar100.npz", 3, 64, 12, seed=1, side=16)}
+    data = {
+        "cifar10": colours(tmp_path / "cifar10.npz", 2, 64, 12, side=16),
+        "cifar100": colours(tmp_path / "cifar100.npz", 3, 64, 12, seed=1, side=16),
+    }
     for name, source in data.items():
         run("pretrain", f"{name}.supsiam", "--data", source, *SMALL, *CNN, "--out", tmp_path / "runs" / name)
         for other in data.values():
@@ -166,8 +246,10 @@ def test_table_h1_own_and_crossed(tmp_path: Path) -> None:
             kept = json.loads(file.read_text())
             assert kept["judged"] == "test"
             assert found["", titles[name], titles[other]] == {"supsiam": kept["accuracy"]}
-    edit(of_protocol(tmp_path / "runs" / "cifar10", "linear", source=str(data["cifar100"])),
-         lambda kept: kept | {"accuracy": 12.25})
+    edit(
+        of_protocol(tmp_path / "runs" / "cifar10", "linear", source=str(data["cifar100"])),
+        lambda kept: kept | {"accuracy": 12.25},
+    )
     assert ours(table("H.1", tmp_path, tmp_path / "runs"))["", "CIFAR10", "CIFAR100"] == {"supsiam": 12.25}
 
 
@@ -176,11 +258,26 @@ def test_table_h1_in_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     root.mkdir()
     for name, classes in (("cifar10", 2), ("cifar100", 3)):
         colours(root / f"{name}.npz", classes, 66, 12)
-        monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], classes=classes, split=(60, 6, 12),
-                                                      class_sizes={}, class_order=()))
+        monkeypatch.setitem(
+            BENCHMARKS,
+            name,
+            replace(BENCHMARKS[name], classes=classes, split=(60, 6, 12), class_sizes={}, class_order=()),
+        )
     out = tmp_path / "out"
-    made = table("H.1", tmp_path, "--benchmarks", root, *SMALL, *CNN, "--jobs", "1", "--rows",
-                 "cifar10-supsiam,cifar100-supsiam", "--out", out)
+    made = table(
+        "H.1",
+        tmp_path,
+        "--benchmarks",
+        root,
+        *SMALL,
+        *CNN,
+        "--jobs",
+        "1",
+        "--rows",
+        "cifar10-supsiam,cifar100-supsiam",
+        "--out",
+        out,
+    )
     assert set(made["plan"].values()) == {"done"}
     found = ours(made)
     assert set(found) == {("", one, other) for one in ("CIFAR10", "CIFAR100") for other in ("CIFAR10", "CIFAR100")}

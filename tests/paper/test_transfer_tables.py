@@ -12,9 +12,26 @@ from supancl.cli import main
 from tests.paper.made import DIGITS, TRAIN, colours, edit, make_benchmarks, ours, run, table
 
 CNN = ("--set", "encoder.name=cnn", "--set", "views.size=16", "--set", "heads.projector.hidden=[16]")
-VIT = ("--set", "encoder.name=timm:vit_tiny_patch16_224", "--set", "views.size=16", "--set",
-       "heads.projector.hidden=[16]", "--set", "heads.predictor.hidden=[16]", "--epochs", "1", "--device", "cpu",
-       "--set", "schedule.warmup_epochs=0", "--jobs", "1", "--set", "data.limit=256")
+VIT = (
+    "--set",
+    "encoder.name=timm:vit_tiny_patch16_224",
+    "--set",
+    "views.size=16",
+    "--set",
+    "heads.projector.hidden=[16]",
+    "--set",
+    "heads.predictor.hidden=[16]",
+    "--epochs",
+    "1",
+    "--device",
+    "cpu",
+    "--set",
+    "schedule.warmup_epochs=0",
+    "--jobs",
+    "1",
+    "--set",
+    "data.limit=256",
+)
 
 
 class Case(NamedTuple):
@@ -100,8 +117,21 @@ def test_a_second_call_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
 
 
 def test_a_warm_up_that_was_shortened_is_no_other_setting(tmp_path: Path) -> None:
-    words = ["tables", "f2", "--data", "digits", *DIGITS, "--set", "schedule.warmup_epochs=5", "--epochs", "2",
-             "--rows", "M-1", "--out", tmp_path / "out"]
+    words = [
+        "tables",
+        "f2",
+        "--data",
+        "digits",
+        *DIGITS,
+        "--set",
+        "schedule.warmup_epochs=5",
+        "--epochs",
+        "2",
+        "--rows",
+        "M-1",
+        "--out",
+        tmp_path / "out",
+    ]
     run(*words)
     run(*words)
 

@@ -11,8 +11,17 @@ from supancl.studies.paper_numbers import PAPER
 from tests.facts import TABLES, PrintedTable
 
 LABELS = {name: table.label for name, table in PAPER.items()} | {"sizes": "datasets"}
-SYMBOLS = {r"\cmark": "✓", r"\xmark": "✗", r"\pm": "±", r"\times": "×", r"\dagger": "†", r"\alpha": "α", r"\sigma": "σ",
-           r"\ell": "l", r"\#": "#"}
+SYMBOLS = {
+    r"\cmark": "✓",
+    r"\xmark": "✗",
+    r"\pm": "±",
+    r"\times": "×",
+    r"\dagger": "†",
+    r"\alpha": "α",
+    r"\sigma": "σ",
+    r"\ell": "l",
+    r"\#": "#",
+}
 
 
 def plain(cell: str) -> str:

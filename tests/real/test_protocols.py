@@ -27,8 +27,10 @@ def cifar(shared, tmp_path_factory):
             sheet = Image.open(io.BytesIO(packed[f"{split}_jpeg"][: packed[f"{split}_offsets"][1]].tobytes()))
             pixels = np.asarray(sheet.convert("RGB")).reshape(25, SIZE, 40, SIZE, 3).transpose(0, 2, 1, 3, 4)
             count = 600 if split == "train" else 1000
-            arrays |= {f"{split}_images": pixels.reshape(1000, SIZE, SIZE, 3)[:count],
-                       f"{split}_labels": packed[f"{split}_labels"][:count].astype(np.int64)}
+            arrays |= {
+                f"{split}_images": pixels.reshape(1000, SIZE, SIZE, 3)[:count],
+                f"{split}_labels": packed[f"{split}_labels"][:count].astype(np.int64),
+            }
     np.savez(path, **arrays)
     return path
 

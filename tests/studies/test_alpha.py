@@ -34,9 +34,16 @@ SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16"
 
 def rows(**by_alpha: list[float]) -> list[dict]:
     return [
-        {"alpha": float(alpha.removeprefix("a").replace("_", ".")), "seed": seed, "transfer": value, "linear": value,
-         "collapsed": value < 50, "failed": None}
-        for alpha, values in by_alpha.items() for seed, value in enumerate(values)
+        {
+            "alpha": float(alpha.removeprefix("a").replace("_", ".")),
+            "seed": seed,
+            "transfer": value,
+            "linear": value,
+            "collapsed": value < 50,
+            "failed": None,
+        }
+        for alpha, values in by_alpha.items()
+        for seed, value in enumerate(values)
     ]
 
 
@@ -85,8 +92,11 @@ def test_of_equal_alphas_few_studies_call_any_worse() -> None:
     wrong = 0
     for _ in range(200):
         drawn = 80 + random.normal(size=(5, 3)) + random.normal(size=(1, 3))
-        found = [{"alpha": alpha, "seed": seed, "linear": float(drawn[i, seed]), "collapsed": False, "failed": None}
-                 for i, alpha in enumerate(alphas) for seed in range(3)]
+        found = [
+            {"alpha": alpha, "seed": seed, "linear": float(drawn[i, seed]), "collapsed": False, "failed": None}
+            for i, alpha in enumerate(alphas)
+            for seed in range(3)
+        ]
         wrong += "is worse" in recommendation(found, alphas, "linear")
     assert 1 <= wrong <= 22  # 10 expected; 50 by the pair
 
@@ -194,8 +204,10 @@ def test_a_study_with_other_settings_does_not_mix_with_runs_that_are_there(study
         (["--set", "loss.alpha=0.3"], "loss.alpha is for this study to set; give --alphas instead"),
         (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
         (["--set", 'data.leave_out=["1"]'], "data.leave_out is for this study to set; give --leave-out SHARE instead"),
-        (["--set", "data.holdout=0"], "digits: no held-out image has a label to judge by; leave out --set "
-                                      "data.holdout=0, or add labels to val/"),
+        (
+            ["--set", "data.holdout=0"],
+            "digits: no held-out image has a label to judge by; leave out --set data.holdout=0, or add labels to val/",
+        ),
     ],
 )
 def test_bad_flags_are_one_line(more: list[str], line: str, capsys, tmp_path: Path) -> None:
@@ -246,18 +258,36 @@ def fail_at(monkeypatch, *names: str) -> list[str]:
 
 def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "study"
-    command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(out),
-               "--json", str(tmp_path / "told.json"), *SMALL[:-1], "--epochs", "2"]
+    command = [
+        "alpha",
+        "digits.supsiam",
+        "--alphas",
+        "0,.5,1",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+        "--json",
+        str(tmp_path / "told.json"),
+        *SMALL[:-1],
+        "--epochs",
+        "2",
+    ]
     with monkeypatch.context() as patched:
         begun = fail_at(patched, "alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1")
         assert main(command) == 4
         assert len(begun) == 6
     printed = capsys.readouterr()
-    assert printed.err.startswith("supancl: 3 of 6 runs failed and are in no mean (alpha-0.5-seed-0, alpha-1-seed-0, "
-                                  f"alpha-1-seed-1); what the others gave is in {out}, and --retry --on-nan skip "
-                                  "goes on with them from their last checkpoint, or begin another study with a lower ")
-    assert re.search(r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$",
-                     printed.err)
+    assert printed.err.startswith(
+        "supancl: 3 of 6 runs failed and are in no mean (alpha-0.5-seed-0, alpha-1-seed-0, "
+        f"alpha-1-seed-1); what the others gave is in {out}, and --retry --on-nan skip "
+        "goes on with them from their last checkpoint, or begin another study with a lower "
+    )
+    assert re.search(
+        r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$", printed.err
+    )
     assert "1 of 2" in printed.out
     assert "alpha = 0 is the only one of which no run failed" in printed.out
     result = json.loads((out / "alpha.json").read_text())
@@ -274,8 +304,9 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     begun = fail_at(monkeypatch)
     assert main(command) == 4
     assert begun == []
-    assert re.search("failed before: alpha-0.5-seed-0, .*; --retry --on-nan skip goes on",
-                     capsys.readouterr().out.replace("\n", " "))
+    assert re.search(
+        "failed before: alpha-0.5-seed-0, .*; --retry --on-nan skip goes on", capsys.readouterr().out.replace("\n", " ")
+    )
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
     assert not list(out.glob(f"*/{FAILED}"))
@@ -301,8 +332,10 @@ def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> No
     failed = {"a": many.Failed("it collapsed", 3)}
     told = str(many.RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
     assert told.startswith("1 of 2 runs failed and is in no mean (a); ")
-    assert told.endswith(f"is in {tmp_path}, and --retry --on-collapse warn goes on with them from their last "
-                         "checkpoint; a: it collapsed")
+    assert told.endswith(
+        f"is in {tmp_path}, and --retry --on-collapse warn goes on with them from their last "
+        "checkpoint; a: it collapsed"
+    )
     other = {"b": many.Failed("no number", 4)}
     assert many.way_on(other) == "--retry --on-nan skip"
     assert many.way_on({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
@@ -310,8 +343,15 @@ def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> No
 
 def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
-    small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16,
-             "train.on_collapse": "stop", "train.log_every": 1}
+    small = {
+        "data.limit": 128,
+        "encoder.width": 16,
+        "train.device": "cpu",
+        "train.epochs": 1,
+        "train.batch_size": 16,
+        "train.on_collapse": "stop",
+        "train.log_every": 1,
+    }
     recipes = {"one": recipe("digits.supsiam").with_set(small)}
     data, out, quiet = open_data(recipes["one"].data, 1), tmp_path / "study", Console(quiet=True)
     failed = many.train_all(recipes, data, out, quiet, jobs=1).failed["one"]
@@ -348,15 +388,31 @@ def test_a_process_that_is_killed_is_told_with_the_way_on(tmp_path: Path, monkey
     assert main(["alpha", "digits.supsiam", "--alphas", "0,1", "--jobs", "4", "--out", str(out), *SMALL]) == 2
     assert capsys.readouterr().err == (
         "supancl: one of 4 processes was killed, most likely for lack of memory, with 1 of 6 runs done, what had begun "
-        f"is saved; continue with the same command and --jobs 2 --out {out}\n")
+        f"is saved; continue with the same command and --jobs 2 --out {out}\n"
+    )
 
 
 def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
     """Finished runs are only read: on data that changed, they would be judged on images they were trained on."""
     class_folders(tmp_path / "data", ("a", "b", "c"), each=12)
     small = ["--set", "encoder.name=cnn", "--set", "encoder.width=8", "--batch-size", "8", "--epochs", "1"]
-    command = ["alpha", "cifar100.supsiam", "--data", str(tmp_path / "data"), "--alphas", "0", "--seeds", "1", *small,
-               "--device", "cpu", "--jobs", "1", "--out", str(tmp_path / "out")]
+    command = [
+        "alpha",
+        "cifar100.supsiam",
+        "--data",
+        str(tmp_path / "data"),
+        "--alphas",
+        "0",
+        "--seeds",
+        "1",
+        *small,
+        "--device",
+        "cpu",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(command) == 0
     before = (tmp_path / "out" / "alpha.json").read_text()
     class_folders(tmp_path / "more", ("a",), each=4)
@@ -372,8 +428,27 @@ def test_a_study_does_not_go_on_with_other_data(tmp_path: Path, capsys) -> None:
 
 def test_a_signal_ends_a_study_of_several_jobs_and_names_the_way_on(tmp_path: Path) -> None:
     out = tmp_path / "study"
-    command = [sys.executable, "-m", "supancl.cli", "alpha", "digits.supsiam", "--alphas", "0,1", "--seeds", "2",
-               "--jobs", "2", "--epochs", "60", "--set", "encoder.width=16", "--device", "cpu", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "supancl.cli",
+        "alpha",
+        "digits.supsiam",
+        "--alphas",
+        "0,1",
+        "--seeds",
+        "2",
+        "--jobs",
+        "2",
+        "--epochs",
+        "60",
+        "--set",
+        "encoder.width=16",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(6000):
         if list(out.glob("*/checkpoints/*.pt")) or process.poll() is not None:

@@ -58,8 +58,20 @@ def test_a_cell_that_collapses_is_called_so(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
-    found = [{"pool": pool, "ema": ema, "seed": seed, "knn": 50.0, "effective_rank": 20.0, "std": 1.0,
-              "collapsed": False, "failed": None} for pool, ema in COLLAPSE_CELLS for seed in range(2)]
+    found = [
+        {
+            "pool": pool,
+            "ema": ema,
+            "seed": seed,
+            "knn": 50.0,
+            "effective_rank": 20.0,
+            "std": 1.0,
+            "collapsed": False,
+            "failed": None,
+        }
+        for pool, ema in COLLAPSE_CELLS
+        for seed in range(2)
+    ]
     lost = {**dict.fromkeys(MEASURES, float("nan")), "collapsed": None, "failed": "why"}
     assert line(found, (True, False))[2:] == ["no", "50.00 +- 0.00", "20.0 +- 0.0", "1.000 +- 0.000", "no", "73.92"]
     for row in found:

@@ -24,8 +24,14 @@ NAMED = re.findall(r"`([^`]+)`", TABLE)
 COMMANDS = [name for name in NAMED if name.startswith("supancl ")]
 ROWS = [name for name in NAMED if re.fullmatch(r"(imagenet100|vit|cifar10|cifar100)\.[\w*-]+", name)]
 OWNERS = {"Branches": Branches, "Pool": Pool, "Trainer": Trainer}
-NAMES = [name for name in NAMED if name not in (*COMMANDS, *ROWS) and re.match(r"[A-Za-z][\w.]*(\(.*)?$", name)
-         and not name.endswith((".py", ".json", ".jsonl", ".png")) and name not in ("class-queues", "prototypes")]
+NAMES = [
+    name
+    for name in NAMED
+    if name not in (*COMMANDS, *ROWS)
+    and re.match(r"[A-Za-z][\w.]*(\(.*)?$", name)
+    and not name.endswith((".py", ".json", ".jsonl", ".png"))
+    and name not in ("class-queues", "prototypes")
+]
 
 
 def test_the_page_is_read() -> None:

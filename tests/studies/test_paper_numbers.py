@@ -23,8 +23,10 @@ def test_every_number_is_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", ["5", "6", "G.1"])
 def test_the_ticks_are_the_papers(name: str) -> None:
     heads = [LAYOUTS[name].row_head(row) for rows in PAPER[name].rows.values() for row in rows]
-    printed = [(title, *(YES if cell == "✓" else cell for cell in ticks)) for title, *ticks, _ in
-               (row[:5] for row in TABLES[name].rows)]
+    printed = [
+        (title, *(YES if cell == "✓" else cell for cell in ticks))
+        for title, *ticks, _ in (row[:5] for row in TABLES[name].rows)
+    ]
     assert heads == printed
 
 

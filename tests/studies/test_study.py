@@ -18,11 +18,19 @@ from supancl.studies.tables import table_name
 from tests.files import class_folders
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
-BASES = {"pool": "imagenet100.supsiam", "positives": "imagenet100.supsiam", "batch": "imagenet100.supsiam",
-         "memory": "imagenet100.supcon", "alpha": "imagenet100.supsiam"}
+BASES = {
+    "pool": "imagenet100.supsiam",
+    "positives": "imagenet100.supsiam",
+    "batch": "imagenet100.supsiam",
+    "memory": "imagenet100.supcon",
+    "alpha": "imagenet100.supsiam",
+}
 VARIED = {
-    "pool": {"pool.kind", "pool.size"}, "positives": {"loss.samples"}, "batch": {"train.batch_size"},
-    "memory": {"train.batch_size", "pool.kind", "loss.against"}, "alpha": {"loss.alpha"},
+    "pool": {"pool.kind", "pool.size"},
+    "positives": {"loss.samples"},
+    "batch": {"train.batch_size"},
+    "memory": {"train.batch_size", "pool.kind", "loss.against"},
+    "alpha": {"loss.alpha"},
 }
 
 
@@ -37,8 +45,11 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
     assert study.reference in rows
     table = table_name(study.table)
     found = [LAYOUTS[table].row_of(row) for row in rows.values()]
-    expected = [key for key in PAPER[table].rows[""] if name not in ("batch", "memory")
-                or key.split()[1].startswith(base.method)]
+    expected = [
+        key
+        for key in PAPER[table].rows[""]
+        if name not in ("batch", "memory") or key.split()[1].startswith(base.method)
+    ]
     assert [key for key in found if key != "none"] == expected  # no pool is a row of ours alone
     averages = [average for row in rows if (average := study.average(row, base.name)) is not None]
     assert averages == [PAPER[table].rows[""][key][0] for key in expected]
@@ -47,7 +58,10 @@ def test_rows_differ_in_what_is_varied_and_are_rows_of_the_papers_table(name: st
 def test_pools_of_which_no_positives_are_drawn_say_so_in_a_study_of_drawn_ones() -> None:
     rows = STUDIES["pool"].rows(recipe("imagenet100.supsiam").with_set({"loss.samples": 4}))
     assert {name: row.loss.samples for name, row in rows.items()} == {
-        "queue": 4, **{f"class-queues-{size}": 4 for size in (80, 20, 5, 1)}, "prototypes": None, "none": None,
+        "queue": 4,
+        **{f"class-queues-{size}": 4 for size in (80, 20, 5, 1)},
+        "prototypes": None,
+        "none": None,
     }
 
 
@@ -67,7 +81,11 @@ def study(tmp_path_factory) -> Path:
 def test_each_row_is_a_run_that_was_judged(study: Path) -> None:
     result = json.loads((study / "study.json").read_text())
     assert [(row["row"], row["seed"]) for row in result["rows"]] == [
-        ("queue", 0), ("queue", 1), ("none", 0), ("none", 1)]
+        ("queue", 0),
+        ("queue", 1),
+        ("none", 0),
+        ("none", 1),
+    ]
     for row in result["rows"]:
         folder = study / f"{row['row']}-seed-{row['seed']}" / "evaluate"
         kept = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("knn", "linear", "variance")}
@@ -159,8 +177,20 @@ def arrays(tmp_path: Path) -> Path:
 
 def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path, capsys) -> None:
     source = arrays(tmp_path)
-    command = ["study", "positives", "digits.supsiam", "--data", str(source), "--rows", "M-1", *SMALL,
-               "--set", "data.holdout=null", "--batch-size", "8"]
+    command = [
+        "study",
+        "positives",
+        "digits.supsiam",
+        "--data",
+        str(source),
+        "--rows",
+        "M-1",
+        *SMALL,
+        "--set",
+        "data.holdout=null",
+        "--batch-size",
+        "8",
+    ]
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
     assert "10% of the training images are held out instead" in capsys.readouterr().out
     a = json.loads((tmp_path / "a" / "M-1-seed-0" / "evaluate" / "knn.json").read_text())
@@ -171,18 +201,22 @@ def test_a_test_split_is_looked_at_only_when_asked_for(tmp_path: Path, capsys) -
 
 
 def test_differences_are_paired_by_seed() -> None:
-    found = [{"row": row, "seed": seed, "linear": value} for row, values in
-             {"queue": [80.0, 90.0, 70.0], "none": [79.0, 89.1, 68.9], "odd": [85.0, 80.0, 75.0]}.items()
-             for seed, value in enumerate(values)]
+    found = [
+        {"row": row, "seed": seed, "linear": value}
+        for row, values in {"queue": [80.0, 90.0, 70.0], "none": [79.0, 89.1, 68.9], "odd": [85.0, 80.0, 75.0]}.items()
+        for seed, value in enumerate(values)
+    ]
     none, odd = differences(found, "queue")
     assert none.startswith("linear, none minus queue: -1.00 points (95% interval -1.25 to -0.75, n = 3): worse")
     assert odd.endswith("cannot be told apart")
 
 
 def test_rows_without_two_seeds_in_common_are_not_told_apart() -> None:
-    found = [{"row": row, "seed": seed, "linear": value} for row, values in
-             {"queue": [80.0, 90.0, None], "none": [None, 89.0, 70.0], "odd": [None, None, 75.0]}.items()
-             for seed, value in enumerate(values)]
+    found = [
+        {"row": row, "seed": seed, "linear": value}
+        for row, values in {"queue": [80.0, 90.0, None], "none": [None, 89.0, 70.0], "odd": [None, None, 75.0]}.items()
+        for seed, value in enumerate(values)
+    ]
     assert differences(found, "queue") == [
         "linear, none minus queue: cannot be told apart, with 1 seed of both",
         "linear, odd minus queue: cannot be told apart, with 0 seeds of both",
@@ -271,13 +305,22 @@ def test_a_study_that_cannot_be_is_told_before_the_data_are_read(name, tmp_path,
     command = [*STUDY_COMMANDS[name], "digits.supsiam", "--data"]
     for source, out, told in (
         ("digits", tmp_path / "file", f"cannot write in {tmp_path}/file (Not a directory); choose another --out"),
-        (".", Path("mine"), f"mine lies in {tmp_path}/data, whose folders are taken for classes, so {tmp_path}/data "
-                            "would be other data from then on; choose another --out"),
+        (
+            ".",
+            Path("mine"),
+            f"mine lies in {tmp_path}/data, whose folders are taken for classes, so {tmp_path}/data "
+            "would be other data from then on; choose another --out",
+        ),
     ):
         assert main([*command, source, "--out", str(out)]) == 2
         assert capsys.readouterr().err == f"supancl: {told}\n"
-    for key, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": "1"}.items():
+    for key, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(key, value)
     assert main([*command, "digits", "--out", str(tmp_path / "out")]) == 2
     assert "a study takes one process and was started as 2 ranks" in capsys.readouterr().err

@@ -86,8 +86,13 @@ def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float 
 
 
 def test_times_are_said_as_people_say_them() -> None:
-    assert [spoken(seconds) for seconds in (5, 99, 120, 3600, 5400)] == ["5 s", "99 s", "2 min", "1 h 00 min",
-                                                                        "1 h 30 min"]
+    assert [spoken(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
+        "5 s",
+        "99 s",
+        "2 min",
+        "1 h 00 min",
+        "1 h 30 min",
+    ]
 
 
 def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) -> None:

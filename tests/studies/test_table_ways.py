@@ -20,8 +20,15 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"
 
 
 def linear(value: float, probe: str = "lbfgs", split: str = "held-out", judged: str = "train") -> dict[str, Any]:
-    return {"protocol": "linear", "base": "linear", "probe": probe, "split": split, "judged": judged, "accuracy": value,
-            "chosen_on": "other half"}
+    return {
+        "protocol": "linear",
+        "base": "linear",
+        "probe": probe,
+        "split": split,
+        "judged": judged,
+        "accuracy": value,
+        "chosen_on": "other half",
+    }
 
 
 def cells(filled: Any, column: str) -> dict[str, float]:
@@ -45,8 +52,11 @@ def test_the_probe_of_table_4_is_the_papers_where_both_were_run(tmp_path: Path) 
 
 
 def test_an_sgd_probe_alone_counts_but_not_one_with_other_settings(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "a", recipe(IMAGENET), {
-        "linear-sgd": linear(79.0, "sgd"), "linear-sgd-e2": linear(99.0, "sgd") | {"epochs": 2}})
+    run = make_run(
+        tmp_path / "a",
+        recipe(IMAGENET),
+        {"linear-sgd": linear(79.0, "sgd"), "linear-sgd-e2": linear(99.0, "sgd") | {"epochs": 2}},
+    )
     filled = laid("4", run)
     assert cells(filled, "linear") == {"SupSiam†": 79.0}
     assert any("linear-sgd-e2.json has other settings (epochs 2)" in note for note in filled.notes)
@@ -97,21 +107,31 @@ def test_a_study_of_0_1_0_is_shown_and_not_ranked_with_others(tmp_path: Path) ->
 
 
 def test_ridges_chosen_on_other_kinds_of_images_are_not_ranked_together(tmp_path: Path) -> None:
-    of = {"supsiam": linear(70.0), "simsiam": linear(60.0), "byol": linear(90.0) | {"chosen_on": TRAINED_IMAGES},
-          "supbyol": {key: value for key, value in linear(95.0).items() if key != "chosen_on"}}
+    of = {
+        "supsiam": linear(70.0),
+        "simsiam": linear(60.0),
+        "byol": linear(90.0) | {"chosen_on": TRAINED_IMAGES},
+        "supbyol": {key: value for key, value in linear(95.0).items() if key != "chosen_on"},
+    }
     for method, result in of.items():
         make_run(tmp_path / method, recipe(f"imagenet100.{method}"), {"linear": result})
     filled = laid("4", *sorted(tmp_path.iterdir()))
     assert {line.head[0]: line.places.get("linear") for line in filled.lines if line.ours} == {
-        "SupSiam†": 0, "SimSiam": 1, "BYOL": None, "SupBYOL†": None}
+        "SupSiam†": 0,
+        "SimSiam": 1,
+        "BYOL": None,
+        "SupBYOL†": None,
+    }
     assert "convex probe of 0.1.0, held-out images (SupBYOL†)" in note_on(filled, "Top-1")
 
 
 # --- CIFAR, crossed ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["cifar100@data", "data/cifar100.npz", "torchvision:CIFAR100@data", "data/CIFAR-100",
-                                    "hf:uoft-cs/cifar100"])
+@pytest.mark.parametrize(
+    "source",
+    ["cifar100@data", "data/cifar100.npz", "torchvision:CIFAR100@data", "data/CIFAR-100", "hf:uoft-cs/cifar100"],
+)
 def test_crossed_data_are_known_by_their_name(source: str, tmp_path: Path) -> None:
     crossed = linear(55.0) | {"base": "linear-cifar100-1a2b3c", "source": source, "data": source}
     both = {"linear-cifar100-1a2b3c": crossed, "linear": linear(90.0)}
@@ -206,7 +226,10 @@ def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> 
         folders += [run, make_detector(tmp_path / f"d-{method}", str(run), 10.0 + iters, iters=iters)]
     filled = laid("4", *folders)
     assert {line.head[0]: line.places.get("ap") for line in filled.lines if line.ours} == {
-        "SimSiam": 0, "SupSiam†": 0, "BYOL": None}
+        "SimSiam": 0,
+        "SupSiam†": 0,
+        "BYOL": None,
+    }
 
 
 def test_the_detector_of_0_1_0_has_a_line_of_its_own(tmp_path: Path) -> None:

@@ -38,8 +38,12 @@ def test_a_table_is_known_by_several_names(text: str) -> None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def make_run(folder: Path, chosen: Recipe, evaluations: dict[str, dict[str, Any]] | None = None,
-             metrics: list[dict[str, Any]] | None = None) -> Path:
+def make_run(
+    folder: Path,
+    chosen: Recipe,
+    evaluations: dict[str, dict[str, Any]] | None = None,
+    metrics: list[dict[str, Any]] | None = None,
+) -> Path:
     """A run folder as far as the tables read it."""
     folder.mkdir(parents=True)
     run = RunFolder(folder)
@@ -55,8 +59,10 @@ def laid(name: str, *folders: Path) -> Any:
 
 
 def transfer(value: float, *names: str) -> dict[str, dict[str, Any]]:
-    return {f"transfer-{name}": {"protocol": "transfer", "data": name, "accuracy": value + i}
-            for i, name in enumerate(names or TRANSFER)}
+    return {
+        f"transfer-{name}": {"protocol": "transfer", "data": name, "accuracy": value + i}
+        for i, name in enumerate(names or TRANSFER)
+    }
 
 
 IMAGENET = "imagenet100.supsiam"
@@ -191,10 +197,12 @@ def test_losses_and_variance_come_from_the_run_itself(tmp_path: Path) -> None:
     b = make_run(tmp_path / "b", theirs, {}, rows)
     lines = {line.head[0]: line.ours for line in laid("1", a, b).lines if line.ours}
     assert {key: score.mean for key, score in lines["0.5"].items()} == pytest.approx(
-        {"ssl": -0.4, "sup": -0.5, "within": 0.3, "ratio": 60.0, "knn": 40.0})
+        {"ssl": -0.4, "sup": -0.5, "within": 0.3, "ratio": 60.0, "knn": 40.0}
+    )
     # without a pool SimSiam has no supervised target, so it has no l_sup
     assert {key: score.mean for key, score in lines["1.0"].items()} == pytest.approx(
-        {"ssl": -0.4, "within": 0.2, "ratio": 25.0, "knn": 40.0})
+        {"ssl": -0.4, "within": 0.2, "ratio": 25.0, "knn": 40.0}
+    )
 
 
 def test_a_run_that_was_not_trained_to_its_end_is_in_no_mean(tmp_path: Path) -> None:
@@ -204,8 +212,10 @@ def test_a_run_that_was_not_trained_to_its_end_is_in_no_mean(tmp_path: Path) -> 
         {"kind": "monitor", "step": 8, "epoch": 1, "s_w": 0.2, "s_w/s_t": 0.25, "knn": 40.0},
     ]
     short = recipe("digits.supsiam").with_set({"train.epochs": 2})
-    folders = [make_run(tmp_path / f"{seed}", short.with_set({"train.seed": seed}), {}, rows[:end])
-               for seed, end in enumerate((3, 2, 1))]
+    folders = [
+        make_run(tmp_path / f"{seed}", short.with_set({"train.seed": seed}), {}, rows[:end])
+        for seed, end in enumerate((3, 2, 1))
+    ]
     filled = laid("1", *folders)
     line = next(line for line in filled.lines if line.ours)
     assert (line.ours["knn"].mean, line.ours["knn"].n) == (40.0, 1)
@@ -237,7 +247,8 @@ def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None
     for name, encoder in (("of-run", run / "encoder.safetensors"), ("theirs", "moco.pth")):
         (tmp_path / "suite" / name / "evaluate").mkdir(parents=True)
         (tmp_path / "suite" / name / "evaluate" / "transfer-dogs.json").write_text(
-            json.dumps({"protocol": "transfer", "encoder": str(encoder), "data": "dogs", "accuracy": 55.0}))
+            json.dumps({"protocol": "transfer", "encoder": str(encoder), "data": "dogs", "accuracy": 55.0})
+        )
     filled = laid("5", tmp_path / "suite", run)
     lines = {line.head[0]: line.ours for line in filled.lines if line.ours}
     assert lines["SupSiam†"]["transfer:pets"].mean == 60.0
@@ -247,8 +258,21 @@ def test_evaluations_of_a_suite_join_the_run_they_are_of(tmp_path: Path) -> None
 
 
 def test_the_toy_study_fills_tables_1_and_2(tmp_path: Path) -> None:
-    rows = [{"alpha": 0.5, "seed": seed, "l_ssl": -0.8, "l_sup": -0.2, "S_W": 0.8, "S_W/S_T": 80.0, "k-NN": 61.0 + seed,
-             "linear": 62.0, "interpolation 0.2": 44.0, "k-NN, 1x test": 1.0} for seed in (0, 1)]
+    rows = [
+        {
+            "alpha": 0.5,
+            "seed": seed,
+            "l_ssl": -0.8,
+            "l_sup": -0.2,
+            "S_W": 0.8,
+            "S_W/S_T": 80.0,
+            "k-NN": 61.0 + seed,
+            "linear": 62.0,
+            "interpolation 0.2": 44.0,
+            "k-NN, 1x test": 1.0,
+        }
+        for seed in (0, 1)
+    ]
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.json").write_text(json.dumps({"rows": rows}))
     line = next(line for line in laid("1", tmp_path / "toy").lines if line.ours)
@@ -266,16 +290,24 @@ def test_a_toy_study_tells_its_reading_and_size_also_from_the_folder_above(tmp_p
         (tmp_path / name / "toy.json").write_text(json.dumps(content))
     notes = laid("1", tmp_path).notes
     assert f"alpha 0.5 [1]: the toy study {tmp_path}/full (reading 'literal'); n = 1 (seed 0)" in notes
-    assert (f"alpha 0.5 [2]: the toy study {tmp_path}/quick (reading 'near', not in App. B's size: dimensions 512, "
-            "train 250, test 125, epochs 100, batch 64); n = 1 (seed 0)") in notes
+    assert (
+        f"alpha 0.5 [2]: the toy study {tmp_path}/quick (reading 'near', not in App. B's size: dimensions 512, "
+        "train 250, test 125, epochs 100, batch 64); n = 1 (seed 0)"
+    ) in notes
 
 
 def test_table_h1_has_a_column_per_method(tmp_path: Path) -> None:
     of = {"cifar10.supsiam": 90.0, "cifar10.simsiam": 80.0, "cifar100.supsiam": 70.0, "digits.byol": 95.0}
     for name, value in of.items():
-        make_run(tmp_path / name, recipe(name), {
-            "linear": {"accuracy": value}, "linear-cifar10": {"accuracy": value - 30},
-            "linear-cifar100": {"accuracy": value - 40}})
+        make_run(
+            tmp_path / name,
+            recipe(name),
+            {
+                "linear": {"accuracy": value},
+                "linear-cifar10": {"accuracy": value - 30},
+                "linear-cifar100": {"accuracy": value - 40},
+            },
+        )
     filled = laid("H.1", *sorted(tmp_path.iterdir()))
     cells = {line.head: {column: score.mean for column, score in line.ours.items()} for line in filled.lines}
     assert cells == {
@@ -321,8 +353,15 @@ def test_a_run_that_has_no_place_is_named(tmp_path: Path) -> None:
 
 # --- what does not belong in a table of the paper ---------------------------------------------------------------------
 
-PETS = {"protocol": "transfer", "base": "transfer-pets", "data": "pets", "source": "pets@data", "accuracy": 60.0,
-        "metric": "mean-per-class", "view": "whole"}
+PETS = {
+    "protocol": "transfer",
+    "base": "transfer-pets",
+    "data": "pets",
+    "source": "pets@data",
+    "accuracy": 60.0,
+    "metric": "mean-per-class",
+    "view": "whole",
+}
 
 
 @pytest.mark.parametrize(("change", "why"), [
@@ -347,14 +386,22 @@ def test_other_measurements_are_passed_over_and_said(change: dict[str, Any], why
 
 def test_only_the_usual_episodes_and_neighbours_fill_a_table(tmp_path: Path) -> None:
     few = {"protocol": "fewshot", "source": "dtd@data", "accuracy": 50.0, "episodes": 2000, "queries": 16, "seed": 0}
-    a = make_run(tmp_path / "a", recipe("imagenet100.byol"), {"fewshot-dtd-5w1s": few | {"episodes": 20},
-                                                              "fewshot-dtd-5w5s": few})
+    a = make_run(
+        tmp_path / "a",
+        recipe("imagenet100.byol"),
+        {"fewshot-dtd-5w1s": few | {"episodes": 20}, "fewshot-dtd-5w5s": few},
+    )
     filled = laid("6", a)
     assert [line.section for line in filled.lines if line.ours] == ["5w5s"]
     assert f"{a}: fewshot-dtd-5w1s.json has other settings (episodes 20)" in filled.notes
-    b = make_run(tmp_path / "b", recipe("digits.supsiam"), {
-        "knn": {"protocol": "knn", "data": "digits", "accuracy": 90.0, "k": 1, "leave_one_out": True},
-        "linear": {"protocol": "linear", "by": "study", "probe": "C = 1", "data": "digits", "accuracy": 91.0}})
+    b = make_run(
+        tmp_path / "b",
+        recipe("digits.supsiam"),
+        {
+            "knn": {"protocol": "knn", "data": "digits", "accuracy": 90.0, "k": 1, "leave_one_out": True},
+            "linear": {"protocol": "linear", "by": "study", "probe": "C = 1", "data": "digits", "accuracy": 91.0},
+        },
+    )
     filled = laid("1", b)
     (line,) = (line for line in filled.lines if line.ours)
     assert set(line.ours) == {"linear"}
@@ -363,9 +410,14 @@ def test_only_the_usual_episodes_and_neighbours_fill_a_table(tmp_path: Path) -> 
 
 def test_a_crossed_linear_result_on_test_images_comes_before_one_on_val(tmp_path: Path) -> None:
     linear = {"protocol": "linear", "base": "linear-cifar10", "data": "cifar10@data", "source": "cifar10@data"}
-    run = make_run(tmp_path / "a", recipe("cifar100.supsiam"), {
-        "linear-cifar10": linear | {"accuracy": 80.0, "split": "held-out"},
-        "linear-cifar10-test": linear | {"accuracy": 79.0, "split": "test"}})
+    run = make_run(
+        tmp_path / "a",
+        recipe("cifar100.supsiam"),
+        {
+            "linear-cifar10": linear | {"accuracy": 80.0, "split": "held-out"},
+            "linear-cifar10-test": linear | {"accuracy": 79.0, "split": "test"},
+        },
+    )
     filled = laid("H.1", run)
     assert [line.ours["supsiam"].mean for line in filled.lines if line.ours] == [79.0]
 
@@ -380,7 +432,8 @@ def test_a_copied_run_counts_once(tmp_path: Path) -> None:
     assert [note for note in filled.notes if "not counted" in note] == [
         f"{tmp_path}/b: not counted, it has the weights of {tmp_path}/a",
         f"{tmp_path}/d: not counted, it has the weights of {tmp_path}/c",
-        f"{tmp_path}/e: not counted, it has seed 1 of {tmp_path}/c"]
+        f"{tmp_path}/e: not counted, it has seed 1 of {tmp_path}/c",
+    ]
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -393,7 +446,8 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys) -> None:
     assert refused(capsys, "table9") == (
-        "supancl: unknown table 'table9'; known: 1, 2, 3, 4, 5, 6, 7, 8, F.1, F.2, F.3, G.1, H.1")
+        "supancl: unknown table 'table9'; known: 1, 2, 3, 4, 5, 6, 7, 8, F.1, F.2, F.3, G.1, H.1"
+    )
     assert refused(capsys, "Table F.9").startswith("supancl: unknown table 'Table F.9'; did you mean 'F.")
     assert "no such folder; name run folders" in refused(capsys, "5", str(tmp_path / "nowhere"))
     assert "no run (recipe.json), no evaluate/*.json, no toy.json" in refused(capsys, "5", str(tmp_path))
@@ -402,8 +456,10 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys) -> None:
     assert "cannot be written" in refused(capsys, "5", "--out", str(tmp_path / "file" / "x"))
     run = make_run(tmp_path / "run", recipe("imagenet100.simclr"))
     line = refused(capsys, "f2", str(run))
-    assert line == ("supancl: none of the runs belongs in Table F.2 (SupSiam and SupBYOL have a supervised target, and "
-                    "M is drawn from a pool); the first is imagenet100.simclr; n = 1 (seed 0)")
+    assert line == (
+        "supancl: none of the runs belongs in Table F.2 (SupSiam and SupBYOL have a supervised target, and "
+        "M is drawn from a pool); the first is imagenet100.simclr; n = 1 (seed 0)"
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])

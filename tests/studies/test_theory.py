@@ -72,8 +72,9 @@ WRONG: dict[str, tuple[str, list[Any]]] = {
 
 def _rolled(spectra: theory_formulas.Spectra) -> theory_formulas.Spectra:
     """Eigenvectors of some other matrix; the first two eigenvalue lists are constant, so they are changed as well."""
-    vectors = torch.linalg.qr(torch.randn(spectra.vectors.shape, generator=torch.Generator().manual_seed(9),
-                                          dtype=torch.float64)).Q
+    vectors = torch.linalg.qr(
+        torch.randn(spectra.vectors.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    ).Q
     return theory_formulas.Spectra(vectors, spectra.view + 0.01, spectra.cross + 0.01, spectra.supervised)
 
 
@@ -131,8 +132,9 @@ def test_a_wrong_formula_fails(field: str) -> None:
 
 
 def test_every_check_fails_for_some_wrong_formula() -> None:
-    asserted = {(check.statement, check.quantity) for group in theory.GROUPS for check in checks_of(group)
-                if check.asserted}
+    asserted = {
+        (check.statement, check.quantity) for group in theory.GROUPS for check in checks_of(group) if check.asserted
+    }
     noticed = set().union(*(failed for field in WRONG for failed in failures_of(field)))
     assert asserted - noticed == set()
 
@@ -170,8 +172,9 @@ def test_a_target_without_stop_gradient_fails(monkeypatch: pytest.MonkeyPatch) -
         return features(*args, **{**options, "stop_gradient": False})
 
     monkeypatch.setattr(theory_dynamics, "features", flowing)
-    failed = [check.quantity for check in theory_dynamics.aligned_gradients(SETTINGS, Formulas())
-              if check.passed is False]
+    failed = [
+        check.quantity for check in theory_dynamics.aligned_gradients(SETTINGS, Formulas()) if check.passed is False
+    ]
     assert failed == ["the same, cosine loss on unit-norm features"]
 
 
@@ -308,8 +311,14 @@ def test_the_page_shows_the_checks_that_are_made() -> None:
     checks = [check for group in theory.GROUPS for check in checks_of(group)]
     page = documented()
     assert {(check.statement, check.quantity) for check in checks} == set(page)
-    sure = [check for check in checks if check.tolerance == theory_checks.EXACT and "worst of" not in check.note
-            and isinstance(check.predicted, float) and check.predicted > 1e-9]
+    sure = [
+        check
+        for check in checks
+        if check.tolerance == theory_checks.EXACT
+        and "worst of" not in check.note
+        and isinstance(check.predicted, float)
+        and check.predicted > 1e-9
+    ]
     assert len(sure) >= 5
     for check in sure:
         assert float(page[check.statement, check.quantity]) == pytest.approx(check.predicted, rel=1e-5), check.quantity

@@ -87,8 +87,11 @@ def test_a_batched_run_equals_the_shipped_modules() -> None:
     labels[0].clamp_(max=1)
     assert (labels[1] == 2).any()
     rates = [PEAK * (1 - index / steps) for index in range(steps)]
-    first = [networks.encoder.detach().clone().view(6, 10, -1), networks.projector.detach().clone(),
-             networks.predictor.detach().clone()]
+    first = [
+        networks.encoder.detach().clone().view(6, 10, -1),
+        networks.projector.detach().clone(),
+        networks.predictor.detach().clone(),
+    ]
     optimizer = make_optimizer(networks)
     alpha = torch.tensor(alphas, dtype=torch.float64).repeat(len(seeds))
     terms = []
@@ -161,8 +164,11 @@ def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
     """Rows in which alpha = .5 is best and alpha = .2 second-best in everything, a tenth apart between seeds."""
     gain = {0.0: 1.0, 0.2: 3.0, 0.5: 4.0, 0.8: 2.0, 1.0: 0.0}
     names = (*toy_tables.ONE, *toy_tables.TWO)
-    return [{"alpha": alpha, "seed": seed, **dict.fromkeys(names, 50 + gain[alpha] + 0.1 * seed * (1 + alpha))}
-            for alpha in gain for seed in range(seeds)]
+    return [
+        {"alpha": alpha, "seed": seed, **dict.fromkeys(names, 50 + gain[alpha] + 0.1 * seed * (1 + alpha))}
+        for alpha in gain
+        for seed in range(seeds)
+    ]
 
 
 def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:

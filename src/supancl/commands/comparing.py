@@ -55,8 +55,11 @@ def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> l
 def measured(subjects: Sequence[Subject], tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Every task with every subject: what is decoded for one encoder serves the next."""
     check_seeds(subjects)
-    return [how(subject) | {"task": protocol, "data": data, "group": subject.group}
-            for protocol, data, how in tasks for subject in subjects]
+    return [
+        how(subject) | {"task": protocol, "data": data, "group": subject.group}
+        for protocol, data, how in tasks
+        for subject in subjects
+    ]
 
 
 def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
@@ -77,15 +80,23 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
                 console.print(f"episodes: {legends[protocol]}")
     if form == "text":
         for gap in gaps[:MOST_LINES]:
-            console.print(f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
-                          f"± {gap['interval']:.2f} (same episodes)")
+            console.print(
+                f"{gap['protocol']} {gap['data']}: {gap['a']} - {gap['b']} = {gap['difference']:+.2f} "
+                f"± {gap['interval']:.2f} (same episodes)"
+            )
         if len(gaps) > MOST_LINES:
             console.print(f"{counted(len(gaps) - MOST_LINES, 'more difference')}: --json")
-    return {"results": results, "tables": {name: ranking.to_json() for name, ranking in tables.items()},
-            "differences": gaps}
+    return {
+        "results": results,
+        "tables": {name: ranking.to_json() for name, ranking in tables.items()},
+        "differences": gaps,
+    }
 
 
 def progress_console(form: str, console: Console) -> Console:
     """Where progress is told: beside a text table, but not into a file of another format."""
-    return console if form == "text" else Console(stderr=True, quiet=console.quiet, markup=False, highlight=False,
-                                                  soft_wrap=True)
+    return (
+        console
+        if form == "text"
+        else Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)
+    )

@@ -109,8 +109,10 @@ def draw(found: Source, chosen: Recipe, out: Path, console: Console) -> list[str
 
 
 def print_facts(facts: dict[str, Any], console: Console) -> None:
-    rows = [[name, *(f"{counts[key]:,}" for key in ("images", "labelled", "classes"))]
-            for name, counts in facts["splits"].items()]
+    rows = [
+        [name, *(f"{counts[key]:,}" for key in ("images", "labelled", "classes"))]
+        for name, counts in facts["splits"].items()
+    ]
     console.print(table(facts["source"], ["split", "images", "labelled", "classes"], rows))
     names = list(facts["splits"])
     lines = sorted(facts["histogram"].items(), key=lambda item: -sum(item[1].values()))
@@ -136,21 +138,27 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     empty = facts["empty_class_folders"]
     if empty:
         them = "it" if len(empty) == 1 else "them"
-        console.print(f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
-                      f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20]))
+        console.print(
+            f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
+            f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20])
+        )
 
 
 def print_copies(found: dict[str, Any] | None, console: Console) -> None:
     if not found or not found["files"]:
         return
     images = counted(found["images"], "image", form=",")
-    console.print(f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
-                  "both sides of what is held out: keep one of each")
+    console.print(
+        f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
+        "both sides of what is held out: keep one of each"
+    )
     if found["in_several_splits"]:
         console.print(f"of {found['in_several_splits']:,} of these images there are copies in more than one split")
     if found["labels_differ"]:
-        console.print(f"of {found['labels_differ']:,} of these images the copies have different labels"
-                      + "".join(f"\n  the same image as {one} and {other}" for one, other in found["examples"]))
+        console.print(
+            f"of {found['labels_differ']:,} of these images the copies have different labels"
+            + "".join(f"\n  the same image as {one} and {other}" for one, other in found["examples"])
+        )
 
 
 # --- cache ------------------------------------------------------------------------------------------------------------
@@ -186,11 +194,21 @@ def keep(args: argparse.Namespace, console: Console, spared: Path | None = None)
 
 def listed(console: Console) -> dict[str, Any]:
     caches = list_caches()
-    rows = [[str(each.folder.name), each.source, f"{each.images:,}", f"{each.nbytes / 1e9:.3f}",
-             time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used))] for each in caches]
+    rows = [
+        [
+            str(each.folder.name),
+            each.source,
+            f"{each.images:,}",
+            f"{each.nbytes / 1e9:.3f}",
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.last_used)),
+        ]
+        for each in caches
+    ]
     console.print(table(f"caches in {cache_root()}", ["folder", "source", "images", "GB", "last used"], rows))
-    told = [{"folder": str(each.folder), "source": each.source, "images": each.images, "bytes": each.nbytes}
-            for each in caches]
+    told = [
+        {"folder": str(each.folder), "source": each.source, "images": each.images, "bytes": each.nbytes}
+        for each in caches
+    ]
     return {"root": str(cache_root()), "caches": told}
 
 
@@ -219,8 +237,9 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.short_side is not None and args.short_side < 1:
         raise BadInput(f"--short-side {args.short_side}: must be at least 1")
     side = args.short_side or chosen.data.short_side
-    spec = replace(chosen.data, source=args.source, short_side=side, cache="always",
-                   skip_bad_images=args.skip_bad_images)
+    spec = replace(
+        chosen.data, source=args.source, short_side=side, cache="always", skip_bad_images=args.skip_bad_images
+    )
     since = time.perf_counter()
     found = open_source(spec, chosen.encoder.channels, terminal.reading)
     store = found.splits["train"].store
@@ -233,10 +252,19 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     mended = store.mended if args.verify else None  # opening it has looked at some
     seconds = time.perf_counter() - since
     verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
-    console.print(f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
-                  f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}")
-    return {"folder": str(store.cache.folder), "images": len(store), "bytes": store.nbytes, "short_side": side,
-            "seconds": seconds, "mended": mended, "skipped": len(found.skipped)}
+    console.print(
+        f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
+        f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}"
+    )
+    return {
+        "folder": str(store.cache.folder),
+        "images": len(store),
+        "bytes": store.nbytes,
+        "short_side": side,
+        "seconds": seconds,
+        "mended": mended,
+        "skipped": len(found.skipped),
+    }
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
@@ -256,5 +284,3 @@ def where(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     text = benchmarks.where_text(args.name)
     console.print(text)
     return {"name": args.name, "where": text}
-
-

@@ -124,14 +124,19 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             if args.seeds == 1:
                 raise
             how = f"supancl detect train --resume --seeds {args.seeds} --out {shlex.quote(str(out))}"
-            raise Interrupted(f"{str(stop).partition(';')[0]} (seed {one.seed}); continue with: {how}",
-                              stop.signal_number) from None
+            raise Interrupted(
+                f"{str(stop).partition(';')[0]} (seed {one.seed}); continue with: {how}", stop.signal_number
+            ) from None
         detection_sheet(run.test, run.found, folder / "detections.png")
         runs[f"seed {one.seed}"] = run
     detection_curves({name: run.metrics for name, run in runs.items()}, out / "curves.png")
-    result = {"out": str(out), "encoder": encoder, "runs": {name: run.scores for name, run in runs.items()},
-              "spread": spread([run.scores for run in runs.values()]),
-              "pictures": [str(out / "curves.png"), *(str(folder / "detections.png") for folder in folders)]}
+    result = {
+        "out": str(out),
+        "encoder": encoder,
+        "runs": {name: run.scores for name, run in runs.items()},
+        "spread": spread([run.scores for run in runs.values()]),
+        "pictures": [str(out / "curves.png"), *(str(folder / "detections.png") for folder in folders)],
+    }
     if args.seeds > 1:
         text = json.dumps(jsonable(result), indent=2) + "\n"
         write_text(out / "seeds.json", text)
@@ -150,15 +155,19 @@ def settings_of(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, D
     begun = next((file.parent for file in kept if file.exists()), None)
     if begun is None:
         if args.encoder is None:
-            raise BadInput("name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
-                           + (f"; {out} holds no run to continue" if args.resume else ""))
+            raise BadInput(
+                "name an encoder: a run folder, an encoder.safetensors, a checkpoint or random:resnet50"
+                + (f"; {out} holds no run to continue" if args.resume else "")
+            )
         return args.encoder, data_of(args), detect_spec("c4", overrides)
     spec, data, encoder, _ = DetectFolder(begun).read_settings()
     asked = detect_spec(spec.arch, {"iters": spec.iters, **overrides})
     for name in overrides:
         if getattr(asked, name) != getattr(spec, name):
-            raise BadInput(f"{name} = {getattr(asked, name)!r} differs from {getattr(spec, name)!r} in "
-                           f"{begun / 'detect.json'}; a run continues with its own settings")
+            raise BadInput(
+                f"{name} = {getattr(asked, name)!r} differs from {getattr(spec, name)!r} in "
+                f"{begun / 'detect.json'}; a run continues with its own settings"
+            )
     if args.encoder is not None and absolute_encoder(args.encoder) != encoder:
         raise BadInput(f"{begun} began from {encoder}, not from {args.encoder}; leave it out to continue")
     return encoder, data_of(args, data), spec
@@ -188,11 +197,20 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
-    result = write_crops(train, test, Path(args.out), margin=args.margin, least=args.least, difficult=args.difficult,
-                         progress=terminal.reading)
+    result = write_crops(
+        train,
+        test,
+        Path(args.out),
+        margin=args.margin,
+        least=args.least,
+        difficult=args.difficult,
+        progress=terminal.reading,
+    )
     terminal.ends()
-    rows = [[name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
-            for name in ("train", "val")]
+    rows = [
+        [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]
+        for name in ("train", "val")
+    ]
     console.print(table(f"crops -> {args.out}", ["split", "images", "boxes", "crops", "classes"], rows))
     console.print(f"pretrain on them: supancl pretrain imagenet100.supsiam --data {shlex.quote(args.out)}")
     return result
@@ -245,8 +263,14 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     name = "detect" if args.out or asked == kept else f"detect-{label_of(asked)}"
     picture = out / ("detections.png" if name == "detect" else f"{name}.png")
     detection_sheet(test, found, picture)
-    result = {**scores, "data": test.where, "detector": str(args.detector), "precision": precision,
-              "picture": str(picture), "out": str(out / f"{name}.json")}
+    result = {
+        **scores,
+        "data": test.where,
+        "detector": str(args.detector),
+        "precision": precision,
+        "picture": str(picture),
+        "out": str(out / f"{name}.json"),
+    }
     text = json.dumps(jsonable(result), indent=2) + "\n"
     write_text(out / f"{name}.json", text)
     rows = [[name, *(cell(row[key]) for key in ("AP", "AP50", "AP75"))] for name, row in scores["classes"].items()]
@@ -262,6 +286,8 @@ def label_of(data: DetectData) -> str:
 
 def export(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result = export_detector(args.detector, args.format, args.out)
-    console.print(f"{result['out']}: {result['tensors']} tensors of the {result['what']} under {args.format}'s names"
-                  + (f"; its settings: {result['settings']}" if result["settings"] else ""))
+    console.print(
+        f"{result['out']}: {result['tensors']} tensors of the {result['what']} under {args.format}'s names"
+        + (f"; its settings: {result['settings']}" if result["settings"] else "")
+    )
     return result

@@ -16,8 +16,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_encoder_flags(parser)
     parser.add_argument("--data", required=True, help="anything that pretrain's --data takes")
     parser.add_argument("--out", required=True, help="the .npz to write")
-    parser.add_argument("--view", default="margin", choices=("margin", "whole"),
-                        help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer")
+    parser.add_argument(
+        "--view",
+        default="margin",
+        choices=("margin", "whole"),
+        help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
+    )
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -25,14 +25,18 @@ def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) ->
 def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     """How features are taken, for commands that name their encoders in another way."""
     add_foreign_flags(parser)
-    parser.add_argument("--layer", default="pooled",
-                        help="features of this layer of the encoder (default: its own), or of the run's `projector`")
+    parser.add_argument(
+        "--layer",
+        default="pooled",
+        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
+    )
     parser.add_argument("--normalize", action="store_true", help="features of unit length")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
     parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
-    parser.add_argument("--partial", action="store_true",
-                        help="take data sets of the registry that are not whole, and say so")
+    parser.add_argument(
+        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
+    )
     add_skip_flag(parser)
 
 
@@ -46,8 +50,13 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def foreign(args: argparse.Namespace) -> dict[str, Any]:
-    return {"size": args.size, "mean": numbers(args.mean, "--mean"), "std": numbers(args.std, "--std"),
-            "branch": args.branch, "prefix": args.prefix}
+    return {
+        "size": args.size,
+        "mean": numbers(args.mean, "--mean"),
+        "std": numbers(args.std, "--std"),
+        "branch": args.branch,
+        "prefix": args.prefix,
+    }
 
 
 def numbers(text: str | None, flag: str) -> list[float] | None:
@@ -87,9 +96,16 @@ def at_least(value: float, least: float, flag: str, above: bool = False) -> None
 def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[Subject]:
     """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
     at_least(args.batch_size, 1, "--batch-size")
-    look = make_look(args.device, layer=args.layer, normalize=args.normalize, batch_size=args.batch_size,
-                     keep=not args.no_cache, skip_bad_images=args.skip_bad_images, partial=args.partial,
-                     shelf=Shelf())
+    look = make_look(
+        args.device,
+        layer=args.layer,
+        normalize=args.normalize,
+        batch_size=args.batch_size,
+        keep=not args.no_cache,
+        skip_bad_images=args.skip_bad_images,
+        partial=args.partial,
+        shelf=Shelf(),
+    )
     named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
     places = [Path(where).resolve() for where in named]
     for where, place in zip(named, places, strict=True):

@@ -73,11 +73,19 @@ def add_one(
 ) -> None:
     """What every protocol on one source takes."""
     parser.add_argument("--data", help="a source (default: the run's own)")
-    parser.add_argument("--split", default="held-out", choices=splits,
-                        help="images judged: val, else test, else a tenth of train; or test")
+    parser.add_argument(
+        "--split",
+        default="held-out",
+        choices=splits,
+        help="images judged: val, else test, else a tenth of train; or test",
+    )
     if view:
-        parser.add_argument("--view", default="margin", choices=("margin", "whole"),
-                            help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer")
+        parser.add_argument(
+            "--view",
+            default="margin",
+            choices=("margin", "whole"),
+            help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
+        )
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +104,11 @@ def add_few_shot(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fill_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fill-queries", action="store_true",
-                        help="classes with few images: queries drawn with replacement, as in the authors' code")
+    parser.add_argument(
+        "--fill-queries",
+        action="store_true",
+        help="classes with few images: queries drawn with replacement, as in the authors' code",
+    )
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
@@ -125,8 +136,13 @@ def add_suite(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     protocols: dict[str, Callable[[argparse.Namespace, Console], dict[str, Any]]] = {
-        "knn": knn, "linear": linear, "variance": variance, "transfer": transfer, "fewshot": fewshot,
-        "finetune": finetune, "suite": suite,
+        "knn": knn,
+        "linear": linear,
+        "variance": variance,
+        "transfer": transfer,
+        "fewshot": fewshot,
+        "finetune": finetune,
+        "suite": suite,
     }
     return protocols[args.protocol](args, console)
 
@@ -140,8 +156,10 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view)
     for k, value in result["by_k"].items():
-        console.print(f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
-                      f"{result['references']} references, {result['classes']} classes")
+        console.print(
+            f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
+            f"{result['references']} references, {result['classes']} classes"
+        )
     return result
 
 
@@ -153,14 +171,26 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         at_least(value, 0 if name == "lr" else 1, flags[name], above=name == "lr")
     at_least(args.seed, 0, "--seed")
     if given and args.probe == "lbfgs":
-        raise BadInput(f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
-                       "solved and not trained; add --probe sgd, or leave it out")
+        raise BadInput(
+            f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
+            "solved and not trained; add --probe sgd, or leave it out"
+        )
     (subject,) = subjects(args, console)
-    result = linear_of(subject, args.data, args.probe, augmented=args.augmented, seed=args.seed, split=args.split,
-                       view=args.view, **given)
+    result = linear_of(
+        subject,
+        args.data,
+        args.probe,
+        augmented=args.augmented,
+        seed=args.seed,
+        split=args.split,
+        view=args.view,
+        **given,
+    )
     how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
-    console.print(f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
-                  f"{result['classes']} classes")
+    console.print(
+        f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
+        f"{result['classes']} classes"
+    )
     return result
 
 
@@ -177,12 +207,24 @@ def ridge_described(result: dict[str, Any]) -> str:
 def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     result = variance_of(subject, args.data, args.split, args.view)
-    rows = [["S_W", result["within"]], ["S_T", result["total"]], ["S_W/S_T", result["ratio"]],
-            ["effective rank", result["effective_rank"]], ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
-            ["NC2 norms", result["nc2_norms"]], ["NC2 angles", result["nc2_angles"]],
-            ["NC2 distance from simplex", result["nc2_simplex"]], ["NC4 % not nearest to own mean", result["nc4"]]]
-    console.print(table(f"{result['images']} {result['split']} images", ["measure", "value"],
-                        [[name, f"{value:.4g}"] for name, value in rows]))
+    rows = [
+        ["S_W", result["within"]],
+        ["S_T", result["total"]],
+        ["S_W/S_T", result["ratio"]],
+        ["effective rank", result["effective_rank"]],
+        ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
+        ["NC2 norms", result["nc2_norms"]],
+        ["NC2 angles", result["nc2_angles"]],
+        ["NC2 distance from simplex", result["nc2_simplex"]],
+        ["NC4 % not nearest to own mean", result["nc4"]],
+    ]
+    console.print(
+        table(
+            f"{result['images']} {result['split']} images",
+            ["measure", "value"],
+            [[name, f"{value:.4g}"] for name, value in rows],
+        )
+    )
     widest = sorted(result["spread"].items(), key=lambda item: -item[1])
     console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
     return result
@@ -200,9 +242,11 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
     how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None, args.split)
-    console.print(f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
-                  f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
-                  f"{result['mean_per_class']:.2f}%")
+    console.print(
+        f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
+        f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+        f"{result['mean_per_class']:.2f}%"
+    )
     return result
 
 
@@ -212,8 +256,10 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     found = sources(args, "transfer")
     judged = subjects(args, progress_console(args.format, console))
-    tasks = [("transfer", name, _transfer(source, args.metric, name))
-             for name, source in zip(data_names(found), found, strict=True)]
+    tasks = [
+        ("transfer", name, _transfer(source, args.metric, name))
+        for name, source in zip(data_names(found), found, strict=True)
+    ]
     return printed(measured(judged, tasks), args.format, console)
 
 
@@ -226,8 +272,11 @@ def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.queries, 1, "--queries")
     found = sources(args, "few-shot")
     judged = subjects(args, progress_console(args.format, console))
-    tasks = [(f"fewshot {args.ways}w{each}s", name, _few_shot(source, each, args, name))
-             for name, source in zip(data_names(found), found, strict=True) for each in shots]
+    tasks = [
+        (f"fewshot {args.ways}w{each}s", name, _few_shot(source, each, args, name))
+        for name, source in zip(data_names(found), found, strict=True)
+        for each in shots
+    ]
     return printed(measured(judged, tasks), args.format, console)
 
 
@@ -240,28 +289,51 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
 
 
 def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
-    return lambda subject: few_shot_of(subject, source, args.ways, shots, args.queries, args.episodes, args.seed,
-                                       name=name, most_shots=max(whole_numbers(args.shots, "--shots")),
-                                       fill_queries=args.fill_queries)
+    return lambda subject: few_shot_of(
+        subject,
+        source,
+        args.ways,
+        shots,
+        args.queries,
+        args.episodes,
+        args.seed,
+        name=name,
+        most_shots=max(whole_numbers(args.shots, "--shots")),
+        fill_queries=args.fill_queries,
+    )
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.k, 1, "--k")
-    plan = Plan(Path(args.root), names(args.protocols), names(args.sets), args.ways, check_episodes(args),
-                episodes=args.episodes, seed=args.seed, k=args.k, fill_queries=args.fill_queries)
+    plan = Plan(
+        Path(args.root),
+        names(args.protocols),
+        names(args.sets),
+        args.ways,
+        check_episodes(args),
+        episodes=args.episodes,
+        seed=args.seed,
+        k=args.k,
+        fill_queries=args.fill_queries,
+    )
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
     make_out(out)
     found = suite_of(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
-        raise BadInput(f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
-                       f"{found.failures[0]['why']}")
+        raise BadInput(
+            f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
+            f"{found.failures[0]['why']}"
+        )
     told = printed(found.results, "text", console) | {"failures": found.failures}
     page = write_suite(found.results, told, out)
     console.print(f"page: {page}")
     told |= {"page": str(page)}
     if found.failures:
         asked = counted(len(found.failures) + len(found.results), "result")
-        raise Incomplete(f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
-                         f"{out}, and the same command again goes on", told)
+        raise Incomplete(
+            f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
+            f"{out}, and the same command again goes on",
+            told,
+        )
     return told

@@ -46,8 +46,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     made = RunFolder(run.folder)
     labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
-    console.print(f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
-                  f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}")
+    console.print(
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
+    )
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
 
@@ -61,13 +63,17 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
     if args.recipe is not None and args.recipe != kept.name:
         raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
     if args.compat is not None and args.compat != kept.compat:
-        raise BadInput(f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
-                       "a run continues with its own settings")
+        raise BadInput(
+            f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
+            "a run continues with its own settings"
+        )
     for field, (value, flag) in args.overrides.items():
         if field in HOW or (field == "data.source" and stays(str(value), kept.data.source)):
             continue
         asked = resolve_warmup(kept.with_set({field: value}))
         if replace(asked, sources={}) != replace(kept, sources={}):
             now = flattened(kept).get(field)
-            raise BadInput(f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
-                           f"{other_settings(field, folder)}")
+            raise BadInput(
+                f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
+                f"{other_settings(field, folder)}"
+            )

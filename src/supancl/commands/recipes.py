@@ -23,11 +23,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.name is None:
         built = {name: recipe(name) for name in RECIPES}
-        found = [{"name": r.name, "method": r.method, "paper": r.paper, "encoder": r.encoder.name,
-                  "pixels": r.views.size if r.views.kind == "crops" else None, "epochs": r.train.epochs,
-                  "batch": r.train.batch_size} for r in built.values()]
-        shown = {"name": "name", "paper": "in the paper", "encoder": "encoder", "pixels": "px", "epochs": "epochs",
-                 "batch": "batch"}  # the method is the name's last part
+        found = [
+            {
+                "name": r.name,
+                "method": r.method,
+                "paper": r.paper,
+                "encoder": r.encoder.name,
+                "pixels": r.views.size if r.views.kind == "crops" else None,
+                "epochs": r.train.epochs,
+                "batch": r.train.batch_size,
+            }
+            for r in built.values()
+        ]
+        shown = {
+            "name": "name",
+            "paper": "in the paper",
+            "encoder": "encoder",
+            "pixels": "px",
+            "epochs": "epochs",
+            "batch": "batch",
+        }  # the method is the name's last part
         cells = [["" if row[key] is None else str(row[key]) for key in shown] for row in found]
         laid = table("Recipes", list(shown.values()), cells)
         laid.box, laid.show_edge, laid.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns

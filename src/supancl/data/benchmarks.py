@@ -25,9 +25,20 @@ from supancl.data.sources import DataSpec, Progress, Source, Split
 from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
-    "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "Place", "benchmark", "check_benchmark",
+    "ALIASES",
+    "BENCHMARKS",
+    "Benchmark",
+    "Check",
+    "CheckRow",
+    "Place",
+    "benchmark",
+    "check_benchmark",
     "find_benchmark",
-    "official_name", "open_benchmark", "page", "present_benchmarks", "where_text",
+    "official_name",
+    "open_benchmark",
+    "page",
+    "present_benchmarks",
+    "where_text",
 ]
 
 
@@ -67,8 +78,10 @@ def find_benchmark(name: str, root: Path | str) -> Place:
             if (folder / mark).is_dir() if mark.endswith("/") else (folder / mark).is_file():
                 return Place(folder, row.files.get(mark), row.arrays.get(mark))
     marks = " or ".join((*row.files, *row.arrays))
-    raise BadInput(f"{name}: not in {root} (looked for {marks} there and in {', '.join(row.folders)} below it); "
-                   f"see: supancl data where {name}")
+    raise BadInput(
+        f"{name}: not in {root} (looked for {marks} there and in {', '.join(row.folders)} below it); "
+        f"see: supancl data where {name}"
+    )
 
 
 def present_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
@@ -102,8 +115,9 @@ class _Opening:
     def object_to(self, fault: str) -> None:
         """Refuse the data, or remark that they are used all the same."""
         if not self.partial:
-            raise BadInput(f"{self.name}: {fault} ({self.folder}); "
-                           f"see: supancl data check {self.name} --root {self.folder}")
+            raise BadInput(
+                f"{self.name}: {fault} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
+            )
         self.remarks.append(f"{self.name} is not whole, so figures on it compare with no published ones: {fault}")
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
@@ -193,8 +207,10 @@ def _sorted(listing: Listing) -> list[Entry]:
     entries = sorted(listing.entries, key=lambda entry: entry[1].as_posix())
     for one, other in pairwise(entries):
         if one[1] == other[1]:
-            raise BadInput(f"{one[1]}: listed twice, for {one[0]} and for {other[0]}; these are not the official split "
-                           "files, so download and unpack them again")
+            raise BadInput(
+                f"{one[1]}: listed twice, for {one[0]} and for {other[0]}; these are not the official split "
+                "files, so download and unpack them again"
+            )
     return entries
 
 
@@ -301,7 +317,8 @@ def _class_sizes(
     counts = Counter(zip(final.tolist(), labels, strict=True))
     return [
         (split, label, counts[split, label], bounds)
-        for split, bounds in row.class_sizes.items() for label in row.class_order
+        for split, bounds in row.class_sizes.items()
+        for label in row.class_order
     ]
 
 

@@ -50,7 +50,11 @@ class Cache:
     """The images of one source at one size. `where` names the source; the same name finds the same cache."""
 
     def __init__(
-        self, where: str, channels: int, short_side: int | None, resample: Resample = "bilinear",
+        self,
+        where: str,
+        channels: int,
+        short_side: int | None,
+        resample: Resample = "bilinear",
         root: Path | None = None,
     ) -> None:
         self.where, self.channels, self.short_side, self.resample = where, channels, short_side, resample
@@ -112,8 +116,13 @@ class Cache:
             tell(f"the cache {self.folder} {found}; built anew")
             _empty(self.folder)
         if version != VERSION:
-            content = {"version": VERSION, "source": self.where, "channels": self.channels,
-                       "short_side": self.short_side, "resample": self.resample}
+            content = {
+                "version": VERSION,
+                "source": self.where,
+                "channels": self.channels,
+                "short_side": self.short_side,
+                "resample": self.resample,
+            }
             write_text(about, json.dumps(content, indent=2) + "\n", ELSEWHERE)
         os.utime(about)  # one that is being built is not the longest unused
         for left_over in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
@@ -137,8 +146,13 @@ class Cache:
         return found
 
     def _decode(
-        self, items: Sequence[Item | Path], names: Sequence[str], missing: Sequence[int],
-        stamps: np.ndarray, progress: Progress | None, remarks: list[str],
+        self,
+        items: Sequence[Item | Path],
+        names: Sequence[str],
+        missing: Sequence[int],
+        stamps: np.ndarray,
+        progress: Progress | None,
+        remarks: list[str],
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
         """New shards with these images; an interruption keeps what is finished."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
@@ -181,9 +195,7 @@ class CachedImages(PackedImages):
     """Images mapped from a cache. Each one's checksum is compared when it is first read, and a damaged one is mended
     from its source file; the memory they take is the system's file cache, not the process's own."""
 
-    def __init__(
-        self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray
-    ) -> None:
+    def __init__(self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray) -> None:
         flats = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
         shard_of, row_of = _places(shards, rows)
         offsets, sizes = np.zeros(len(rows), np.int64), np.zeros((len(rows), 2), np.int64)
@@ -214,11 +226,15 @@ class CachedImages(PackedImages):
         try:
             again = decode(item, self.channels, self.cache.short_side, self.cache.resample)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{where}, and the image cannot be read again ({why(error)}); bring it back, then continue "
-                           "with --resume") from None
+            raise BadInput(
+                f"{where}, and the image cannot be read again ({why(error)}); bring it back, then continue "
+                "with --resume"
+            ) from None
         if crc(again) != self.checksums[index]:
-            raise BadInput(f"{where}, and the image has changed since it was cached; run supancl data cache "
-                           f"{self.cache.where} --remove, then begin again")
+            raise BadInput(
+                f"{where}, and the image has changed since it was cached; run supancl data cache "
+                f"{self.cache.where} --remove, then begin again"
+            )
         self.mended += 1
         image.copy_(again)  # the mapping is private: what follows mends the file itself
         with contextlib.suppress(OSError), open(path, "rb+") as file:
@@ -287,7 +303,9 @@ def remove_cache(folder: Path, waiting: Callable[[str], None] = lambda owner: No
 
 
 def evict(
-    keep_bytes: float, root: Path | None = None, waiting: Callable[[str], None] = lambda owner: None,
+    keep_bytes: float,
+    root: Path | None = None,
+    waiting: Callable[[str], None] = lambda owner: None,
     spared: Path | None = None,
 ) -> list[CacheFolder]:
     """Remove the longest unused caches until all take no more than `keep_bytes`; the `spared` one stays whatever."""
@@ -344,8 +362,10 @@ def _stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, s
 def _check_room(folder: Path, wanted: float) -> None:
     free = shutil.disk_usage(folder).free
     if wanted > free:
-        raise BadInput(f"the cache {folder} needs about {wanted / 1e9:.1f} GB more and its disk has "
-                       f"{free / 1e9:.1f} GB free; {ELSEWHERE}")
+        raise BadInput(
+            f"the cache {folder} needs about {wanted / 1e9:.1f} GB more and its disk has "
+            f"{free / 1e9:.1f} GB free; {ELSEWHERE}"
+        )
 
 
 def _about(folder: Path) -> dict[str, Any]:

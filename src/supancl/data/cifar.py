@@ -35,8 +35,10 @@ def cifar_python(kind: str) -> ArrayReader:
             if not (folder / name).is_file():
                 raise BadInput(f"{folder / name}: not there; unpack {official.filename} again")
             if not check_integrity(str(folder / name), md5):
-                raise BadInput(f"{folder / name}: not the published file (its MD5 differs), and no other pickle is "
-                               f"opened; unpack {official.filename} again")
+                raise BadInput(
+                    f"{folder / name}: not the published file (its MD5 differs), and no other pickle is "
+                    f"opened; unpack {official.filename} again"
+                )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*align")  # early numpy 2.4 on old files: pytorch/vision#9340
             parts = {"trainval": here(folder.parent, train=True), "test": here(folder.parent, train=False)}
@@ -60,8 +62,26 @@ def cifar_npz(file: str) -> ArrayReader:
 
 # the classes of aquatic mammals, insects, medium-sized mammals and people; sorted, so in label order
 FC100_TEST = (
-    "baby", "beaver", "bee", "beetle", "boy", "butterfly", "caterpillar", "cockroach", "dolphin", "fox", "girl", "man",
-    "otter", "porcupine", "possum", "raccoon", "seal", "skunk", "whale", "woman",
+    "baby",
+    "beaver",
+    "bee",
+    "beetle",
+    "boy",
+    "butterfly",
+    "caterpillar",
+    "cockroach",
+    "dolphin",
+    "fox",
+    "girl",
+    "man",
+    "otter",
+    "porcupine",
+    "possum",
+    "raccoon",
+    "seal",
+    "skunk",
+    "whale",
+    "woman",
 )
 
 
@@ -73,8 +93,10 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
         classes = FC100_TEST
         lacking = sorted(set(classes) - set(source.classes))
         if lacking:
-            raise BadInput(f"{folder}: no class {lacking[0]!r}{and_more(lacking)}; FC100 is cut out of CIFAR100 by "
-                           "class name, so give data with its names (class_names)")
+            raise BadInput(
+                f"{folder}: no class {lacking[0]!r}{and_more(lacking)}; FC100 is cut out of CIFAR100 by "
+                "class name, so give data with its names (class_names)"
+            )
         ids = torch.full((len(source.classes),), -1)
         ids[torch.tensor([source.classes.index(name) for name in classes])] = torch.arange(len(classes))
         pixels, labels, names = [], [], []

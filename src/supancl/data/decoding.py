@@ -54,15 +54,18 @@ def from_items(
     if broken and not spec.skip_bad_images:
         position, reason = broken[0]
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        raise BadInput(f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
-                       "or pass --skip-bad-images to go on without")
+        raise BadInput(
+            f"{items[position]}: cannot be read as an image ({reason}){more}; mend or remove it, "
+            "or pass --skip-bad-images to go on without"
+        )
     bad = {position for position, _ in broken}
     remarks += about_dark(store, [item for position, item in enumerate(items) if position not in bad])
     skipped = sorted(str(items[position]) for position in bad)
     if bad:
         entries = [entry for position, entry in enumerate(entries) if position not in bad]
-        remarks.append(f"{counted(len(bad), 'unreadable image was', 'unreadable images were')} skipped: "
-                       + ", ".join(skipped))
+        remarks.append(
+            f"{counted(len(bad), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
+        )
     if not any(split == "train" for split, _, _ in entries):
         such = f", such as {skipped[0]}" if skipped else ""
         raise BadInput(f"{root}: no training image could be read{such}; mend the files, or what lists them")
@@ -74,7 +77,8 @@ def from_items(
     of_split = np.array([split for split, _, _ in entries])
     splits: dict[str, Split] = {
         name: every.take(torch.from_numpy(np.flatnonzero(of_split == name)))
-        for name in ("train", "val", "test") if (of_split == name).any()
+        for name in ("train", "val", "test")
+        if (of_split == name).any()
     }
     return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries])
 
@@ -89,8 +93,10 @@ def about_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
         return []
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
         return []
-    return [f"none of {counted(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
-            "in 16-bit files? Scale them up first, such as by 16"]
+    return [
+        f"none of {counted(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
+        "in 16-bit files? Scale them up first, such as by 16"
+    ]
 
 
 def _spread(count: int) -> list[int]:

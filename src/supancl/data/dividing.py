@@ -26,8 +26,10 @@ def divided(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray,
         train, val = row.per_class
         smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
         if count <= train + val:
-            raise BadInput(f"{name}: class {smallest!r} has {counted(count, 'image')}; {train} + {val} of each class "
-                           f"are for train and val and the rest for test, so at least {train + val + 1} are needed")
+            raise BadInput(
+                f"{name}: class {smallest!r} has {counted(count, 'image')}; {train} + {val} of each class "
+                f"are for train and val and the rest for test, so at least {train + val + 1} are needed"
+            )
         places = _places(ids, SPLIT_SEED)
         final = np.where(places < train, "train", np.where(places < train + val, "val", "test"))
     elif row.split is not None and (final == "trainval").any():

@@ -180,8 +180,10 @@ class FileImages:
         try:
             return decode(item, self.channels, self.short_side, self.resample)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, then "
-                           "continue with --resume") from None
+            raise BadInput(
+                f"{item}: could be read before and cannot any more ({why(error)}); bring it back, then "
+                "continue with --resume"
+            ) from None
 
 
 MOST_WORKERS = 32
@@ -282,7 +284,10 @@ def size_of(item: Item | Path) -> tuple[int, int]:
 
 
 def decode(
-    item: Item | Path, channels: int = 3, short_side: int | None = None, resample: Resample = "bilinear",
+    item: Item | Path,
+    channels: int = 3,
+    short_side: int | None = None,
+    resample: Resample = "bilinear",
     large: list[str] | None = None,
 ) -> Tensor:
     """One image as uint8 (C, H, W): upright, in RGB or grey, its short side brought down to `short_side`.
@@ -332,8 +337,10 @@ def about_large(large: Sequence[str]) -> list[str]:
         return []
     shown, more = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
     have, them = counted(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
-    return [f"{have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
-            f"store {them} smaller: {', '.join(shown)}{more}"]
+    return [
+        f"{have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
+        f"store {them} smaller: {', '.join(shown)}{more}"
+    ]
 
 
 def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
@@ -345,8 +352,12 @@ def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
 
 # EXIF orientation -> what turns the stored pixels upright
 TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
 

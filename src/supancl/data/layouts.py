@@ -37,10 +37,13 @@ FileReader = Callable[[Path], Listing]
 
 def dtd(folder: Path) -> Listing:
     """labels/{train,val,test}1.txt hold 'banded/banded_0002.jpg': split 1 of ten."""
-    return Listing([
-        (split, folder / "images" / line, line.split("/")[0])
-        for split in ("train", "val", "test") for line in _lines(folder / "labels" / f"{split}1.txt", "/")
-    ])
+    return Listing(
+        [
+            (split, folder / "images" / line, line.split("/")[0])
+            for split in ("train", "val", "test")
+            for line in _lines(folder / "labels" / f"{split}1.txt", "/")
+        ]
+    )
 
 
 def food101(folder: Path) -> Listing:
@@ -62,11 +65,13 @@ def mit67(folder: Path) -> Listing:
     images = folder / "Images"
     if not images.is_dir() and (folder / "indoorCVPR_09" / "Images").is_dir():
         images = folder / "indoorCVPR_09" / "Images"
-    return Listing([
-        (split, images / line, line.split("/")[0])
-        for official, split in (("Train", "trainval"), ("Test", "test"))
-        for line in _lines(folder / f"{official}Images.txt", "/")
-    ])
+    return Listing(
+        [
+            (split, images / line, line.split("/")[0])
+            for official, split in (("Train", "trainval"), ("Test", "test"))
+            for line in _lines(folder / f"{official}Images.txt", "/")
+        ]
+    )
 
 
 def sun397(folder: Path) -> Listing:
@@ -88,22 +93,28 @@ def cub200(folder: Path) -> Listing:
     images, training = _pairs(folder / "images.txt"), _pairs(folder / "train_test_split.txt")
     unknown = sorted(set(images) ^ set(training), key=lambda number: (len(number), number))
     if unknown:
-        raise BadInput(f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
-                       f"{and_more(unknown)}; unpack CUB_200_2011.tgz again")
-    return Listing([
-        ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
-        for number, image in images.items()
-    ])
+        raise BadInput(
+            f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
+            f"{and_more(unknown)}; unpack CUB_200_2011.tgz again"
+        )
+    return Listing(
+        [
+            ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
+            for number, image in images.items()
+        ]
+    )
 
 
 def dogs(folder: Path) -> Listing:
     """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
     lists = folder / "lists" if (folder / "lists").is_dir() else folder
-    return Listing([
-        (split, folder / "Images" / str(image), str(image).split("/")[0])
-        for official, split in (("train", "trainval"), ("test", "test"))
-        for image in _mat(lists / f"{official}_list.mat", "file_list")
-    ])
+    return Listing(
+        [
+            (split, folder / "Images" / str(image), str(image).split("/")[0])
+            for official, split in (("train", "trainval"), ("test", "test"))
+            for image in _mat(lists / f"{official}_list.mat", "file_list")
+        ]
+    )
 
 
 def flowers102(folder: Path) -> Listing:
@@ -131,11 +142,13 @@ def pets(folder: Path) -> Listing:
 
 def aircraft(folder: Path) -> Listing:
     """data/images_variant_{train,val,test}.txt hold '1025794 707-320'."""
-    return Listing([
-        (split, folder / "data" / "images" / f"{image}.jpg", variant)
-        for split in ("train", "val", "test")
-        for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
-    ])
+    return Listing(
+        [
+            (split, folder / "data" / "images" / f"{image}.jpg", variant)
+            for split in ("train", "val", "test")
+            for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
+        ]
+    )
 
 
 def fungi(folder: Path) -> Listing:
@@ -158,10 +171,12 @@ def gtsrb(folder: Path) -> Listing:
     path = folder / "GT-final_test.csv"
     rows = csv.DictReader(_lines(path, ";"), delimiter=";", skipinitialspace=True)
     try:
-        return Listing([
-            ("test", folder / "GTSRB" / "Final_Test" / "Images" / row["Filename"], f"{int(row['ClassId']):05d}")
-            for row in rows
-        ])
+        return Listing(
+            [
+                ("test", folder / "GTSRB" / "Final_Test" / "Images" / row["Filename"], f"{int(row['ClassId']):05d}")
+                for row in rows
+            ]
+        )
     except (KeyError, TypeError, ValueError):
         raise _garbled(path, "wanted the columns Filename and ClassId, divided by ';'") from None
 
@@ -171,10 +186,13 @@ def gtsrb(folder: Path) -> Listing:
 
 def caltech101(folder: Path) -> Listing:
     """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
-    return Listing([
-        ("all", path, name) for path, name in _class_folders(folder / "101_ObjectCategories")
-        if name != "BACKGROUND_Google"
-    ])
+    return Listing(
+        [
+            ("all", path, name)
+            for path, name in _class_folders(folder / "101_ObjectCategories")
+            if name != "BACKGROUND_Google"
+        ]
+    )
 
 
 def omniglot(folder: Path) -> Listing:
@@ -191,11 +209,14 @@ def omniglot(folder: Path) -> Listing:
 
 def split_folders(folder: Path) -> Listing:
     """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
-    return Listing([
-        (split, path, name)
-        for split in ("trainval", "train", "val", "test") if (folder / split).is_dir()
-        for path, name in _class_folders(folder / split)
-    ])
+    return Listing(
+        [
+            (split, path, name)
+            for split in ("trainval", "train", "val", "test")
+            if (folder / split).is_dir()
+            for path, name in _class_folders(folder / split)
+        ]
+    )
 
 
 def test_folders(folder: Path) -> Listing:

@@ -77,8 +77,10 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
     if classes is None:
         classes = tuple(str(i) for i in range(1 + highest))
     if highest >= len(classes):
-        raise BadInput(f"torchvision:{name}@{root}: label {highest} has no name; it names "
-                       f"{counted(len(classes), 'class', 'classes')}")
+        raise BadInput(
+            f"torchvision:{name}@{root}: label {highest} has no name; it names "
+            f"{counted(len(classes), 'class', 'classes')}"
+        )
     entries: list[Entry] = []
     for split, data in built.items():
         items = _items(data, f"torchvision:{name}.{split}", Path(root))
@@ -107,8 +109,10 @@ def _torchvision_splits(kind: Any, name: str, root: Path) -> tuple[dict[str, Any
                     said.setdefault(split, reason(error))
     if "train" not in built:
         refused = said.get("train", "it has no training split")
-        raise BadInput(f"torchvision:{name}@{root}: cannot be opened ({refused}); lay its files out there, for example "
-                       f"with torchvision.datasets.{name}({str(root)!r}, download=True)")
+        raise BadInput(
+            f"torchvision:{name}@{root}: cannot be opened ({refused}); lay its files out there, for example "
+            f"with torchvision.datasets.{name}({str(root)!r}, download=True)"
+        )
     lost = {split: why for split, why in said.items() if split not in built}
     return built, [f"torchvision:{name}@{root}: no {split} split ({why})" for split, why in lost.items()]
 
@@ -214,8 +218,10 @@ def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, s
         if split is None:
             remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is left out")
         elif split in taken:
-            raise BadInput(f"hf:{text} has both {taken[split]} and {name} for {split}; save one of them alone "
-                           "(save_to_disk) and give that folder")
+            raise BadInput(
+                f"hf:{text} has both {taken[split]} and {name} for {split}; save one of them alone "
+                "(save_to_disk) and give that folder"
+            )
         else:
             taken[split] = name
     if "train" not in taken:
@@ -246,8 +252,9 @@ def _loaded(datasets: Any, text: str) -> Any:
             return datasets.load_from_disk(text)
         return datasets.load_dataset(text)
     except Exception as error:  # network, hub, arrow and pickle each fail in their own way
-        raise BadInput(f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by "
-                       "save_to_disk") from None
+        raise BadInput(
+            f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by save_to_disk"
+        ) from None
 
 
 def _columns(datasets: Any, data: Any, where: str) -> tuple[str, str | None]:

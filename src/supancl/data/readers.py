@@ -21,9 +21,14 @@ from supancl.data.toy import toy_source
 from supancl.errors import BadInput, counted
 
 SPLIT_NAMES = {
-    "train": "train", "training": "train", "trainval": "train",
-    "val": "val", "valid": "val", "validation": "val",
-    "test": "test", "testing": "test",
+    "train": "train",
+    "training": "train",
+    "trainval": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
 }
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 NO_LABEL = ("-1", "-1.0")  # the second is what becomes of the first in a column with gaps
@@ -57,8 +62,10 @@ def read_npz(path: Path, channels: int) -> Source:
     for split in ("train", "val", "test"):
         if f"{split}_images" not in arrays:
             if split == "train":
-                raise BadInput(f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}, wanted "
-                               "train_images and train_labels")
+                raise BadInput(
+                    f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}, wanted "
+                    "train_images and train_labels"
+                )
             continue
         if f"{split}_labels" not in arrays:
             raise BadInput(f"{path}: {split}_images has no {split}_labels; store -1 for images without a label")
@@ -134,8 +141,10 @@ def _checked_labels(labels: np.ndarray, images: int, where: str) -> Tensor:
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{where} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MOST_CLASSES:
-        raise BadInput(f"{where} holds {int(labels.max())}; labels are class numbers 0, 1, ... below {MOST_CLASSES}, "
-                       "and -1 for unlabelled")
+        raise BadInput(
+            f"{where} holds {int(labels.max())}; labels are class numbers 0, 1, ... below {MOST_CLASSES}, "
+            "and -1 for unlabelled"
+        )
     return torch.from_numpy(labels.astype(np.int64))
 
 
@@ -163,13 +172,21 @@ def read_folder(
     remarks: list[str] = []
     empty: list[Path] = []
     folders = _split_folders(root, remarks)
-    entries = [(split, path, label) for split, folder in folders.items()
-               for path, label in _class_files(folder, remarks, empty)]
+    entries = [
+        (split, path, label)
+        for split, folder in folders.items()
+        for path, label in _class_files(folder, remarks, empty)
+    ]
     if empty and not lenient:
         raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
     if folders["train"] != root:  # unlabelled/ may stand beside train/ as well as in it
-        entries += [("train", path, "") for child in sorted(root.iterdir()) if is_unlabelled(child)
-                    for path in sorted(_walk(child)) if path.suffix.lower() in SUFFIXES]
+        entries += [
+            ("train", path, "")
+            for child in sorted(root.iterdir())
+            if is_unlabelled(child)
+            for path in sorted(_walk(child))
+            if path.suffix.lower() in SUFFIXES
+        ]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
     _say_one_class({label for _, _, label in entries if label}, folders["train"], remarks)
@@ -190,8 +207,10 @@ def check_apart(source: str, out: Path) -> None:
         except ValueError:
             continue
         if not any(part.startswith(".") for part in within.parts):  # such folders are passed over
-            raise BadInput(f"{out} lies in {_told(folder)}, whose folders are taken for classes, so {_told(root)} "
-                           "would be other data from then on; choose another --out")
+            raise BadInput(
+                f"{out} lies in {_told(folder)}, whose folders are taken for classes, so {_told(root)} "
+                "would be other data from then on; choose another --out"
+            )
 
 
 def _told(folder: Path) -> Path:
@@ -253,9 +272,11 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
     if ignored:
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
         were = "was" if len(ignored) == 1 else "were"
-        remarks.append(f"{folder}: {counted(len(ignored), 'file is', 'files are')} of no image format that is read "
-                       f"here and {were} left out ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
-                       f"{ignored[0].name}")
+        remarks.append(
+            f"{folder}: {counted(len(ignored), 'file is', 'files are')} of no image format that is read "
+            f"here and {were} left out ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
+            f"{ignored[0].name}"
+        )
 
 
 def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
@@ -267,8 +288,10 @@ def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
         return
     within = [child.name for child in sorted(only.iterdir()) if child.is_dir() and child.name[0] != "."]
     if len(within) > 1:
-        remarks.append(f"{folder}: the only class is {only.name}, which has {len(within)} folders in it, such as "
-                       f"{within[0]}; for those as classes, give {only}")
+        remarks.append(
+            f"{folder}: the only class is {only.name}, which has {len(within)} folders in it, such as "
+            f"{within[0]}; for those as classes, give {only}"
+        )
 
 
 def _say_same_folders(folders: set[Path], remarks: list[str]) -> None:
@@ -311,15 +334,18 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
             missing = {"path", "label"} - set(names)
             if missing:
                 have = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise BadInput(f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, "
-                               "wanted path,label[,split]")
+                raise BadInput(
+                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, wanted path,label[,split]"
+                )
             twice = next((name for name in ("path", "label", "split") if names[name] > 1), None)
             if twice is not None:
                 raise BadInput(f"{path}: {names[twice]} columns are called {twice!r}; keep one of them")
             for row in rows:
                 if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
-                    raise BadInput(f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
-                                   "columns of the first line; put a value that has a comma in double quotes")
+                    raise BadInput(
+                        f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
+                        "columns of the first line; put a value that has a comma in double quotes"
+                    )
                 entries.append(_csv_entry(row, path, rows.line_num, spec.skip_bad_images))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
@@ -330,21 +356,27 @@ def read_csv(path: Path, channels: int, spec: DataSpec, progress: Progress | Non
     remarks: list[str] = []
     again = [file for file, times in Counter(os.path.abspath(file) for _, file, _ in entries).items() if times > 1]
     if again:
-        remarks.append(f"{path}: {counted(len(again), 'file is', 'files are')} listed more than once, such as "
-                       f"{again[0]}; one that is trained on and held out too judges nothing")
+        remarks.append(
+            f"{path}: {counted(len(again), 'file is', 'files are')} listed more than once, such as "
+            f"{again[0]}; one that is trained on and held out too judges nothing"
+        )
     return from_items(entries, path.parent, channels, spec, progress, remarks)
 
 
 def _csv_entry(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
     if any("\n" in (value or "") for value in (row["path"], row["label"])):  # it has swallowed the lines below it
-        raise BadInput(f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "
-                       "write a quote that belongs to it twice")
+        raise BadInput(
+            f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "
+            "write a quote that belongs to it twice"
+        )
     if not row["path"]:
         raise BadInput(f"{table} line {line}: no path; wanted path,label[,split]")
     file = table.parent / row["path"]
     if not skip_bad and not file.is_file():  # else it is listed with what cannot be read
-        raise BadInput(f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); mend the path, "
-                       "remove the line, or pass --skip-bad-images")
+        raise BadInput(
+            f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); mend the path, "
+            "remove the line, or pass --skip-bad-images"
+        )
     split = (row.get("split") or "train").strip().lower()
     if split not in SPLIT_NAMES:
         raise BadInput(f"{table} line {line}: split {split!r}; wanted train, val or test")

@@ -79,8 +79,14 @@ class ShardWriter:
             temporary.unlink(missing_ok=True)
             return
         names, stamps, sizes, offsets, checksums, _ = zip(*rows, strict=True)
-        shard = Shard(path, list(names), np.array(stamps, np.int64), np.array(sizes, np.int64),
-                      np.array(offsets, np.int64), np.array(checksums, np.uint32))
+        shard = Shard(
+            path,
+            list(names),
+            np.array(stamps, np.int64),
+            np.array(sizes, np.int64),
+            np.array(offsets, np.int64),
+            np.array(checksums, np.uint32),
+        )
         write_index(shard)
         self.shards.append(shard)
         self.number += 1
@@ -92,8 +98,13 @@ class ShardWriter:
 def write_index(shard: Shard) -> None:
     # names as one run of UTF-8: an array of strings would give every name the length of the longest
     text = np.frombuffer("\0".join(shard.names).encode("utf-8", "surrogateescape"), np.uint8)
-    arrays: dict[str, Any] = {"names": text, "stamps": shard.stamps, "sizes": shard.sizes,
-                              "offsets": shard.offsets, "checksums": shard.checksums}
+    arrays: dict[str, Any] = {
+        "names": text,
+        "stamps": shard.stamps,
+        "sizes": shard.sizes,
+        "offsets": shard.offsets,
+        "checksums": shard.checksums,
+    }
 
     def write(path: Path) -> None:
         with open(path, "wb") as file:

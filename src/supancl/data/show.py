@@ -33,10 +33,17 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
     arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
     nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())
     return {
-        "source": spec.source, "splits": splits, "classes": len(source.classes),
-        "histogram": histogram(source), "sizes": size_facts(sizes), "short_side": side,
-        "bytes": nbytes, "kept": "in the packed cache" if source.items and nbytes > CACHE_FROM else "in memory",
-        "unreadable": list(source.skipped), "empty_class_folders": list(source.empty), "remarks": remarks,
+        "source": spec.source,
+        "splits": splits,
+        "classes": len(source.classes),
+        "histogram": histogram(source),
+        "sizes": size_facts(sizes),
+        "short_side": side,
+        "bytes": nbytes,
+        "kept": "in the packed cache" if source.items and nbytes > CACHE_FROM else "in memory",
+        "unreadable": list(source.skipped),
+        "empty_class_folders": list(source.empty),
+        "remarks": remarks,
     }
 
 
@@ -50,6 +57,7 @@ def histogram(source: Source) -> dict[str, dict[str, int]]:
 
 def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
     """(N, 2) height and width of every image as it is stored, from the headers of files."""
+
     def one(item: Any) -> tuple[int, int]:
         try:
             return size_of(item)
@@ -78,6 +86,7 @@ def _array_sizes(split: Split) -> np.ndarray:
 
 def size_facts(sizes: np.ndarray) -> dict[str, list[int]]:
     """[smallest, median, largest] of heights, widths and short sides."""
+
     def three(values: np.ndarray) -> list[int]:
         return [int(values.min()), int(np.median(values)), int(values.max())]
 
@@ -122,6 +131,7 @@ def copies(source: Source, progress: Progress | None = None) -> dict[str, Any] |
 
 def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]:
     """Files of the same content. Only those of equal size are read, and the sums of one size are held at a time."""
+
     def nbytes(path: Path) -> int:
         try:
             return path.stat().st_size

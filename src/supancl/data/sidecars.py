@@ -66,8 +66,9 @@ class Sidecar:
             try:
                 return _parts(self.path, *names)
             except DAMAGE as error:
-                raise BadInput(f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); "
-                               "go on with --resume") from None
+                raise BadInput(
+                    f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); go on with --resume"
+                ) from None
 
     def check(self) -> None:
         """That the shard is what was indexed: its images are found by where they lay then."""
@@ -76,8 +77,10 @@ class Sidecar:
         except OSError as error:
             changed = why(error)
         if changed:
-            raise BadInput(f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
-                           "continue with --resume")
+            raise BadInput(
+                f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
+                "continue with --resume"
+            )
 
 
 def indexed(
@@ -167,8 +170,14 @@ def _index(tar: Path) -> None:
     names = "\n".join(Path(item.member).name for item, _ in found).encode("utf-8", "surrogateescape")
     digest = hashlib.sha256(json.dumps(labels).encode() + names).digest()
     labelled = sum(label != "" for label in labels)
-    about = {"version": VERSION, "tar": str(tar), "stamp": stamp, "images": len(found), "labelled": labelled,
-             "digest": digest.hex()}
+    about = {
+        "version": VERSION,
+        "tar": str(tar),
+        "stamp": stamp,
+        "images": len(found),
+        "labelled": labelled,
+        "digest": digest.hex(),
+    }
     columns = [item.offset for item, _ in found], [item.length for item, _ in found], [codes[label] for label in labels]
     parts = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode(), "members": members}
     parts |= {name: np.array(column, ARRAYS[name]).tobytes() for name, column in zip(ARRAYS, columns, strict=True)}

@@ -196,8 +196,10 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
         raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
     if spec.stream:
         if not tars.is_tar(name):
-            raise BadInput(f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
-                           "leave it out for other sources")
+            raise BadInput(
+                f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
+                "leave it out for other sources"
+            )
         return stream.read_stream(name, channels, spec, progress)
     if name in readers.BUILT_IN:
         return readers.BUILT_IN[name](channels)
@@ -216,8 +218,10 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
         return readers.read_npz(path, channels)
     if path.suffix.lower() == ".csv":
         return readers.read_csv(path, channels, spec, progress)
-    raise BadInput(f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
-                   "torchvision:NAME@ROOT or hf:NAME")
+    raise BadInput(
+        f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
+        "torchvision:NAME@ROOT or hf:NAME"
+    )
 
 
 def from_arrays(
@@ -265,14 +269,21 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     known, told = _hidden(train, spec.labelled)
     train = _limited(known, spec.limit)
     if spec.labelled < 1 and (lost := len(known.present()) - len(train.present())):
-        told.append(f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
-                    "it is drawn after data.labelled has hidden them; raise one of the two")
+        told.append(
+            f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
+            "it is drawn after data.labelled has hidden them; raise one of the two"
+        )
     remarks = (*remarks, *told)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     described: dict[str, object] = {
-        "source": spec.source, "train": len(train), "labelled": train.labelled, "held_out": len(held_out),
-        "held_out_from": held_out_from, "classes": len(classes), "skipped": len(source.skipped),
+        "source": spec.source,
+        "train": len(train),
+        "labelled": train.labelled,
+        "held_out": len(held_out),
+        "held_out_from": held_out_from,
+        "classes": len(classes),
+        "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
     return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, described)
@@ -291,8 +302,10 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
     chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
-        raise BadInput(f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
-                       "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)")
+        raise BadInput(
+            f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
+            "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)"
+        )
     mask = torch.zeros(len(train), dtype=torch.bool)
     mask[chosen] = True
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
@@ -303,15 +316,22 @@ def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) 
     if not train.labelled or not len(held_out):
         return
     if not held_out.labelled:
-        some, them = (f"the one image of {name} has no", "it") if len(held_out) == 1 else (
-            f"none of the {len(held_out)} images of {name} has a", "them")
-        yield (f"{some} label, so nothing can be judged by {them}; to hold labelled images of train out "
-               "instead: --set data.holdout=0.1")
+        some, them = (
+            (f"the one image of {name} has no", "it")
+            if len(held_out) == 1
+            else (f"none of the {len(held_out)} images of {name} has a", "them")
+        )
+        yield (
+            f"{some} label, so nothing can be judged by {them}; to hold labelled images of train out "
+            "instead: --set data.holdout=0.1"
+        )
     unknown = [classes[label] for label in sorted(set(held_out.present()) - set(train.present()))]
     if unknown:
-        yield (f"{counted(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
-               f"train on, such as {unknown[0]!r}; a name counts with its capitals, spaces and the way its accents are "
-               "encoded")
+        yield (
+            f"{counted(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
+            f"train on, such as {unknown[0]!r}; a name counts with its capitals, spaces and the way its accents are "
+            "encoded"
+        )
 
 
 def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
@@ -363,8 +383,9 @@ def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
         why = "every class of two or more hides one at least"
     elif abs(found - wanted) > max(1, 0.05 * wanted):
         why = "the share is rounded in each class"
-    told = (f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for "
-            f"{why}")
+    told = (
+        f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for {why}"
+    )
     return replace(train.listed(), labels=labels), [told] if why else []
 
 

@@ -36,8 +36,14 @@ class StreamImages:
     """The images of indexed shards, decoded each time they are asked for; rows count through the shards in order."""
 
     def __init__(
-        self, shards: Sequence[Sidecar], ids: dict[str, int], channels: int, short_side: int | None,
-        resample: Resample = "bilinear", skip_bad: bool = False, window: int = 16,
+        self,
+        shards: Sequence[Sidecar],
+        ids: dict[str, int],
+        channels: int,
+        short_side: int | None,
+        resample: Resample = "bilinear",
+        skip_bad: bool = False,
+        window: int = 16,
     ) -> None:
         self.shards, self.ids, self.channels, self.short_side = shards, ids, channels, short_side
         self.resample, self.skip_bad, self.window = resample, skip_bad, window
@@ -66,8 +72,10 @@ class StreamImages:
         try:
             image = decode(item, self.channels, self.short_side, self.resample, large)
         except (OSError, ValueError) as error:
-            return BadInput(f"{item}: cannot be read as an image ({why(error)}); mend or remove it, "
-                            "or pass --skip-bad-images to go on without")
+            return BadInput(
+                f"{item}: cannot be read as an image ({why(error)}); mend or remove it, "
+                "or pass --skip-bad-images to go on without"
+            )
         finally:
             self.note(large, self.large)
         if self.canvas is None:
@@ -169,8 +177,10 @@ class StreamSplit(Split):
         rows = self.rows_at(positions)
         labels = self.labels_at(positions)
         found = list(self.store.threads.map(self.store.decoded, self.store.items(rows)))
-        images = [self._instead(position, label, image) if isinstance(image, BadInput) else image
-                  for position, label, image in zip(positions.tolist(), labels.tolist(), found, strict=True)]
+        images = [
+            self._instead(position, label, image) if isinstance(image, BadInput) else image
+            for position, label, image in zip(positions.tolist(), labels.tolist(), found, strict=True)
+        ]
         pixels, sizes, _ = padded(images)
         return Batch(pixels, sizes, labels)
 
@@ -291,8 +301,10 @@ class WholeStream(StreamSplit):
 def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
     """Tar shards as `read_tars` has them (splits by name, labels, class order), but nothing is decoded yet."""
     if spec.balanced:
-        raise BadInput("data.balanced needs the labels of all images at once, which data.stream does not hold; "
-                       "take --set data.balanced=false, or --set data.stream=false")
+        raise BadInput(
+            "data.balanced needs the labels of all images at once, which data.stream does not hold; "
+            "take --set data.balanced=false, or --set data.stream=false"
+        )
     files = tar_files(name)
     shards: dict[str, list[Sidecar]] = {split: [] for split in SPLITS}
     named: dict[str, set[str]] = {split: set() for split in SPLITS}
@@ -301,14 +313,21 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
         if shard.images:
             shards[split_of(path)].append(shard)
     if not any(shards.values()):
-        raise BadInput(f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls "
-                       "beside it")
+        raise BadInput(
+            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
+        )
     if not shards["train"]:
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
     classes = sorted_names(set.union(*named.values()), by_number=True)
-    store = StreamImages([shard for split in SPLITS for shard in shards[split]],
-                         {label: i for i, label in enumerate(classes)}, channels, spec.short_side, spec.resample,
-                         spec.skip_bad_images, spec.window)
+    store = StreamImages(
+        [shard for split in SPLITS for shard in shards[split]],
+        {label: i for i, label in enumerate(classes)},
+        channels,
+        spec.short_side,
+        spec.resample,
+        spec.skip_bad_images,
+        spec.window,
+    )
     splits: dict[str, Split] = {}
     begin = 0
     for split, there in shards.items():

@@ -91,8 +91,9 @@ def read_tars(name: str, channels: int, spec: DataSpec, progress: Progress | Non
         if progress is not None:
             progress("reading tar shards", done, len(files))
     if not entries:
-        raise BadInput(f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls "
-                       "beside it")
+        raise BadInput(
+            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
+        )
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
     labels = [label for _, _, label in entries if label]
@@ -104,8 +105,10 @@ def captions(name: str, classes: int, labelled: int) -> list[str]:
     """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
     if labelled < FEW or 10 * classes <= 9 * labelled:
         return []
-    return [f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label, and where it is "
-            "a caption every image is a class of its own"]
+    return [
+        f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label, and where it is "
+        "a caption every image is a class of its own"
+    ]
 
 
 def split_of(path: Path) -> str:
@@ -121,8 +124,10 @@ def samples(path: Path) -> Iterator[tuple[TarItem, str]]:
         with tarfile.open(path, "r:") as tar:
             for key, members in itertools.groupby(_members(tar), key=lambda found: found[0]):
                 if key in seen:
-                    raise BadInput(f"{path}: the files of sample {key!r} do not follow one another, or are there "
-                                   "twice; write the shard anew with each sample in one piece")
+                    raise BadInput(
+                        f"{path}: the files of sample {key!r} do not follow one another, or are there "
+                        "twice; write the shard anew with each sample in one piece"
+                    )
                 seen.add(key)
                 image, label = _sample(path, tar, key, members)
                 if image is not None:
@@ -140,8 +145,9 @@ def _sample(
     for _, part, member in members:
         if f".{part.rpartition('.')[2]}" in SUFFIXES:
             if image is not None:
-                raise BadInput(f"{path}: sample {key!r} has two images, {image.member} and {member.name}; "
-                               "keep one of them")
+                raise BadInput(
+                    f"{path}: sample {key!r} has two images, {image.member} and {member.name}; keep one of them"
+                )
             image = TarItem(path, member.name, member.offset_data, member.size)
         elif part in LABEL_PARTS:
             opened = tar.extractfile(member)

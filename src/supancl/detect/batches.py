@@ -50,8 +50,12 @@ class Batches:
             boxes = flipped(scene.boxes, scene.width) if flip else scene.boxes
             here = on_device(image, self.device)
             ready.append(here.flip(2) if flip else here)
-            targets.append({"boxes": boxes.to(self.device, non_blocking=True),
-                            "labels": (scene.labels + 1).to(self.device, non_blocking=True)})  # 0 is background
+            targets.append(
+                {
+                    "boxes": boxes.to(self.device, non_blocking=True),
+                    "labels": (scene.labels + 1).to(self.device, non_blocking=True),
+                }
+            )  # 0 is background
         return ready, targets
 
     def close(self) -> None:

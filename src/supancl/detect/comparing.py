@@ -37,8 +37,11 @@ class Finished:
         counts = [number * self.spec.batch_size for number in steps]
         seconds = sum(count / row["images_per_second"] for count, row in zip(counts, trained, strict=True))
         memory = [row["peak_memory_gb"] for row in self.rows if row.get("peak_memory_gb") is not None]
-        return {"seconds": seconds, "images_per_second": sum(counts) / seconds if seconds else None,
-                "memory_gb": max(memory, default=None)}
+        return {
+            "seconds": seconds,
+            "images_per_second": sum(counts) / seconds if seconds else None,
+            "memory_gb": max(memory, default=None),
+        }
 
 
 def open_finished(text: str) -> list[Finished]:
@@ -46,11 +49,17 @@ def open_finished(text: str) -> list[Finished]:
     name, equals, place = text.partition("=")
     named = bool(equals) and not Path(text).exists()
     path, name = (Path(place), name) if named else (Path(text), "")
-    folders = [path] if DetectFolder(path).holds_run else sorted(
-        (file.parent for file in path.glob("seed-*/detect.json")), key=lambda each: (len(each.name), each.name))
+    folders = (
+        [path]
+        if DetectFolder(path).holds_run
+        else sorted(
+            (file.parent for file in path.glob("seed-*/detect.json")), key=lambda each: (len(each.name), each.name)
+        )
+    )
     if not folders:
-        raise BadInput(f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train "
-                       "makes one")
+        raise BadInput(
+            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train makes one"
+        )
     return [_opened(folder, name) for folder in folders]
 
 

@@ -56,8 +56,12 @@ def write_crops(
         for empty in (folder for folder in (out / name).iterdir() if not any(folder.iterdir())):
             empty.rmdir()  # an empty class folder would be an error of the data to come
         boxes = sum(len(scene.labels) for scene in scenes.scenes)
-        result[name] = {"images": len(scenes), "boxes": boxes, "crops": sum(counts.values()),
-                        "classes": dict(sorted(counts.items()))}
+        result[name] = {
+            "images": len(scenes),
+            "boxes": boxes,
+            "crops": sum(counts.values()),
+            "classes": dict(sorted(counts.items())),
+        }
     return result
 
 

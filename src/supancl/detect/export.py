@@ -54,8 +54,14 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     if settings is not None:
         text = detectron2_settings(encoder, len(classes), spec)
         write_text(settings, text)
-    return {"format": format, "what": what, "tensors": len(state), "classes": list(classes), "out": str(file),
-            "settings": None if settings is None else str(settings)}
+    return {
+        "format": format,
+        "what": what,
+        "tensors": len(state),
+        "classes": list(classes),
+        "out": str(file),
+        "settings": None if settings is None else str(settings),
+    }
 
 
 def exported(detector: Detector, format: str) -> tuple[dict[str, Tensor], str]:
@@ -66,13 +72,18 @@ def exported(detector: Detector, format: str) -> tuple[dict[str, Tensor], str]:
             return dict(state), "fpn"
         return backbone_weights(_resnet_names(state), format), "backbone"  # torchvision has no C4 detector
     names = _resnet_names(state)
-    made = {f"backbone.{'bottom_up.' if detector.spec.arch == 'fpn' else ''}{_renamed(name)}": value
-            for name, value in names.items()}
+    made = {
+        f"backbone.{'bottom_up.' if detector.spec.arch == 'fpn' else ''}{_renamed(name)}": value
+        for name, value in names.items()
+    }
     if detector.spec.arch == "c4":
         made = {re.sub(r"^backbone\.res5\.", "roi_heads.res5.", name): value for name, value in made.items()}
         extra = "roi_heads.box_head.norm."
-        made |= {f"roi_heads.res5.norm.{name.removeprefix(extra)}": value for name, value in state.items()
-                 if name.startswith(extra)}
+        made |= {
+            f"roi_heads.res5.norm.{name.removeprefix(extra)}": value
+            for name, value in state.items()
+            if name.startswith(extra)
+        }
     else:
         made |= _pyramid(state)
     return made | _proposal_head(detector, state) | _box_predictor(state), detector.spec.arch
@@ -117,8 +128,9 @@ def _proposal_head(detector: Detector, state: dict[str, Tensor]) -> dict[str, Te
     sizes, ratios = len(detector.spec.anchor_sizes), len(detector.spec.anchor_ratios)
     sizes = 1 if detector.spec.arch == "fpn" else sizes
     order = torch.arange(ratios * sizes).reshape(ratios, sizes).T.reshape(-1)
-    made = {f"proposal_generator.rpn_head.conv.{part}": state[f"rpn.head.conv.0.0.{part}"] for part in
-            ("weight", "bias")}
+    made = {
+        f"proposal_generator.rpn_head.conv.{part}": state[f"rpn.head.conv.0.0.{part}"] for part in ("weight", "bias")
+    }
     for part in ("weight", "bias"):
         made[f"proposal_generator.rpn_head.objectness_logits.{part}"] = state[f"rpn.head.cls_logits.{part}"][order]
         deltas = state[f"rpn.head.bbox_pred.{part}"]
@@ -148,8 +160,12 @@ def detectron2_settings(encoder: EncoderSpec, classes: int, spec: DetectSpec | N
         model["ANCHOR_GENERATOR"] = {"SIZES": sizes, "ASPECT_RATIOS": [list(spec.anchor_ratios)]}
         model["RPN"] = {"PRE_NMS_TOPK_TEST": spec.rpn_test[0], "POST_NMS_TOPK_TEST": spec.rpn_test[1]}
         model["ROI_BOX_HEAD"] = {"POOLER_RESOLUTION": spec.pool}
-        model["ROI_HEADS"] = {"NAME": "Res5ROIHeads", "NUM_CLASSES": classes, "SCORE_THRESH_TEST": spec.score_threshold,
-                              "NMS_THRESH_TEST": spec.nms}
+        model["ROI_HEADS"] = {
+            "NAME": "Res5ROIHeads",
+            "NUM_CLASSES": classes,
+            "SCORE_THRESH_TEST": spec.score_threshold,
+            "NMS_THRESH_TEST": spec.nms,
+        }
         settings["INPUT"] |= {"MIN_SIZE_TEST": spec.test_size, "MAX_SIZE_TEST": spec.max_size}
         settings["TEST"] = {"DETECTIONS_PER_IMAGE": spec.detections}
         if spec.arch == "fpn":
@@ -178,8 +194,12 @@ def _pyramid_settings(model: dict[str, Any]) -> None:
     model["BACKBONE"]["NAME"] = "build_resnet_fpn_backbone"
     model["RESNETS"]["OUT_FEATURES"], model["FPN"] = stages, {"IN_FEATURES": stages}
     model["RPN"]["IN_FEATURES"] = levels
-    model["ROI_BOX_HEAD"] |= {"NAME": "FastRCNNConvFCHead", "NUM_FC": 2, "POOLER_TYPE": "ROIAlign",
-                              "POOLER_SAMPLING_RATIO": 2}
+    model["ROI_BOX_HEAD"] |= {
+        "NAME": "FastRCNNConvFCHead",
+        "NUM_FC": 2,
+        "POOLER_TYPE": "ROIAlign",
+        "POOLER_SAMPLING_RATIO": 2,
+    }
     model["ROI_HEADS"] |= {"NAME": "StandardROIHeads", "IN_FEATURES": levels[:-1]}
 
 

@@ -76,16 +76,20 @@ def _official(data: DetectData, files: list[Path], name: str) -> Scenes:
     if name == "val" and data.test:
         return read_coco(Path(data.test), data.images)
     if not files:
-        raise BadInput(f"{root / 'annotations'} holds no instances_{name}*.json"
-                       + ("; name the test set with --test" if name == "val" else ""))
+        raise BadInput(
+            f"{root / 'annotations'} holds no instances_{name}*.json"
+            + ("; name the test set with --test" if name == "val" else "")
+        )
     return read_coco(files[0], data.images or str(root / files[0].stem.removeprefix("instances_")))
 
 
 def joined(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
     both = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
-    told = (f"{both} of the {counted(len(test), 'test image')} {'is' if both == 1 else 'are'} trained on as well; the "
-            "scores are no test of other images",)
+    told = (
+        f"{both} of the {counted(len(test), 'test image')} {'is' if both == 1 else 'are'} trained on as well; the "
+        "scores are no test of other images",
+    )
     return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (told if both else ()))
 
 
@@ -127,8 +131,10 @@ def _year_folder(root: Path, year: str) -> Path:
     for folder in places:
         if (folder / "Annotations").is_dir():
             return folder
-    raise BadInput(f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it there, or choose another "
-                   f"--year ({', '.join(YEARS)})")
+    raise BadInput(
+        f"{root} holds no VOC{year} (VOCdevkit/VOC{year}/Annotations); unpack it there, or choose another "
+        f"--year ({', '.join(YEARS)})"
+    )
 
 
 def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], list[tuple[list[float], bool]]]:
@@ -182,10 +188,13 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a COCO JSON") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
-                       "annotations and categories") from None
-    large = images_there([scene for scene, _ in made], str(file),
-                         "bring it back, or name the images' folder with --images")
+        raise BadInput(
+            f"{file}: not a COCO annotation file ({type(error).__name__}: {error}); it needs images, "
+            "annotations and categories"
+        ) from None
+    large = images_there(
+        [scene for scene, _ in made], str(file), "bring it back, or name the images' folder with --images"
+    )
     flat = sum(_flat(each) for each in content["annotations"])
     remarks = (*cut_remark(sum(cut for _, cut in made), str(file)), *large)
     boxes = counted(flat, "box of no width or height was", "boxes of no width or height were")
@@ -198,8 +207,10 @@ def _by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, dict[str
     found: dict[int, dict[str, Any]] = {}
     for each in content[kind]:
         if found.setdefault(int(each["id"]), each) != each:
-            raise BadInput(f"{file}: two {kind} have the id {each['id']}, so what an annotation belongs to cannot be "
-                           "told; number them anew, and the annotations with them")
+            raise BadInput(
+                f"{file}: two {kind} have the id {each['id']}, so what an annotation belongs to cannot be "
+                "told; number them anew, and the annotations with them"
+            )
     return found
 
 

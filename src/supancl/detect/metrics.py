@@ -36,8 +36,9 @@ def coco_scores(scenes: Scenes, found: Sequence[Found]) -> dict[str, Any]:
     plain IoU and any number of them, are no mistakes.
     """
     if len(found) != len(scenes):
-        raise BadInput(f"{counted(len(found), 'result')} for {counted(len(scenes), 'image')} of {scenes.where}; "
-                       "give one for each")
+        raise BadInput(
+            f"{counted(len(found), 'result')} for {counted(len(scenes), 'image')} of {scenes.where}; give one for each"
+        )
     counter = coco_counter()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells the terminal what it is doing
         judge = counter(_truth(scenes), _answers(scenes, found), "bbox")
@@ -59,8 +60,9 @@ def coco_counter() -> Any:
     try:
         mask, evaluation = import_module("pycocotools.mask"), import_module("pycocotools.cocoeval")
     except ImportError:
-        raise BadInput("COCO's AP is counted by pycocotools, which is not installed; "
-                       "pip install 'supancl[detect]'") from None
+        raise BadInput(
+            "COCO's AP is counted by pycocotools, which is not installed; pip install 'supancl[detect]'"
+        ) from None
 
     class Counter(evaluation.COCOeval):  # type: ignore[name-defined,misc]
         """COCO's counting; difficult boxes are met by plain IoU, crowds by the share of the detection inside them."""
@@ -80,10 +82,19 @@ def _truth(scenes: Scenes) -> Any:
     rows = []
     for number, scene in enumerate(scenes.scenes):
         ignored = scene.difficult | scene.crowd
-        for box, label, skip, crowd in zip(_xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(),
-                                           scene.crowd.tolist(), strict=True):
-            rows.append({"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3],
-                         "iscrowd": int(skip), "crowd": crowd})
+        for box, label, skip, crowd in zip(
+            _xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(), scene.crowd.tolist(), strict=True
+        ):
+            rows.append(
+                {
+                    "image_id": number,
+                    "category_id": label,
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                    "iscrowd": int(skip),
+                    "crowd": crowd,
+                }
+            )
     return _indexed(scenes, rows)
 
 
@@ -91,8 +102,16 @@ def _answers(scenes: Scenes, found: Sequence[Found]) -> Any:
     rows = []
     for number, each in enumerate(found):
         for box, score, label in zip(_xywh(each.boxes), each.scores.tolist(), each.labels.tolist(), strict=True):
-            rows.append({"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3],
-                         "score": score, "iscrowd": 0})
+            rows.append(
+                {
+                    "image_id": number,
+                    "category_id": label,
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                    "score": score,
+                    "iscrowd": 0,
+                }
+            )
     return _indexed(scenes, rows)
 
 

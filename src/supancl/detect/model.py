@@ -72,14 +72,19 @@ def resnet_of(encoder: Encoder) -> ResNet:
     name = encoder.spec.name
     body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _same_resnet(encoder.body)
     if body is None:
-        raise BadInput(f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
-                       "is built on; give resnet18, 34, 50, 101, 152 or another of its ResNets (torchvision:NAME)")
+        raise BadInput(
+            f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
+            "is built on; give resnet18, 34, 50, 101, 152 or another of its ResNets (torchvision:NAME)"
+        )
     if isinstance(body.maxpool, nn.Identity):
-        raise BadInput(f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
-                       "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50")
+        raise BadInput(
+            f"encoder {name!r} has the stem for 32 px images: its maps would be {STRIDE // 4} times finer "
+            "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50"
+        )
     if encoder.spec.channels != 3:
-        raise BadInput(f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB "
-                       "images")
+        raise BadInput(
+            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB images"
+        )
     return copy.deepcopy(body)
 
 

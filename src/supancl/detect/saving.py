@@ -52,8 +52,10 @@ class DetectFolder(RunFolder):
         except (OSError, UnicodeDecodeError):
             raise BadInput(f"{self.path} holds no detector run (no readable detect.json)") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise BadInput(f"{self.recipe_file}: not as a run wrote it ({type(error).__name__}: {error}); bring it "
-                           "back, or choose another --out") from None
+            raise BadInput(
+                f"{self.recipe_file}: not as a run wrote it ({type(error).__name__}: {error}); bring it "
+                "back, or choose another --out"
+            ) from None
         except BadInput as error:
             raise BadInput(f"{self.recipe_file}: {error}; bring it back as the run wrote it") from None
 
@@ -81,8 +83,9 @@ def load_detector(path: Path | str) -> Saved:
         if not file.exists():
             raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
     if not file.exists():
-        raise BadInput(f"no file {file}" + (
-            beside(file) or "; give the folder of a detector's run, or its detector.safetensors"))
+        raise BadInput(
+            f"no file {file}" + (beside(file) or "; give the folder of a detector's run, or its detector.safetensors")
+        )
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":
         raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")
@@ -99,7 +102,8 @@ def load_detector(path: Path | str) -> Saved:
     try:
         detector.load_state_dict(weights)
     except RuntimeError as error:
-        raise BadInput(f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); "
-                       "copy it again") from None
+        raise BadInput(
+            f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); copy it again"
+        ) from None
     detector.eval()
     return Saved(detector, encoder, classes)

@@ -37,8 +37,13 @@ class Scene:
     crowd: Tensor
 
     def only(self, kept: Tensor) -> Scene:
-        return replace(self, boxes=self.boxes[kept], labels=self.labels[kept], difficult=self.difficult[kept],
-                       crowd=self.crowd[kept])
+        return replace(
+            self,
+            boxes=self.boxes[kept],
+            labels=self.labels[kept],
+            difficult=self.difficult[kept],
+            crowd=self.crowd[kept],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +68,22 @@ class Scenes:
         try:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{scene.path}: cannot be read as an image ({why(error)}); mend it, or take it out of the "
-                           "list of images") from None
+            raise BadInput(
+                f"{scene.path}: cannot be read as an image ({why(error)}); mend it, or take it out of the "
+                "list of images"
+            ) from None
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
             turned = size == (scene.width, scene.height) and exif_turned(scene.path)
-            how = "once its EXIF orientation is applied; save it upright, or turn the boxes too" if turned else (
-                "scale the boxes with the image")
-            raise BadInput(f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
-                           f"{scene.height}{' ' if turned else '; '}{how}")
+            how = (
+                "once its EXIF orientation is applied; save it upright, or turn the boxes too"
+                if turned
+                else ("scale the boxes with the image")
+            )
+            raise BadInput(
+                f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
+                f"{scene.height}{' ' if turned else '; '}{how}"
+            )
         if position < self.keeps:
             self.kept[position] = image
         return image
@@ -112,8 +124,10 @@ def made_scene(
     if empty.any():
         number = int(empty.nonzero()[0, 0])
         told = ", ".join(f"{value:g}" for value in given[number].tolist())
-        raise BadInput(f"{where}: box {number + 1} ({told}) is empty or lies outside the image of {width} x {height}; "
-                       "mend or remove it")
+        raise BadInput(
+            f"{where}: box {number + 1} ({told}) is empty or lies outside the image of {width} x {height}; "
+            "mend or remove it"
+        )
     none = torch.zeros(len(given), dtype=torch.bool)
     scene = Scene(
         path, height, width, cut.float(), torch.tensor(labels, dtype=torch.long).reshape(-1),
@@ -124,8 +138,11 @@ def made_scene(
 
 
 def cut_remark(count: int, where: str) -> tuple[str, ...]:
-    boxes = counted(count, "box reached over the border of its image and was",
-                    "boxes reached over the border of their images and were")
+    boxes = counted(
+        count,
+        "box reached over the border of its image and was",
+        "boxes reached over the border of their images and were",
+    )
     return (f"{where}: {boxes} cut there",) if count else ()
 
 
@@ -146,8 +163,10 @@ def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str
     large = [scene for scene in scenes if scene.height * scene.width > safe]
     for scene in large:
         if scene.height * scene.width > 2 * safe:  # what Pillow refuses to open
-            raise BadInput(f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
-                           "not read; store it smaller, and its boxes with it")
+            raise BadInput(
+                f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
+                "not read; store it smaller, and its boxes with it"
+            )
     return tuple(about_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
 
@@ -157,16 +176,18 @@ def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory
     if not keep_empty:
         chosen = [scene for scene in chosen if len(scene.boxes)]
     if not any(len(scene.boxes) for scene in chosen):
-        raise BadInput(f"{scenes.where}: no box to train on in {counted(len(scenes), 'image')}; is it the right "
-                       "list of images?")
+        raise BadInput(
+            f"{scenes.where}: no box to train on in {counted(len(scenes), 'image')}; is it the right list of images?"
+        )
     return replace(scenes, scenes=tuple(chosen), limit=memory_gb * 1e9, kept={})
 
 
 def for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
     """With something to find in them, or every score would be missing."""
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
-        raise BadInput(f"{scenes.where}: no box to find in {counted(len(scenes), 'image')}; is it the right "
-                       "list of images?")
+        raise BadInput(
+            f"{scenes.where}: no box to find in {counted(len(scenes), 'image')}; is it the right list of images?"
+        )
     return replace(scenes, limit=memory_gb * 1e9)
 
 
@@ -176,8 +197,10 @@ def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
     used = {scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}
     missing = next((name for name in unknown if name in used), None)
     if missing is not None:
-        raise BadInput(f"{scenes.where}: class {missing!r} is unknown to the detector, which knows "
-                       f"{', '.join(classes[:20])}; test on data with its classes")
+        raise BadInput(
+            f"{scenes.where}: class {missing!r} is unknown to the detector, which knows "
+            f"{', '.join(classes[:20])}; test on data with its classes"
+        )
     place = torch.tensor([classes.index(name) if name in classes else -1 for name in scenes.classes], dtype=torch.long)
     moved = tuple(replace(scene, labels=place[scene.labels]) for scene in scenes.scenes)
     return replace(scenes, scenes=moved, classes=classes)

@@ -124,15 +124,18 @@ def _sound(spec: DetectSpec) -> DetectSpec:
         if not getattr(spec, name):
             raise BadInput(f"{name} is empty; give at least one")
     if max(*spec.min_sizes, spec.test_size) > spec.max_size:
-        raise BadInput(f"max_size = {spec.max_size} is below the short side of {max(*spec.min_sizes, spec.test_size)}; "
-                       "raise max_size or lower min_sizes and test_size")
+        raise BadInput(
+            f"max_size = {spec.max_size} is below the short side of {max(*spec.min_sizes, spec.test_size)}; "
+            "raise max_size or lower min_sizes and test_size"
+        )
     if list(spec.steps) != sorted(spec.steps):
         raise BadInput(f"steps = {list(spec.steps)}: must rise")
     if spec.arch == "fpn" and spec.extra_norm:
         raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
-        raise BadInput(f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for "
-                       "each level")
+        raise BadInput(
+            f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
+        )
     return spec
 
 

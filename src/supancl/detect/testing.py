@@ -61,8 +61,10 @@ def detect(
         images = [on_device(scenes.image(at), device) for at in range(start, min(start + size, len(scenes)))]
         with autocast(device, precision):
             results = detector(images)
-        found += [Found(each["boxes"].float().cpu(), each["scores"].float().cpu(), each["labels"].cpu() - 1)
-                  for each in results]
+        found += [
+            Found(each["boxes"].float().cpu(), each["scores"].float().cpu(), each["labels"].cpu() - 1)
+            for each in results
+        ]
         if progress is not None:
             progress("detecting", len(found), len(scenes))
     detector.train(training)

@@ -87,13 +87,19 @@ class Training:
         means = {name: float(value) / self.summed for name, value in self.total.items()}
         self.total, self.summed = {}, 0
         if not all(value == value and abs(value) != float("inf") for value in means.values()):
-            raise NonFinite(f"the loss is not a finite number at or before step {self.step}; try a lower --set "
-                            "lr=VALUE, a longer --set warmup=N, or --precision fp32")
+            raise NonFinite(
+                f"the loss is not a finite number at or before step {self.step}; try a lower --set "
+                "lr=VALUE, a longer --set warmup=N, or --precision fp32"
+            )
         return means
 
     def state(self) -> dict[str, Any]:
-        return {"kind": "detector", "step": self.step, "detector": self.detector.state_dict(),
-                "optimizer": self.optimizer.state_dict()}
+        return {
+            "kind": "detector",
+            "step": self.step,
+            "detector": self.detector.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
 
     def load(self, state: dict[str, Any], folder: DetectFolder) -> None:
         if state.get("kind") != "detector":
@@ -124,10 +130,18 @@ def train_detector(
     folder.create()
     with folder.locked(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
-        settings = {"spec": spec, "data": data, "encoder": encoder, "weights": encoder_weights(encoder),
-                    "encoder_spec": encoder_spec,
-                    "classes": train.classes, "fingerprint": train.fingerprint(),
-                    "test_fingerprint": test.fingerprint(), "train_images": len(train), "test_images": len(test)}
+        settings = {
+            "spec": spec,
+            "data": data,
+            "encoder": encoder,
+            "weights": encoder_weights(encoder),
+            "encoder_spec": encoder_spec,
+            "classes": train.classes,
+            "fingerprint": train.fingerprint(),
+            "test_fingerprint": test.fingerprint(),
+            "train_images": len(train),
+            "test_images": len(test),
+        }
         detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
         training = Training(detector, device, precision_of(spec, device))
         _begin(training, folder, settings, resume, reporter)
@@ -153,14 +167,18 @@ def _begin(
     if resume and folder.holds_run:
         kept, _, encoder, content = folder.read_settings()
         _same(kept, training.spec, folder)
-        told = {"encoder": (encoder, settings["encoder"]),
-                "the encoder's weights": (content.get("weights"), settings["weights"]),
-                "the training images": (content.get("fingerprint"), settings["fingerprint"]),
-                "the test images": (content.get("test_fingerprint"), settings["test_fingerprint"])}
+        told = {
+            "encoder": (encoder, settings["encoder"]),
+            "the encoder's weights": (content.get("weights"), settings["weights"]),
+            "the training images": (content.get("fingerprint"), settings["fingerprint"]),
+            "the test images": (content.get("test_fingerprint"), settings["test_fingerprint"]),
+        }
         for name, (was, now) in told.items():
             if was is not None and was != now:
-                raise BadInput(f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "
-                               "start another run")
+                raise BadInput(
+                    f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "
+                    "start another run"
+                )
         state = state_to_resume(folder.checkpoints, reporter)
         if state is not None:
             training.load(state, folder)
@@ -168,18 +186,22 @@ def _begin(
     else:
         folder.write_settings(settings)
     folder.keep_metrics_until(training.step)
-    reporter.note(f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-                  f"and {counted(settings['test_images'], 'test image')}, "
-                  f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
-                  f"{training.precision} -> {folder.path}")
+    reporter.note(
+        f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
+        f"and {counted(settings['test_images'], 'test image')}, "
+        f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
+        f"{training.precision} -> {folder.path}"
+    )
 
 
 def _same(kept: DetectSpec, asked: DetectSpec, folder: DetectFolder) -> None:
     old, new = flattened(kept), flattened(asked)
     for name, value in new.items():
         if to_json(value) != to_json(old[name]) and LEFT_OPEN.get(name) != value:
-            raise BadInput(f"{name} = {value!r} differs from {old[name]!r} in {folder.recipe_file}; a run continues "
-                           "with its own settings")
+            raise BadInput(
+                f"{name} = {value!r} differs from {old[name]!r} in {folder.recipe_file}; a run continues "
+                "with its own settings"
+            )
 
 
 def _loop(
@@ -199,8 +221,13 @@ def _loop(
             saves = ends or stops or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
             if training.step % spec.log_every == 0 or saves:
                 losses = training.mean_since()  # waits for the device, so that the time below is the true one
-                row = {"kind": "train", "step": training.step, **losses, "lr": rate(spec, training.step - 1),
-                       "images_per_second": images / max(time.perf_counter() - since, 1e-9)}
+                row = {
+                    "kind": "train",
+                    "step": training.step,
+                    **losses,
+                    "lr": rate(spec, training.step - 1),
+                    "images_per_second": images / max(time.perf_counter() - since, 1e-9),
+                }
                 log.write(row)
                 since, images = time.perf_counter(), 0
             reporter.reading("training the detector", training.step, spec.iters)
@@ -210,8 +237,10 @@ def _loop(
             if stops and not ends:
                 name = signal.Signals(received[0]).name
                 how = f"supancl detect train --resume --out {shlex.quote(str(folder.path))}"
-                raise Interrupted(f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: "
-                                  f"{how}", received[0])
+                raise Interrupted(
+                    f"stopped by {name} at step {training.step} of {spec.iters}, saved; continue with: {how}",
+                    received[0],
+                )
             if _test_is_due(training):
                 _test(training, train, test, log, reporter)
                 since = time.perf_counter()
@@ -237,8 +266,14 @@ def _test(
         measure_norms(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
     found = detect(training.detector, test, training.device, training.precision, reporter.reading)
     scores = coco_scores(test, found)
-    log.write({"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")},
-               **_memory(training.device)})
+    log.write(
+        {
+            "kind": "test",
+            "step": training.step,
+            **{name: scores[name] for name in ("AP", "AP50", "AP75")},
+            **_memory(training.device),
+        }
+    )
     reporter.note(f"step {training.step}: {told(scores)}")
     return scores, found
 
@@ -258,6 +293,9 @@ def spread(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | int | 
     result: dict[str, dict[str, float | int | None]] = {}
     for name in ("AP", "AP50", "AP75"):
         values = [run[name] for run in runs if run[name] is not None]
-        result[name] = {"mean": mean(values) if values else None,
-                        "std": stdev(values) if len(values) > 1 else None, "n": len(values)}
+        result[name] = {
+            "mean": mean(values) if values else None,
+            "std": stdev(values) if len(values) > 1 else None,
+            "n": len(values),
+        }
     return result

@@ -69,8 +69,10 @@ def synchronize(module: nn.Module, device: torch.device) -> None:
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, OfAllRanks):
             continue
         if type(norm).forward is not nn.modules.batchnorm._BatchNorm.forward and not isinstance(norm, PerView):
-            raise BadInput(f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
-                           "train.sync_norm=false, or choose an encoder with plain batch norm")
+            raise BadInput(
+                f"{name} is a {type(norm).__name__}, which cannot be synchronised over ranks; --set "
+                "train.sync_norm=false, or choose an encoder with plain batch norm"
+            )
         changed: Any = norm
         changed.plain, changed.process_group = type(norm), None
         changed.__class__ = SummedNorm if device.type == "cpu" else SyncedNorm

@@ -42,8 +42,10 @@ def by_one(what: str) -> None:
     """Refuse several ranks for what one process does: each would do all of it, in the same folder."""
     ranks = from_environment()
     if ranks.size > 1:
-        raise BadInput(f"{what} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
-                       "several ranks pretrain alone makes one run)")
+        raise BadInput(
+            f"{what} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
+            "several ranks pretrain alone makes one run)"
+        )
 
 
 _TELLS: list[bool] = []  # whether this process tells why a run has ended, where that is not for the first one to do
@@ -112,8 +114,10 @@ def _met(ranks: Ranks, cuda: bool) -> Any:
     except (RuntimeError, ValueError) as error:
         _TELLS.append(True)  # the others cannot
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise BadInput(f"rank {ranks.rank} of {ranks.size} could not meet the others at {where} ({reason(error)}); see "
-                       "that the address can be reached from every machine and the port is free") from error
+        raise BadInput(
+            f"rank {ranks.rank} of {ranks.size} could not meet the others at {where} ({reason(error)}); see "
+            "that the address can be reached from every machine and the port is free"
+        ) from error
     return store
 
 
@@ -139,8 +143,10 @@ def _ending(ranks: Ranks, store: Any, error: BaseException) -> BaseException:
         if cause is not None:
             _TELLS.append(False)  # its own rank did, before it ended
             return cause
-        error = Ended("another rank has gone without a word (killed, or out of memory); what was saved last is sound, "
-                      "continue with --resume")
+        error = Ended(
+            "another rank has gone without a word (killed, or out of memory); what was saved last is sound, "
+            "continue with --resume"
+        )
     said = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
     code = getattr(error, "exit_code", 1)
     with suppress(RuntimeError):

@@ -178,8 +178,10 @@ class Ranks:
         told = self.everyones(value)
         for rank, other in enumerate(told):
             if other != told[0]:
-                raise BadInput(f"{what} differ between ranks: {told[0]} on rank 0, {other} on rank {rank}; give "
-                               "every machine the same")
+                raise BadInput(
+                    f"{what} differ between ranks: {told[0]} on rank 0, {other} on rank {rank}; give "
+                    "every machine the same"
+                )
         return value
 
     def everyones(self, value: T) -> list[T]:

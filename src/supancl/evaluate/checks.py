@@ -36,8 +36,9 @@ def check_shape(name: str, features: Labelled) -> None:
     if features.values.ndim != 2:
         raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: one row per image is needed")
     if len(features.values) != len(features.labels):
-        raise BadInput(f"{name} features: {counted(len(features.values), 'row')} but "
-                       f"{counted(len(features.labels), 'label')}")
+        raise BadInput(
+            f"{name} features: {counted(len(features.values), 'row')} but {counted(len(features.labels), 'label')}"
+        )
 
 
 def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
@@ -74,17 +75,23 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
     width = looked_at[first].values.shape[1]
     for name, split in looked_at.items():
         if split.values.shape[1] != width:
-            raise BadInput(f"{name} features are {split.values.shape[1]} wide, {first} features {width}: "
-                           "embed both with the same encoder")
+            raise BadInput(
+                f"{name} features are {split.values.shape[1]} wide, {first} features {width}: "
+                "embed both with the same encoder"
+            )
         present = torch.unique(split.labels)
         lacking = classes[~torch.isin(classes, present)].tolist()
         strange = present[~torch.isin(present, classes)].tolist()
         if lacking:
-            raise BadInput(f"{name} split: no image of {_named(lacking)}, which the {first} split has; "
-                           "add images of it, or leave the class out of every split")
+            raise BadInput(
+                f"{name} split: no image of {_named(lacking)}, which the {first} split has; "
+                "add images of it, or leave the class out of every split"
+            )
         if strange:
-            raise BadInput(f"{name} split: {_named(strange)}, which the {first} split does not have; "
-                           "the label sets of the splits must be equal")
+            raise BadInput(
+                f"{name} split: {_named(strange)}, which the {first} split does not have; "
+                "the label sets of the splits must be equal"
+            )
     renumbered = {
         name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in looked_at.items()
     }

@@ -43,8 +43,10 @@ def whole_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[floa
         return batch.pixels
     if batch.sizes is None:
         return normalized(_squares(batch.pixels, size) / 255, mean, std)
-    rows = [_squares(image[None, :, :height, :width], size)
-            for image, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)]
+    rows = [
+        _squares(image[None, :, :height, :width], size)
+        for image, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)
+    ]
     return normalized(torch.cat(rows) / 255, mean, std)
 
 
@@ -97,8 +99,10 @@ def embed(
         for done, batch in _batches(split, batch_size):
             batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
-                raise BadInput(f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
-                               f"the images have {batch.pixels.shape[1]}")
+                raise BadInput(
+                    f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
+                    f"the images have {batch.pixels.shape[1]}"
+                )
             look = evaluation_view if view == "margin" else whole_view
             with torch.inference_mode():
                 seen = look(batch, encoder.size, encoder.mean, encoder.std)

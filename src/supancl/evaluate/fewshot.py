@@ -54,9 +54,17 @@ class FewShot:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "mean": self.mean, "interval": self.interval, "ways": self.ways, "shots": self.shots,
-            "queries": self.queries, "queries_used": list(self.used), "fill_queries": self.fill_queries,
-            "episodes": len(self.accuracies), "seed": self.seed, "dropped": list(self.dropped), "drawn": self.drawn,
+            "mean": self.mean,
+            "interval": self.interval,
+            "ways": self.ways,
+            "shots": self.shots,
+            "queries": self.queries,
+            "queries_used": list(self.used),
+            "fill_queries": self.fill_queries,
+            "episodes": len(self.accuracies),
+            "seed": self.seed,
+            "dropped": list(self.dropped),
+            "drawn": self.drawn,
             "accuracies": list(self.accuracies),
         }
 
@@ -69,7 +77,12 @@ class Difference(NamedTuple):
 
 
 def sample_episodes(
-    labels: Tensor, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0,
+    labels: Tensor,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 16,
+    episodes: int = 2000,
+    seed: int = 0,
     fill_queries: bool = False,
 ) -> Episodes:
     """Episodes drawn from the labels alone, so that every encoder meets the same ones.
@@ -79,8 +92,13 @@ def sample_episodes(
     queries are drawn with replacement from what the shots leave, as in the authors' code, and every class weighs alike;
     classes and shots are the same ones either way.
     """
-    for name, value, least in (("ways", ways, 2), ("shots", shots, 1), ("queries", queries, 1),
-                               ("episodes", episodes, 1), ("seed", seed, 0)):
+    for name, value, least in (
+        ("ways", ways, 2),
+        ("shots", shots, 1),
+        ("queries", queries, 1),
+        ("episodes", episodes, 1),
+        ("seed", seed, 0),
+    ):
         if value < least:
             raise BadInput(f"{name} = {value}: must be at least {least}")
     order = torch.argsort(labels, stable=True)
@@ -90,9 +108,11 @@ def sample_episodes(
     dropped = tuple(names[~usable].tolist())
     if int(usable.sum()) < ways:
         shown = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
-        raise BadInput(f"{counted(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
-                       f"{counted(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
-                       "ways or shots, or more images")
+        raise BadInput(
+            f"{counted(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
+            f"{counted(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
+            "ways or shots, or more images"
+        )
     first = (sizes.cumsum(0) - sizes)[usable]
     names, sizes = names[usable], sizes[usable]
     random = np.random.default_rng(seed)  # its streams are the same for every version and machine
@@ -162,8 +182,9 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
                 break
             length = torch.where(worse[..., None], length / 2, length)
         coefficients, scores, value = coefficients + length * step, scores + length * along, there
-    raise SupanclError(f"the episodes' classifiers did not converge in {MOST_STEPS} steps; "
-                       "those of unit features would (--normalize)")
+    raise SupanclError(
+        f"the episodes' classifiers did not converge in {MOST_STEPS} steps; those of unit features would (--normalize)"
+    )
 
 
 def episode_answers(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
@@ -193,8 +214,16 @@ def _chunks(episodes: Episodes, chunk: int, device: torch.device) -> Iterator[tu
 
 
 def few_shot(
-    features: Features, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000, seed: int = 0,
-    normalize: bool = False, strength: float = 1.0, chunk: int = 64, device: torch.device | str | None = None,
+    features: Features,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 16,
+    episodes: int = 2000,
+    seed: int = 0,
+    normalize: bool = False,
+    strength: float = 1.0,
+    chunk: int = 64,
+    device: torch.device | str | None = None,
     fill_queries: bool = False,
 ) -> FewShot:
     """N-way K-shot accuracy of raw features (unit ones with `normalize`); `strength` is scikit-learn's C.
@@ -210,8 +239,19 @@ def few_shot(
     accuracies = 100 * torch.cat(shares).cpu()
     asked = (drawn.query >= 0).sum(-1)
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
-    return FewShot(float(accuracies.mean()), half_width(accuracies), tuple(accuracies.tolist()), ways, shots, queries,
-                   seed, drawn.dropped, digest, (int(asked.min()), int(asked.max())), fill_queries)
+    return FewShot(
+        float(accuracies.mean()),
+        half_width(accuracies),
+        tuple(accuracies.tolist()),
+        ways,
+        shots,
+        queries,
+        seed,
+        drawn.dropped,
+        digest,
+        (int(asked.min()), int(asked.max())),
+        fill_queries,
+    )
 
 
 def half_width(accuracies: Tensor) -> float:
@@ -222,7 +262,9 @@ def half_width(accuracies: Tensor) -> float:
 def paired_difference(a: FewShot, b: FewShot) -> Difference:
     """How much better a is than b on the same episodes: far sharper than comparing two intervals."""
     if a.drawn != b.drawn:
-        raise BadInput("the two few-shot results come from different episodes: use the same images, ways, shots, "
-                       "queries, episodes and seed for both")
+        raise BadInput(
+            "the two few-shot results come from different episodes: use the same images, ways, shots, "
+            "queries, episodes and seed for both"
+        )
     difference = torch.tensor(a.accuracies, dtype=torch.float64) - torch.tensor(b.accuracies, dtype=torch.float64)
     return Difference(float(difference.mean()), half_width(difference))

@@ -114,8 +114,11 @@ class KeptFeatures:
         return ""
 
     def _make_room(self, newest: Path) -> None:
-        files = [(status.st_mtime, status.st_size, path) for path in self.folder.iterdir()
-                 if (status := path.stat()) and path != newest and not path.name.startswith(".")]
+        files = [
+            (status.st_mtime, status.st_size, path)
+            for path in self.folder.iterdir()
+            if (status := path.stat()) and path != newest and not path.name.startswith(".")
+        ]
         total = newest.stat().st_size + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= self.most:

@@ -73,8 +73,14 @@ def _query_blocks(queries: Rows, chunk: int, device: torch.device, name: str) ->
 
 
 def neighbours(
-    reference: Labelled, queries: Rows, k: int, metric: Metric = "cosine", chunk: int = 1024,
-    reference_chunk: int = REFERENCES, device: torch.device | str | None = None, leave_one_out: bool = False,
+    reference: Labelled,
+    queries: Rows,
+    k: int,
+    metric: Metric = "cosine",
+    chunk: int = 1024,
+    reference_chunk: int = REFERENCES,
+    device: torch.device | str | None = None,
+    leave_one_out: bool = False,
 ) -> Neighbours:
     """The k nearest labelled references of every query, exactly.
 
@@ -88,8 +94,10 @@ def neighbours(
         raise BadInput(f"k = {k}: must be at least 1")
     check_shape("reference", reference)
     if len(queries) and queries.shape[1] != reference.values.shape[1]:
-        raise BadInput(f"query features are {queries.shape[1]} wide, reference features {reference.values.shape[1]}: "
-                       "embed both with the same encoder")
+        raise BadInput(
+            f"query features are {queries.shape[1]} wide, reference features {reference.values.shape[1]}: "
+            "embed both with the same encoder"
+        )
     device = torch.device(device if device is not None else getattr(reference.values, "device", "cpu"))
     known = reference.labels.to(device) >= 0
     k = min(k, int(known.sum()) - leave_one_out)
@@ -146,8 +154,14 @@ def _classes(labels: Tensor) -> int:
 
 
 def knn_predict(
-    reference: Labelled, queries: Rows, k: int = 20, temperature: float = 0.1, chunk: int = 1024,
-    metric: Metric = "cosine", reference_chunk: int = REFERENCES, device: torch.device | str | None = None,
+    reference: Labelled,
+    queries: Rows,
+    k: int = 20,
+    temperature: float = 0.1,
+    chunk: int = 1024,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCES,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """The class of each query: its k most similar references vote with weight exp(similarity / temperature).
 
@@ -162,16 +176,28 @@ def knn_predict(
 
 
 def knn_accuracy(
-    reference: Labelled, queries: Features, k: int = 20, temperature: float = 0.1, chunk: int = 1024,
-    metric: Metric = "cosine", reference_chunk: int = REFERENCES, device: torch.device | str | None = None,
+    reference: Labelled,
+    queries: Features,
+    k: int = 20,
+    temperature: float = 0.1,
+    chunk: int = 1024,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCES,
+    device: torch.device | str | None = None,
 ) -> float:
     """Share of the labelled queries whose class the vote finds, in percent."""
     return knn_accuracies(reference, queries, (k,), temperature, chunk, metric, reference_chunk, device)[k]
 
 
 def knn_accuracies(
-    reference: Labelled, queries: Features, ks: Sequence[int], temperature: float = 0.1, chunk: int = 1024,
-    metric: Metric = "cosine", reference_chunk: int = REFERENCES, device: torch.device | str | None = None,
+    reference: Labelled,
+    queries: Features,
+    ks: Sequence[int],
+    temperature: float = 0.1,
+    chunk: int = 1024,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCES,
+    device: torch.device | str | None = None,
 ) -> dict[int, float]:
     """`knn_accuracy` for several k from one search."""
     asked = queries if bool((queries.labels >= 0).all()) else queries.labelled()
@@ -182,8 +208,13 @@ def knn_accuracies(
 
 
 def knn_leave_one_out(
-    features: Labelled, ks: Sequence[int] = (20,), temperature: float = 0.1, chunk: int = 1024,
-    metric: Metric = "cosine", reference_chunk: int = REFERENCES, device: torch.device | str | None = None,
+    features: Labelled,
+    ks: Sequence[int] = (20,),
+    temperature: float = 0.1,
+    chunk: int = 1024,
+    metric: Metric = "cosine",
+    reference_chunk: int = REFERENCES,
+    device: torch.device | str | None = None,
 ) -> dict[int, float]:
     """Accuracy in percent by k on one split, each labelled image judged by all the others."""
     known = features.labels >= 0

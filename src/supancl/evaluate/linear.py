@@ -125,8 +125,13 @@ class Standardized:
 
 
 def linear_probe(
-    train: Features, test: Features, choose: Features | Literal["halves"] | None = None,
-    weights: Sequence[float] = PROBE_WEIGHTS, share: float = 0.1, seed: int = 0, tolerance: float = TOLERANCE,
+    train: Features,
+    test: Features,
+    choose: Features | Literal["halves"] | None = None,
+    weights: Sequence[float] = PROBE_WEIGHTS,
+    share: float = 0.1,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
     device: torch.device | str = "cpu",
 ) -> LinearProbe:
     """Multinomial logistic regression on standardised features, its ridge chosen on the images that `choose` names.
@@ -162,16 +167,28 @@ def linear_probe(
     tested = correct[0] if choice.half is None else torch.where(choice.half, correct[0], correct[1])
     tried = sorted(right)
     return LinearProbe(
-        accuracy=_percent(tested), weight=_best(right), weights=tuple(tried),
-        held_out=tuple(_percent(right[weight]) for weight in tried), classes=len(classes),
+        accuracy=_percent(tested),
+        weight=_best(right),
+        weights=tuple(tried),
+        held_out=tuple(_percent(right[weight]) for weight in tried),
+        classes=len(classes),
         images=(int((~held).sum()), len(their_labels), len(truth)),
         residual=max(final.residual for final in finals.values()),
-        cut_off=any(final.cut_off for final in finals.values()), chosen_on=choice.chosen_on,
-        chosen_on_images=len(their_labels), weight_by_half=() if choice.half is None else chosen)
+        cut_off=any(final.cut_off for final in finals.values()),
+        chosen_on=choice.chosen_on,
+        chosen_on_images=len(their_labels),
+        weight_by_half=() if choice.half is None else chosen,
+    )
 
 
-def _choice(train: Features, asked: Tensor, classes: Tensor, choose: Features | Literal["halves"] | None,
-            share: float, seed: int) -> Choice:
+def _choice(
+    train: Features,
+    asked: Tensor,
+    classes: Tensor,
+    choose: Features | Literal["halves"] | None,
+    share: float,
+    seed: int,
+) -> Choice:
     """`train` has labels 0, 1, ... of the `classes`, and so do those `asked` about."""
     if choose is None:
         return Choice(train, hold_out(train.labels.cpu(), share, seed), None, f"{share:.0%} of training")
@@ -183,8 +200,10 @@ def _choice(train: Features, asked: Tensor, classes: Tensor, choose: Features | 
         both = (torch.cat([mine, other.to(mine)]) for mine, other in zip(train, theirs, strict=True))
         return Choice(Features(*both), held, None, "held-out")
     if choose != "halves" or len(asked) < 2:
-        raise BadInput(f"choose = {choose!r} with {counted(len(asked), 'test image')}: give features, None, or "
-                       "'halves' of two test images or more")
+        raise BadInput(
+            f"choose = {choose!r} with {counted(len(asked), 'test image')}: give features, None, or "
+            "'halves' of two test images or more"
+        )
     return Choice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(asked, seed), "other half")
 
 
@@ -192,8 +211,10 @@ def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> F
     """The labelled rows with the number of their class among the `classes`; -1 where it is none of them."""
     known = check_features(name, features)
     if known.values.shape[1] != width:
-        raise BadInput(f"{name} features are {known.values.shape[1]} wide, train features {width}: embed both with the "
-                       "same encoder")
+        raise BadInput(
+            f"{name} features are {known.values.shape[1]} wide, train features {width}: embed both with the "
+            "same encoder"
+        )
     classes = classes.to(known.labels)
     number = torch.searchsorted(classes, known.labels).clamp(max=len(classes) - 1)
     return Features(known.values, torch.where(classes[number] == known.labels, number, -1))
@@ -236,9 +257,16 @@ def shuffled(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBa
 
 
 def sgd_probe(
-    train: Features | EpochOfBatches, test: Features, classes: int | None = None, epochs: int = 100,
-    batch_size: int = 256, lr: float = 30.0, milestones: Sequence[int] = (60, 80), momentum: float = 0.9,
-    seed: int = 0, device: torch.device | str = "cpu",
+    train: Features | EpochOfBatches,
+    test: Features,
+    classes: int | None = None,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 30.0,
+    milestones: Sequence[int] = (60, 80),
+    momentum: float = 0.9,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> SgdProbe:
     """The paper's linear evaluation: SGD at lr * batch_size / 256, a tenth of it from epoch 60 and again from 80.
 
@@ -272,8 +300,13 @@ def sgd_probe(
     return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes)
 
 
-def _epoch(layer: nn.Linear, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]], epoch: int,
-           device: torch.device) -> float:
+def _epoch(
+    layer: nn.Linear,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    epoch: int,
+    device: torch.device,
+) -> float:
     total, count = torch.zeros((), device=device), 0
     for values, labels in batches:
         loss = F.cross_entropy(layer(values.to(device, torch.float32)), labels.to(device))
@@ -284,6 +317,12 @@ def _epoch(layer: nn.Linear, optimizer: torch.optim.Optimizer, batches: Iterable
         count += len(labels)
     mean = float(total) / max(count, 1)
     if not count or not math.isfinite(mean):
-        raise BadInput(f"the probe's epoch {epoch} " + ("has no images" if not count else
-                       "has a loss that is not finite: check the features for NaN, or lower lr"))
+        raise BadInput(
+            f"the probe's epoch {epoch} "
+            + (
+                "has no images"
+                if not count
+                else "has a loss that is not finite: check the features for NaN, or lower lr"
+            )
+        )
     return mean

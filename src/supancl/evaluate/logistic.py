@@ -43,8 +43,12 @@ def unchanged(values: Tensor) -> Tensor:
     return values
 
 
-def principal_axes(values: Tensor, dtype: torch.dtype = torch.float64, chunk: int = 8192,
-                   scaled: Callable[[Tensor], Tensor] = unchanged) -> Tensor:
+def principal_axes(
+    values: Tensor,
+    dtype: torch.dtype = torch.float64,
+    chunk: int = 8192,
+    scaled: Callable[[Tensor], Tensor] = unchanged,
+) -> Tensor:
     """(width + 1, r) orthonormal axes that hold every row of the features with their column of ones.
 
     Any rotation leaves the problem as it is, so the axes need to be no more exact than the arithmetic that follows.
@@ -67,8 +71,9 @@ def principal_axes(values: Tensor, dtype: torch.dtype = torch.float64, chunk: in
     return vectors.flip(1)
 
 
-def onto_axes(values: Tensor, axes: Tensor, chunk: int = 8192,
-              scaled: Callable[[Tensor], Tensor] = unchanged) -> Tensor:
+def onto_axes(
+    values: Tensor, axes: Tensor, chunk: int = 8192, scaled: Callable[[Tensor], Tensor] = unchanged
+) -> Tensor:
     """The rows (`scaled`, with a one appended) in the coordinates of the axes."""
     found = torch.empty(len(values), axes.shape[1], dtype=axes.dtype, device=values.device)
     for start in range(0, len(values), chunk):
@@ -211,8 +216,9 @@ class Solution(NamedTuple):
     cut_off: bool = False
 
 
-def find_step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float],
-                     slope: float) -> tuple[float, Tensor, Slope]:
+def find_step_length(
+    problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float], slope: float
+) -> tuple[float, Tensor, Slope]:
     """A minimum along the direction, to 30% of its slope, by Newton's method kept inside a bracket.
 
     `ridge` holds the ridge's slope at 0 and its curvature along the direction. Where the memory tells of another
@@ -236,8 +242,15 @@ def find_step_length(problem: Problem, margins: Tensor, along: Tensor, ridge: tu
     return length, there, found  # of one point, also where the search was cut off
 
 
-def solve(problem: Problem, weight: float, start: Tensor | None = None, margins: Tensor | None = None,
-          memory: Memory | None = None, tolerance: float = 1e-2, max_iterations: int = 1000) -> Solution:
+def solve(
+    problem: Problem,
+    weight: float,
+    start: Tensor | None = None,
+    margins: Tensor | None = None,
+    memory: Memory | None = None,
+    tolerance: float = 1e-2,
+    max_iterations: int = 1000,
+) -> Solution:
     """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
 
     Of features that differ by less than 1 a part of the tolerance, as small as they differ: a bias that is off by more
@@ -288,8 +301,9 @@ def solve(problem: Problem, weight: float, start: Tensor | None = None, margins:
     return Solution(weight, parameters, margins, objective, relative, iteration, cut_off)
 
 
-def path(problem: Problem, weights: Sequence[float], tolerance: float = 1e-2,
-         max_iterations: int = 1000) -> Iterator[Solution]:
+def path(
+    problem: Problem, weights: Sequence[float], tolerance: float = 1e-2, max_iterations: int = 1000
+) -> Iterator[Solution]:
     """The optima at geometrically spaced weights, from the strongest ridge to the weakest.
 
     >>> rows = with_ones(torch.tensor([[0.0], [1.0], [2.0], [3.0]]))

@@ -17,8 +17,15 @@ MOST_STEPS = 100
 MOST_PRODUCTS = 3000  # of the Hessian with a vector, over all steps; encoders' features take tens
 
 
-def polish(problem: Problem, single: Problem, weight: float, start: Tensor, tolerance: float = TOLERANCE,
-           max_steps: int = MOST_STEPS, max_products: int = MOST_PRODUCTS) -> Solution:
+def polish(
+    problem: Problem,
+    single: Problem,
+    weight: float,
+    start: Tensor,
+    tolerance: float = TOLERANCE,
+    max_steps: int = MOST_STEPS,
+    max_products: int = MOST_PRODUCTS,
+) -> Solution:
     """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
 
     `problem` has double precision, `single` holds the same rows in single precision. Parameters then are within
@@ -51,8 +58,9 @@ def polish(problem: Problem, single: Problem, weight: float, start: Tensor, tole
     return Solution(weight, parameters, margins, objective, relative, products, not converged)
 
 
-def newton_direction(problem: Problem, residual: Tensor, gradient: Tensor, weight: float, wanted: float,
-                     most: int) -> tuple[Tensor, int]:
+def newton_direction(
+    problem: Problem, residual: Tensor, gradient: Tensor, weight: float, wanted: float, most: int
+) -> tuple[Tensor, int]:
     """- H^-1 gradient to the relative residual `wanted`, by conjugate gradients; and the products that it took."""
     slopes = residual.to(problem.rows.dtype)
     diagonal = problem.curvature(slopes).add_(2 * weight)

@@ -58,12 +58,16 @@ class Ranking:
         rows = [
             {
                 "encoder": name,
-                "scores": {data: None if cell is None else cell._asdict()
-                           for data, cell in zip(self.datasets, cells, strict=True)},
-                "average": _number(average), "average_rank": _number(rank) if self.compares else None,
+                "scores": {
+                    data: None if cell is None else cell._asdict()
+                    for data, cell in zip(self.datasets, cells, strict=True)
+                },
+                "average": _number(average),
+                "average_rank": _number(rank) if self.compares else None,
             }
-            for name, cells, average, rank in zip(self.encoders, self.cells, self.averages, self.average_ranks,
-                                                  strict=True)
+            for name, cells, average, rank in zip(
+                self.encoders, self.cells, self.averages, self.average_ranks, strict=True
+            )
         ]
         return {"datasets": list(self.datasets), "ranked": list(self.ranked), "rows": rows}
 
@@ -88,8 +92,10 @@ def score(values: float | Score | Sequence[float]) -> Score:
 
 
 def rank_encoders(
-    results: Mapping[str, Mapping[str, float | Score | Sequence[float]]], datasets: Sequence[str] | None = None,
-    digits: int = 2, unranked: Collection[str] = (),
+    results: Mapping[str, Mapping[str, float | Score | Sequence[float]]],
+    datasets: Sequence[str] | None = None,
+    digits: int = 2,
+    unranked: Collection[str] = (),
 ) -> Ranking:
     """`results[encoder][data set]` laid out and ranked, 1 the highest score, ties sharing the mean of their ranks.
 
@@ -112,9 +118,14 @@ def rank_encoders(
     exact = np.array([[math.nan if cell is None else cell.mean for cell in row] for row in cells]).reshape(table.shape)
     known = bool(whole.any())
     return Ranking(
-        tuple(results), columns, cells, _marks(table), tuple(np.array(columns)[whole].tolist()) if known else (),
+        tuple(results),
+        columns,
+        cells,
+        _marks(table),
+        tuple(np.array(columns)[whole].tolist()) if known else (),
         tuple(exact[:, whole].mean(1).tolist()) if known else (math.nan,) * len(cells),
-        tuple(ranks.mean(1).tolist()) if known else (math.nan,) * len(cells), digits,
+        tuple(ranks.mean(1).tolist()) if known else (math.nan,) * len(cells),
+        digits,
     )
 
 

@@ -71,8 +71,13 @@ def accuracy(given: Tensor, labels: Tensor, metric: TransferMetric = "top-1") ->
 
 
 def transfer(
-    train: Features, validation: Features, test: Features, metric: TransferMetric = "top-1",
-    weights: tuple[float, ...] = WEIGHTS, tolerance: float = TOLERANCE, dtype: torch.dtype = torch.float32,
+    train: Features,
+    validation: Features,
+    test: Features,
+    metric: TransferMetric = "top-1",
+    weights: tuple[float, ...] = WEIGHTS,
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transfer:
     """Summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
@@ -112,7 +117,14 @@ def transfer(
     given = answers(final.parameters, axes, splits["test"].values.to(device)).cpu()
     ascending = sorted(scores)
     return Transfer(
-        accuracy(given, splits["test"].labels.cpu(), metric), metric, chosen, tuple(ascending),
-        tuple(scores[weight] for weight in ascending), len(classes), (fitted, len(labels) - fitted, len(given)),
-        final.residual, iterations + final.iterations, final.cut_off,
+        accuracy(given, splits["test"].labels.cpu(), metric),
+        metric,
+        chosen,
+        tuple(ascending),
+        tuple(scores[weight] for weight in ascending),
+        len(classes),
+        (fitted, len(labels) - fitted, len(given)),
+        final.residual,
+        iterations + final.iterations,
+        final.cut_off,
     )

@@ -122,8 +122,10 @@ def collapse(
     if len(classes) < 2:
         raise BadInput(f"variance features: only class {int(classes[0])}; measures between classes need two")
     if weights is not None and weights.shape != means.shape:
-        raise BadInput(f"the classifier's weights have shape {tuple(weights.shape)}, the class means "
-                       f"{tuple(means.shape)}: one row per class, as wide as the features")
+        raise BadInput(
+            f"the classifier's weights have shape {tuple(weights.shape)}, the class means "
+            f"{tuple(means.shape)}: one row per class, as wide as the features"
+        )
     centred = means - values.mean(0)
     residual = values - means[row]
     spread = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
@@ -139,10 +141,18 @@ def collapse(
         dual = float((weights / weights.norm() - centred / centred.norm()).square().sum())
     nearest = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
     return Collapse(
-        float(within), float(total), float(within / total) if float(total) > 0 else float("nan"),
-        effective_rank(values), _nc1(residual, centred), float(norms.std(correction=0) / norms.mean()),
-        float(cosines.std(correction=0)), float(simplex), dual, 100 * float((nearest != answer).double().mean()),
-        tuple(spread.tolist()), tuple(classes.tolist()),
+        float(within),
+        float(total),
+        float(within / total) if float(total) > 0 else float("nan"),
+        effective_rank(values),
+        _nc1(residual, centred),
+        float(norms.std(correction=0) / norms.mean()),
+        float(cosines.std(correction=0)),
+        float(simplex),
+        dual,
+        100 * float((nearest != answer).double().mean()),
+        tuple(spread.tolist()),
+        tuple(classes.tolist()),
     )
 
 

@@ -142,9 +142,11 @@ def _read(file: Path) -> dict[str, Tensor]:
         held = error.held or "more than tensors and plain containers"
         whole = held.startswith(("torch.nn.", "torchvision.", "timm.", "lightly."))  # a module, not a dict with one
         inner = ".state_dict()" if whole else "['state_dict']"
-        raise BadInput(f"{file} holds {held} and is not opened, because loading it could run code; where you trust it, "
-                       "save its weights alone: torch.save({'state_dict': torch.load(IN, weights_only=False)"
-                       f"{inner}}}, OUT) (docs/import.md)") from None
+        raise BadInput(
+            f"{file} holds {held} and is not opened, because loading it could run code; where you trust it, "
+            "save its weights alone: torch.save({'state_dict': torch.load(IN, weights_only=False)"
+            f"{inner}}}, OUT) (docs/import.md)"
+        ) from None
     if "schema_version" in content:
         raise BadInput(f"{file} is a checkpoint of a run of supancl; give the run folder")
     for place in PLACES:
@@ -155,8 +157,10 @@ def _read(file: Path) -> dict[str, Tensor]:
         tensors = {str(key): value for key, value in items if isinstance(value, Tensor)}
         if tensors:
             return tensors
-    raise BadInput(f"{file}: no state dict in it, at the top level or under {', '.join(filter(None, PLACES))}; "
-                   f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}")
+    raise BadInput(
+        f"{file}: no state dict in it, at the top level or under {', '.join(filter(None, PLACES))}; "
+        f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}"
+    )
 
 
 def _found(state: dict[str, Tensor], branch: str, prefix: str | None) -> tuple[Identified, dict[str, Tensor]]:
@@ -185,8 +189,10 @@ def _build(
     stem = next((names[key] for key in ("conv1.weight", PATCHES) if key in names), None)
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
-        raise BadInput(f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-                       f"mean and std with {counted(channels, 'number')} each (--mean, --std)")
+        raise BadInput(
+            f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
+            f"mean and std with {counted(channels, 'number')} each (--mean, --std)"
+        )
     side = side_of(names)
     if size is not None and side is not None and size != side:
         raise BadInput(f"its positions are for images of {side} px, not {size}; leave size out (--size)")

@@ -33,45 +33,115 @@ class Format:
 
 
 FORMATS = (
-    Format("moco", "encoder_q.", ("encoder_k.",), ignored="fc (projector), queue",
-           source="facebookresearch/moco@4397a04 moco/builder.py"),
-    Format("moco-v3", "base_encoder.", ("momentum_encoder.",), ignored="fc or head (projector), predictor",
-           source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py"),
-    Format("byol-pytorch", "online_encoder.net.", ("target_encoder.net.",), place="top level",
-           ignored="net (the same backbone again), projector, online_predictor",
-           source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py"),
-    Format("simsiam", "encoder.", marks=("encoder.fc.",), ignored="encoder.fc (projector), predictor",
-           source="facebookresearch/simsiam@39ac33e simsiam/builder.py"),
-    Format("solo-learn-encoder", "encoder.", ("momentum_encoder.",), ("classifier.",), stem_padding=2,
-           ignored="classifier, projector, predictor, queue (solo-learn's first releases)",
-           source="vturrisi/solo-learn@008f64f solo/methods/base.py"),
-    Format("sup-ancl", "encoder.", ("target_encoder.",), ("projector.",),
-           ignored="projector, target_projector, predictor, queue, queue_labels, queue_ptr",
-           source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)"),
-    Format("supcontrast", "encoder.", marks=("head.", "fc."), ignored="head or fc", place="model",
-           source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py"),
+    Format(
+        "moco",
+        "encoder_q.",
+        ("encoder_k.",),
+        ignored="fc (projector), queue",
+        source="facebookresearch/moco@4397a04 moco/builder.py",
+    ),
+    Format(
+        "moco-v3",
+        "base_encoder.",
+        ("momentum_encoder.",),
+        ignored="fc or head (projector), predictor",
+        source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py",
+    ),
+    Format(
+        "byol-pytorch",
+        "online_encoder.net.",
+        ("target_encoder.net.",),
+        place="top level",
+        ignored="net (the same backbone again), projector, online_predictor",
+        source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py",
+    ),
+    Format(
+        "simsiam",
+        "encoder.",
+        marks=("encoder.fc.",),
+        ignored="encoder.fc (projector), predictor",
+        source="facebookresearch/simsiam@39ac33e simsiam/builder.py",
+    ),
+    Format(
+        "solo-learn-encoder",
+        "encoder.",
+        ("momentum_encoder.",),
+        ("classifier.",),
+        stem_padding=2,
+        ignored="classifier, projector, predictor, queue (solo-learn's first releases)",
+        source="vturrisi/solo-learn@008f64f solo/methods/base.py",
+    ),
+    Format(
+        "sup-ancl",
+        "encoder.",
+        ("target_encoder.",),
+        ("projector.",),
+        ignored="projector, target_projector, predictor, queue, queue_labels, queue_ptr",
+        source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)",
+    ),
+    Format(
+        "supcontrast",
+        "encoder.",
+        marks=("head.", "fc."),
+        ignored="head or fc",
+        place="model",
+        source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py",
+    ),
     # in some of lightly's benchmarks `backbone` is the moving average and its copy is what learns
-    Format("lightly-query", "query_backbone.", ("backbone.",), ignored="projection heads, online_classifier",
-           source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py"),
-    Format("lightly-student", "student_backbone.", ("teacher_backbone.", "backbone."),
-           ignored="projection and prediction heads, online_classifier",
-           source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py"),
-    Format("lightly", "backbone.", ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
-           ("projection_head.", "prediction_head.", "online_classifier."),
-           ignored="projection and prediction heads, online_classifier, criterion",
-           source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
-                  "@32c2b47 benchmarks/imagenet/resnet50/byol.py"),
-    Format("solo-learn", "backbone.", ("momentum_backbone.",), ("classifier.",), stem_padding=2,
-           ignored="classifier, projector, predictor, queue, momentum_projector, momentum_classifier",
-           source="vturrisi/solo-learn@c980e9e solo/methods/base.py"),
-    Format("mmpretrain", "backbone.", ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."), ("neck.", "head."),
-           ignored="neck, head, queue",
-           source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py"),
-    Format("vissl", "_feature_blocks.", place="classy_state_dict.base_model.model.trunk", ignored="heads",
-           source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py"),
-    Format("plain", "", ignored="fc, head, classifier, projection_head, prototypes",
-           place="top level, state_dict or model",
-           source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py"),
+    Format(
+        "lightly-query",
+        "query_backbone.",
+        ("backbone.",),
+        ignored="projection heads, online_classifier",
+        source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py",
+    ),
+    Format(
+        "lightly-student",
+        "student_backbone.",
+        ("teacher_backbone.", "backbone."),
+        ignored="projection and prediction heads, online_classifier",
+        source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py",
+    ),
+    Format(
+        "lightly",
+        "backbone.",
+        ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
+        ("projection_head.", "prediction_head.", "online_classifier."),
+        ignored="projection and prediction heads, online_classifier, criterion",
+        source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
+        "@32c2b47 benchmarks/imagenet/resnet50/byol.py",
+    ),
+    Format(
+        "solo-learn",
+        "backbone.",
+        ("momentum_backbone.",),
+        ("classifier.",),
+        stem_padding=2,
+        ignored="classifier, projector, predictor, queue, momentum_projector, momentum_classifier",
+        source="vturrisi/solo-learn@c980e9e solo/methods/base.py",
+    ),
+    Format(
+        "mmpretrain",
+        "backbone.",
+        ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."),
+        ("neck.", "head."),
+        ignored="neck, head, queue",
+        source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py",
+    ),
+    Format(
+        "vissl",
+        "_feature_blocks.",
+        place="classy_state_dict.base_model.model.trunk",
+        ignored="heads",
+        source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py",
+    ),
+    Format(
+        "plain",
+        "",
+        ignored="fc, head, classifier, projection_head, prototypes",
+        place="top level, state_dict or model",
+        source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py",
+    ),
 )
 
 PLACES = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
@@ -145,21 +215,26 @@ def _only_target(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str]
             if name in prefixes and name not in online:
                 if branch == "target":
                     return row, prefixes[name]
-                raise BadInput(f"holds a target branch ({prefixes[name]!r}) and no online one; ask for it with "
-                               "branch = target")
+                raise BadInput(
+                    f"holds a target branch ({prefixes[name]!r}) and no online one; ask for it with branch = target"
+                )
     return None
 
 
 def _unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> tuple[Format, str]:
     known = ", ".join(row.name for row in FORMATS)
     if prefixes:
-        raise BadInput(f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({known}) "
-                       "has like this; name its prefix (--prefix)")
+        raise BadInput(
+            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({known}) "
+            "has like this; name its prefix (--prefix)"
+        )
     if any("patch_embed.proj.0.weight" in name for name in state):
         raise BadInput("a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which no encoder here has")
     seen = ", ".join(list(state)[:4]) or "no tensor at all"
-    raise BadInput(f"no known format ({known}); its first tensors are {seen}. Name the architecture: "
-                   "torchvision:NAME@FILE or timm:NAME@FILE")
+    raise BadInput(
+        f"no known format ({known}); its first tensors are {seen}. Name the architecture: "
+        "torchvision:NAME@FILE or timm:NAME@FILE"
+    )
 
 
 def _backbones(state: Mapping[str, Tensor]) -> list[str]:
@@ -217,8 +292,10 @@ def _resnet(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> s
         raise BadInput(f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {known}")
     stem, first = tuple(names["conv1.weight"].shape), tuple(names["layer1.0.conv1.weight"].shape)
     if stem[0] != 64 or first[0] != 64:
-        raise BadInput(f"a {name} of another width (conv1 is {stem}, layer1.0.conv1 is {first}); name the model: "
-                       "torchvision:NAME@FILE or timm:NAME@FILE")
+        raise BadInput(
+            f"a {name} of another width (conv1 is {stem}, layer1.0.conv1 is {first}); name the model: "
+            "torchvision:NAME@FILE or timm:NAME@FILE"
+        )
     if stem[2:] == (7, 7):
         return name
     if stem[2:] != (3, 3):
@@ -239,8 +316,10 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
         if (width, patch) == (384, 16):
             return "vit-small"
         if width < 768:
-            raise BadInput(f"a vision transformer of MoCo-v3's kind with width {width} and patches of {patch}, "
-                           "which no encoder here has")
+            raise BadInput(
+                f"a vision transformer of MoCo-v3's kind with width {width} and patches of {patch}, "
+                "which no encoder here has"
+            )
     return f"timm:vit_{VITS[width]}_patch{patch}_224"
 
 

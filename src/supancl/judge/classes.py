@@ -20,15 +20,20 @@ def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor],
         if not found:
             raise BadInput(f"{where}: no labelled image in {name}, so there is nothing to compare; label some of them")
     if len(known) < 2:
-        raise BadInput(f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least "
-                       "two classes")
+        raise BadInput(
+            f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least two classes"
+        )
     for name, found in sets.items():
         if known - found and not may_lack:
-            raise BadInput(f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
-                           "images of it, or leave the class out of every split")
+            raise BadInput(
+                f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
+                "images of it, or leave the class out of every split"
+            )
         if found - known:
-            raise BadInput(f"{where}: {named(classes, found - known)} in {name} has no image in {first}; the label "
-                           "sets of the splits must be equal")
+            raise BadInput(
+                f"{where}: {named(classes, found - known)} in {name} has no image in {first}; the label "
+                "sets of the splits must be equal"
+            )
 
 
 def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
@@ -36,8 +41,10 @@ def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, w
     found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
     few = {int(label) for label in found[sizes < least]}
     if few:
-        raise BadInput(f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
-                       f"{least}, so add images or leave the class out")
+        raise BadInput(
+            f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
+            f"{least}, so add images or leave the class out"
+        )
 
 
 def check_episodes(
@@ -51,8 +58,10 @@ def check_episodes(
         part = " among those that the run held out" if held_out else ""
         ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
         ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
-        raise BadInput(f"{where}: {counted(fit, 'class has', 'classes have')} more than "
-                       f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{told}; {', or '.join(ways_out)}")
+        raise BadInput(
+            f"{where}: {counted(fit, 'class has', 'classes have')} more than "
+            f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{told}; {', or '.join(ways_out)}"
+        )
 
 
 def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
@@ -67,8 +76,10 @@ def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
     sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
     sizes = sizes[sizes > outcome.shots]
     shots = counted(outcome.shots, "shot")
-    told = (f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
-            f"not {outcome.queries}")
+    told = (
+        f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
+        f"not {outcome.queries}"
+    )
     images = int(sizes.sum())
     if 10 * outcome.ways * (outcome.shots + most) < images:
         return told, False
@@ -88,8 +99,10 @@ def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Te
     """An image whose class nobody votes for counts as wrong, which the reader of the figure should know."""
     strange = asked[~torch.isin(asked, known)]
     if len(strange):
-        subject.reporter.warn(f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
-                              f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong")
+        subject.reporter.warn(
+            f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
+            f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
+        )
 
 
 def named(classes: Sequence[str], labels: set[int]) -> str:

@@ -23,11 +23,15 @@ def check_seeds(subjects: Sequence[Subject]) -> None:
         if one.group != other.group or one.recipe is None or other.recipe is None:
             continue
         if one.weights == other.weights:
-            raise BadInput(f"{one.where} and {other.where} have the same weights and would count as two seeds of "
-                           f"{one.label}; name one of them")
+            raise BadInput(
+                f"{one.where} and {other.where} have the same weights and would count as two seeds of "
+                f"{one.label}; name one of them"
+            )
         if one.recipe.train.seed == other.recipe.train.seed:
-            raise BadInput(f"{one.where} and {other.where} are both of seed {one.recipe.train.seed} and would count as "
-                           f"two seeds of {one.label}; name one of them, or train the other with another --seed")
+            raise BadInput(
+                f"{one.where} and {other.where} are both of seed {one.recipe.train.seed} and would count as "
+                f"two seeds of {one.label}; name one of them, or train the other with another --seed"
+            )
 
 
 def rankings(results: Results) -> dict[str, Ranking]:
@@ -41,9 +45,10 @@ def rankings(results: Results) -> dict[str, Ranking]:
         row = tables.setdefault(result["task"], {}).setdefault(names[result["group"]], {})
         row.setdefault(result["data"], []).append(result)
     return {
-        protocol: rank_encoders({
-            encoder: {data: scored(found) for data, found in row.items()} for encoder, row in rows.items()
-        }, unranked={data for task, data in _seen(results) if task == protocol})
+        protocol: rank_encoders(
+            {encoder: {data: scored(found) for data, found in row.items()} for encoder, row in rows.items()},
+            unranked={data for task, data in _seen(results) if task == protocol},
+        )
         for protocol, rows in tables.items()
     }
 
@@ -63,8 +68,10 @@ def labels(results: Results) -> dict[str, str]:
     paths = {group: str(result["encoder"]) for group, result in first.items()}
     for further in (folders, paths):
         named = list(spoken.values())
-        spoken = {group: name if named.count(name) == 1 else f"{first[group]['label']} ({further[group]})"
-                  for group, name in spoken.items()}
+        spoken = {
+            group: name if named.count(name) == 1 else f"{first[group]['label']} ({further[group]})"
+            for group, name in spoken.items()
+        }
     return {group: spoken[group] for group in dict.fromkeys(result["group"] for result in results)}
 
 
@@ -73,16 +80,22 @@ def unlike(results: Results) -> list[str]:
     columns: dict[tuple[str, str], set[str]] = {}
     for result in results:
         columns.setdefault((result["task"], result["data"]), set()).add(result.get("tested_on", ""))
-    return [f"{data}: the encoders were tested on different images for {task} (a run keeps to what it held out), so "
-            "this column does not compare them" for (task, data), images in columns.items() if len(images) > 1]
+    return [
+        f"{data}: the encoders were tested on different images for {task} (a run keeps to what it held out), so "
+        "this column does not compare them"
+        for (task, data), images in columns.items()
+        if len(images) > 1
+    ]
 
 
 def trained_on(results: Results) -> list[str]:
     """What should be said of columns in which an encoder met images that it was trained on."""
     names = labels(results)
-    return [f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
-            "this column compares no encoders and counts in no average rank"
-            for (task, data), groups in _seen(results).items()]
+    return [
+        f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
+        "this column compares no encoders and counts in no average rank"
+        for (task, data), groups in _seen(results).items()
+    ]
 
 
 def _seen(results: Results) -> dict[tuple[str, str], dict[str, None]]:
@@ -135,9 +148,17 @@ def differences(results: Results) -> list[dict[str, Any]]:
     for (task, data, _), groups in cells.items():
         for one, other in combinations(groups, 2):
             gap = paired_difference(averaged(groups[one]), averaged(groups[other]))
-            gaps.append({"protocol": task, "data": data, "a": names[one], "b": names[other],
-                         "runs": [len(groups[one]), len(groups[other])], "difference": gap.mean,
-                         "interval": gap.interval})
+            gaps.append(
+                {
+                    "protocol": task,
+                    "data": data,
+                    "a": names[one],
+                    "b": names[other],
+                    "runs": [len(groups[one]), len(groups[other])],
+                    "difference": gap.mean,
+                    "interval": gap.interval,
+                }
+            )
     return gaps
 
 
@@ -145,5 +166,15 @@ def averaged(found: Results) -> FewShot:
     """The mean of every episode over the seeds."""
     first = found[0]
     episodes = torch.tensor([result["accuracies"] for result in found], dtype=torch.float64).mean(0)
-    return FewShot(float(episodes.mean()), 0.0, tuple(episodes.tolist()), first["ways"], first["shots"],
-                   first["queries"], first["seed"], (), first["drawn"], tuple(first.get("queries_used", (0, 0))))
+    return FewShot(
+        float(episodes.mean()),
+        0.0,
+        tuple(episodes.tolist()),
+        first["ways"],
+        first["shots"],
+        first["queries"],
+        first["seed"],
+        (),
+        first["drawn"],
+        tuple(first.get("queries_used", (0, 0))),
+    )

@@ -51,8 +51,15 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
         raise BadInput(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from None
     write_atomically(out, write)
     sizes = {name: len(split) for name, split in found.splits.items()}
-    return {"out": str(out), "encoder": subject.where, "data": source, "width": width, "splits": sizes,
-            "skipped": len(found.skipped), "train_held_out": None if held_out is None else int(held_out.sum())}
+    return {
+        "out": str(out),
+        "encoder": subject.where,
+        "data": source,
+        "width": width,
+        "splits": sizes,
+        "skipped": len(found.skipped),
+        "train_held_out": None if held_out is None else int(held_out.sum()),
+    }
 
 
 def _held_out(subject: Subject, source: str, found: Source) -> Tensor | None:
@@ -64,7 +71,8 @@ def _held_out(subject: Subject, source: str, found: Source) -> Tensor | None:
         if subject.run.read_data()[0]:  # else nobody wrote down what they were
             check_same_data(subject.run, data, "bring them back")
     except BadInput as error:
-        subject.reporter.warn(f"which images {subject.where} held out cannot be told, so there is no train_held_out: "
-                              f"{error}")
+        subject.reporter.warn(
+            f"which images {subject.where} held out cannot be told, so there is no train_held_out: {error}"
+        )
         return None
     return ~torch.isin(found.splits["train"].index.cpu(), data.train.index.cpu())

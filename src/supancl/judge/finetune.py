@@ -44,7 +44,10 @@ class FineTuning:
 
 
 def finetune_of(
-    subject: Subject, source: str | None = None, how: FineTuning | None = None, out: Path | None = None,
+    subject: Subject,
+    source: str | None = None,
+    how: FineTuning | None = None,
+    out: Path | None = None,
     split: str = "held-out",
 ) -> dict[str, Any]:
     """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
@@ -60,8 +63,10 @@ def finetune_of(
     images, judged_from, split = judged(subject, data, split, where)
     train, test = labelled(data.train), labelled(images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
-        raise BadInput(f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
-                       f"there are {len(train)} and {len(test)}")
+        raise BadInput(
+            f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
+            f"there are {len(train)} and {len(test)}"
+        )
     warn_unknown(subject, data.classes, where, train.labels, test.labels)
     if len(how.lrs) > 1:
         check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
@@ -78,19 +83,33 @@ def finetune_of(
         save(model, data.classes, out)
     answers = predictions(model, test, subject)
     return finished(
-        subject, file_name("finetune", subject, source), since, protocol="finetune",
-        **of_data(subject, source, data, judged_from), split=split,
-        accuracy=accuracy(answers, test.labels), mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
-        lr=chosen, lrs=list(how.lrs), tried={f"{lr:g}": value for lr, value in tried.items()}, epochs=how.epochs,
-        batch_size=how.batch_size, weight_decay=how.weight_decay, seed=how.seed, images=len(train), queries=len(test),
-        classes=len(data.classes), out=None if out is None else str(out),
+        subject,
+        file_name("finetune", subject, source),
+        since,
+        protocol="finetune",
+        **of_data(subject, source, data, judged_from),
+        split=split,
+        accuracy=accuracy(answers, test.labels),
+        mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
+        lr=chosen,
+        lrs=list(how.lrs),
+        tried={f"{lr:g}": value for lr, value in tried.items()},
+        epochs=how.epochs,
+        batch_size=how.batch_size,
+        weight_decay=how.weight_decay,
+        seed=how.seed,
+        images=len(train),
+        queries=len(test),
+        classes=len(data.classes),
+        out=None if out is None else str(out),
     )
 
 
 def check_whole(layer: str, normalize: bool) -> None:
     if layer != "pooled" or normalize:
-        raise BadInput("fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and "
-                       "--normalize out")
+        raise BadInput(
+            "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
+        )
 
 
 def labelled(split: Split) -> Split:
@@ -112,8 +131,9 @@ def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> 
             tried[lr], told = math.nan, "the loss was no number"
         subject.reporter.note(f"learning rate {lr:g}: {told}")
     if all(math.isnan(value) for value in tried.values()):
-        raise NonFinite(f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; "
-                        "try lower ones")
+        raise NonFinite(
+            f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
+        )
     return max((lr for lr in how.lrs if not math.isnan(tried[lr])), key=lambda lr: tried[lr]), tried
 
 
@@ -150,8 +170,9 @@ def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineT
     views = plain_crops(subject, (0.2, 1.0))
     each = len(train) // batch_size
     steps = how.epochs * each
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True,
-                                weight_decay=how.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=how.weight_decay
+    )
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
     generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
     here, labels = resident(train, device), train.labels.to(device)

@@ -16,20 +16,56 @@ from supancl.evaluate.kept import VERSION
 _LOOK = {"layer": "pooled", "normalize": False}
 # what `evaluate PROTOCOL` does unless told otherwise, under the names that a result has for it
 STANDARD: dict[str, dict[str, Any]] = {
-    "knn": {"k": 20, "temperature": 0.1, "metric": "cosine", "leave_one_out": False, "split": "held-out",
-            "view": "margin", **_LOOK},
-    "linear": {"probe": "lbfgs", "augmented": False, "epochs": 100, "lr": 30.0, "batch_size": 256, "seed": 0,
-               "split": "held-out", "view": "margin", **_LOOK},
+    "knn": {
+        "k": 20,
+        "temperature": 0.1,
+        "metric": "cosine",
+        "leave_one_out": False,
+        "split": "held-out",
+        "view": "margin",
+        **_LOOK,
+    },
+    "linear": {
+        "probe": "lbfgs",
+        "augmented": False,
+        "epochs": 100,
+        "lr": 30.0,
+        "batch_size": 256,
+        "seed": 0,
+        "split": "held-out",
+        "view": "margin",
+        **_LOOK,
+    },
     "variance": {"split": "held-out", "view": "margin", "layer": "pooled"},  # always of unit features
     "transfer": {"metric": "top-1", "view": "whole", **_LOOK},
     "fewshot": {"queries": 16, "fill_queries": False, "episodes": 2000, "seed": 0, "view": "whole", **_LOOK},
-    "finetune": {"epochs": 20, "batch_size": 64, "lrs": [0.01, 0.1, 1.0], "weight_decay": 1e-4, "seed": 0,
-                 "split": "held-out"},
+    "finetune": {
+        "epochs": 20,
+        "batch_size": 64,
+        "lrs": [0.01, 0.1, 1.0],
+        "weight_decay": 1e-4,
+        "seed": 0,
+        "split": "held-out",
+    },
 }
 # how a file name tells a setting; where nothing is said, by its value alone
-MARKS = {"k": "k{}", "temperature": "t{}", "leave_one_out": "loo", "normalize": "unit", "augmented": "augmented",
-         "epochs": "e{}", "lr": "lr{}", "lrs": "lr{}", "batch_size": "b{}", "weight_decay": "wd{}", "seed": "seed{}",
-         "queries": "q{}", "fill_queries": "filled", "episodes": "ep{}", "layer": "layer-{}"}
+MARKS = {
+    "k": "k{}",
+    "temperature": "t{}",
+    "leave_one_out": "loo",
+    "normalize": "unit",
+    "augmented": "augmented",
+    "epochs": "e{}",
+    "lr": "lr{}",
+    "lrs": "lr{}",
+    "batch_size": "b{}",
+    "weight_decay": "wd{}",
+    "seed": "seed{}",
+    "queries": "q{}",
+    "fill_queries": "filled",
+    "episodes": "ep{}",
+    "layer": "layer-{}",
+}
 
 
 def registered(source: str) -> str | None:
@@ -98,8 +134,10 @@ def data_label(source: str) -> str:
 def data_names(sources: Sequence[str]) -> list[str]:
     """A name of its own for each source: two folders may have the same last part."""
     names = [data_label(source) for source in sources]
-    told = [name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
-            for name, source in zip(names, sources, strict=True)]
+    told = [
+        name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
+        for name, source in zip(names, sources, strict=True)
+    ]
     return [name if told.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(told)]
 
 

@@ -55,11 +55,22 @@ def finished(subject: Subject, base: str, since: float, source: str, **result: A
     device = subject.look.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    whole = {"base": base, "source": absolute_source(source), "encoder": subject.where, "label": subject.label,
-             "weights": subject.weights, "features_version": VERSION, "layer": subject.look.layer,
-             "normalize": subject.look.normalize, **subject.projector, **result,
-             "seconds": round(time.perf_counter() - since, 2),
-             "hardware": hardware, "versions": versions(), "commit": commit()}
+    whole = {
+        "base": base,
+        "source": absolute_source(source),
+        "encoder": subject.where,
+        "label": subject.label,
+        "weights": subject.weights,
+        "features_version": VERSION,
+        "layer": subject.look.layer,
+        "normalize": subject.look.normalize,
+        **subject.projector,
+        **result,
+        "seconds": round(time.perf_counter() - since, 2),
+        "hardware": hardware,
+        "versions": versions(),
+        "commit": commit(),
+    }
     subject.keep_result(base, whole)
     return whole
 
@@ -72,8 +83,14 @@ def file_name(protocol: str, subject: Subject, source: str | None) -> str:
 
 
 def knn_of(
-    subject: Subject, source: str | None = None, ks: Sequence[int] = (20,), temperature: float = 0.1,
-    metric: str = "cosine", leave_one_out: bool = False, split: str = "held-out", view: View = "margin",
+    subject: Subject,
+    source: str | None = None,
+    ks: Sequence[int] = (20,),
+    temperature: float = 0.1,
+    metric: str = "cosine",
+    leave_one_out: bool = False,
+    split: str = "held-out",
+    view: View = "margin",
 ) -> dict[str, Any]:
     """k-NN accuracy of held-out or test images among training images; of several `ks` the first one counts.
 
@@ -91,8 +108,9 @@ def knn_of(
     many = [k for k in ks if k > most]
     if many:
         there = f"there {'is' if most == 1 else 'are'} {counted(most, 'image')} to compare with"
-        subject.reporter.note(f"{where}: {there}, so k = {' and '.join(map(str, many))} "
-                              f"{'are' if len(many) > 1 else 'is'} k = {most}")
+        subject.reporter.note(
+            f"{where}: {there}, so k = {' and '.join(map(str, many))} {'are' if len(many) > 1 else 'is'} k = {most}"
+        )
     ks = tuple(dict.fromkeys(min(k, most) for k in ks))
     if leave_one_out:
         found = knn_leave_one_out(reference, ks, **options)
@@ -100,11 +118,23 @@ def knn_of(
         warn_unknown(subject, data.classes, where, reference.labels, queries.labels)
         found = knn_accuracies(reference, queries, ks, **options)
     return finished(
-        subject, file_name("knn", subject, source), since, protocol="knn",
-        **of_data(subject, source, data, judged_from), k=ks[0], split=split,
-        accuracy=found[ks[0]], by_k={str(k): value for k, value in found.items()}, temperature=temperature,
-        metric=metric, leave_one_out=leave_one_out, view=view, references=len(reference.labels),
-        queries=len(queries.labels), classes=len(torch.unique(reference.labels)), tested_on=fingerprint(images),
+        subject,
+        file_name("knn", subject, source),
+        since,
+        protocol="knn",
+        **of_data(subject, source, data, judged_from),
+        k=ks[0],
+        split=split,
+        accuracy=found[ks[0]],
+        by_k={str(k): value for k, value in found.items()},
+        temperature=temperature,
+        metric=metric,
+        leave_one_out=leave_one_out,
+        view=view,
+        references=len(reference.labels),
+        queries=len(queries.labels),
+        classes=len(torch.unique(reference.labels)),
+        tested_on=fingerprint(images),
     )
 
 
@@ -112,25 +142,43 @@ def _check_compared(data: Data, where: str, references: Split, images: Split) ->
     """What k-NN cannot do without, known before any feature is taken."""
     there = references.present()
     if not there or not images.labelled:
-        raise BadInput(f"{where}: k-NN needs labelled images, both to compare with and to judge; "
-                       f"there are {references.labelled} and {images.labelled}; name labelled ones with --data")
+        raise BadInput(
+            f"{where}: k-NN needs labelled images, both to compare with and to judge; "
+            f"there are {references.labelled} and {images.labelled}; name labelled ones with --data"
+        )
     if len(there) == 1:  # every answer would be right, or, of another class, wrong
-        raise BadInput(f"{where}: only class {data.classes[there[0]]!r} among the images to compare with; k-NN needs "
-                       "at least two classes")
+        raise BadInput(
+            f"{where}: only class {data.classes[there[0]]!r} among the images to compare with; k-NN needs "
+            "at least two classes"
+        )
 
 
 def of_data(subject: Subject, source: str | None, data: Data, judged_from: str) -> dict[str, Any]:
     """What a result says of its data: where they are from, and whether its figure can be set beside others'."""
     where = own_source(subject, source)
-    return {"data": where, "source": where, "judged": judged_from, "held_out_from": data.described["held_out_from"],
-            "skipped": len(data.skipped), "remarks": list(data.remarks),
-            "partial": not_whole(where, data.remarks, data.skipped),
-            "overlaps_training": was_trained_on(subject, where, judged_from)}
+    return {
+        "data": where,
+        "source": where,
+        "judged": judged_from,
+        "held_out_from": data.described["held_out_from"],
+        "skipped": len(data.skipped),
+        "remarks": list(data.remarks),
+        "partial": not_whole(where, data.remarks, data.skipped),
+        "overlaps_training": was_trained_on(subject, where, judged_from),
+    }
 
 
 def linear_of(
-    subject: Subject, source: str | None = None, probe: str = "lbfgs", epochs: int = 100, lr: float = 30.0,
-    batch_size: int = 256, augmented: bool = False, seed: int = 0, split: str = "held-out", view: View = "margin",
+    subject: Subject,
+    source: str | None = None,
+    probe: str = "lbfgs",
+    epochs: int = 100,
+    lr: float = 30.0,
+    batch_size: int = 256,
+    augmented: bool = False,
+    seed: int = 0,
+    split: str = "held-out",
+    view: View = "margin",
 ) -> dict[str, Any]:
     """A linear classifier on training images; see `ridge_choice` for the images that choose the fast one's ridge."""
     if augmented and probe == "lbfgs":
@@ -141,8 +189,12 @@ def linear_of(
     data = data_for(subject, source, view)
     where = source or subject.where
     images, judged_from, split = judged(subject, data, split, where)
-    check_same(data.classes, where, {"train": data.train.labels, judged_name(judged_from): images.labels},
-               may_lack=probe == "lbfgs")  # of a class of one image none is held out
+    check_same(
+        data.classes,
+        where,
+        {"train": data.train.labels, judged_name(judged_from): images.labels},
+        may_lack=probe == "lbfgs",
+    )  # of a class of one image none is held out
     choose, told = ridge_choice(subject, source, data, judged_from)
     if probe == "lbfgs":
         check_ridge_choice(where, choose, data.train, images)
@@ -154,17 +206,32 @@ def linear_of(
         warn_chosen_on(subject, where, outcome)
         warn_cut_off(subject, where, outcome)
     else:
-        options |= {"epochs": epochs, "lr": lr, "batch_size": batch_size,
-                    "milestones": (round(0.6 * epochs), round(0.8 * epochs))}
+        options |= {
+            "epochs": epochs,
+            "lr": lr,
+            "batch_size": batch_size,
+            "milestones": (round(0.6 * epochs), round(0.8 * epochs)),
+        }
         if augmented:
             train = augmented_epochs(subject, data.train, batch_size, seed)
             outcome = sgd_probe(train, test.labelled(), len(data.classes), **options).to_json()
         else:
             outcome = sgd_probe(subject.features(data.train, view), test, **options).to_json()
         outcome |= {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    return finished(subject, file_name("linear", subject, source), since, protocol="linear", probe=probe,
-                    augmented=augmented, seed=seed, view=view, split=split, **outcome,
-                    queries=len(test.labelled().labels), **of_data(subject, source, data, judged_from))
+    return finished(
+        subject,
+        file_name("linear", subject, source),
+        since,
+        protocol="linear",
+        probe=probe,
+        augmented=augmented,
+        seed=seed,
+        view=view,
+        split=split,
+        **outcome,
+        queries=len(test.labelled().labels),
+        **of_data(subject, source, data, judged_from),
+    )
 
 
 def ridge_choice(
@@ -185,18 +252,23 @@ def ridge_choice(
 def check_ridge_choice(where: str, choose: Split | str | None, train: Split, images: Split) -> None:
     """What choosing cannot do without, known before any feature is taken."""
     if choose is None and int(torch.bincount(train.labels[train.labels >= 0]).max()) < 2:
-        raise BadInput(f"{where}: every class has 1 training image, so that none is left to choose the ridge on; add "
-                       "images")
+        raise BadInput(
+            f"{where}: every class has 1 training image, so that none is left to choose the ridge on; add images"
+        )
     if choose == "halves" and images.labelled < 2:
-        raise BadInput(f"{where}: {counted(images.labelled, 'labelled image')} to judge; one half of them chooses for "
-                       "the other, so add images, or hold more out with data.holdout")
+        raise BadInput(
+            f"{where}: {counted(images.labelled, 'labelled image')} to judge; one half of them chooses for "
+            "the other, so add images, or hold more out with data.holdout"
+        )
 
 
 def warn_chosen_on(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
     if outcome["chosen_on"] == TRAINED_IMAGES:
-        subject.reporter.warn(f"{where}: the ridge was chosen on images that the encoder was trained on, so it may be "
-                              "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and judge the "
-                              "run on its own data with --split test")
+        subject.reporter.warn(
+            f"{where}: the ridge was chosen on images that the encoder was trained on, so it may be "
+            "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and judge the "
+            "run on its own data with --split test"
+        )
 
 
 def tried(outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,8 +280,10 @@ def warn_cut_off(subject: Subject, where: str, outcome: Mapping[str, Any]) -> No
     """A classifier that was left before its optimum may answer otherwise than the protocol's would."""
     if outcome["cut_off"]:
         unit = "" if subject.look.normalize else "; features of unit length (--normalize) are often easier to fit"
-        subject.reporter.warn(f"{where}: the final classifier was cut off while its objective still fell (residual "
-                              f"{outcome['residual']:.2g}), so its accuracy may not be that of the optimum{unit}")
+        subject.reporter.warn(
+            f"{where}: the final classifier was cut off while its objective still fell (residual "
+            f"{outcome['residual']:.2g}), so its accuracy may not be that of the optimum{unit}"
+        )
 
 
 def judged_name(judged_from: str) -> str:
@@ -252,9 +326,18 @@ def variance_of(
     outcome = collapse(features).to_json()
     names = [data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
-    return finished(subject, file_name("variance", subject, source), since, protocol="variance", normalize=True,
-                    split=split, view=view, images=len(features.labelled().labels), **outcome,
-                    **of_data(subject, source, data, judged_from))
+    return finished(
+        subject,
+        file_name("variance", subject, source),
+        since,
+        protocol="variance",
+        normalize=True,
+        split=split,
+        view=view,
+        images=len(features.labelled().labels),
+        **outcome,
+        **of_data(subject, source, data, judged_from),
+    )
 
 
 def _two_classes(data: Data, where: str, images: Split) -> None:
@@ -286,14 +369,34 @@ def transfer_of(
     outcome = tried(transfer(train, validation, test, metric=kind, device=subject.look.device).to_json())
     warn_cut_off(subject, name, outcome)
     seen = was_trained_on(subject, source, "test" if "test" in found.splits else "val")
-    return finished(subject, f"transfer-{name}", since, protocol="transfer", data=name, source=source, view=view,
-                    remarks=list(found.remarks), partial=not_whole(source, found.remarks, found.skipped),
-                    overlaps_training=seen, tested_on=fingerprint(splits[2]), **outcome)
+    return finished(
+        subject,
+        f"transfer-{name}",
+        since,
+        protocol="transfer",
+        data=name,
+        source=source,
+        view=view,
+        remarks=list(found.remarks),
+        partial=not_whole(source, found.remarks, found.skipped),
+        overlaps_training=seen,
+        tested_on=fingerprint(splits[2]),
+        **outcome,
+    )
 
 
 def few_shot_of(
-    subject: Subject, source: str, ways: int = 5, shots: int = 5, queries: int = 16, episodes: int = 2000,
-    seed: int = 0, view: View = "whole", name: str | None = None, most_shots: int = 0, fill_queries: bool = False,
+    subject: Subject,
+    source: str,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 16,
+    episodes: int = 2000,
+    seed: int = 0,
+    view: View = "whole",
+    name: str | None = None,
+    most_shots: int = 0,
+    fill_queries: bool = False,
 ) -> dict[str, Any]:
     """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
 
@@ -310,21 +413,36 @@ def few_shot_of(
         check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
     seen = was_trained_on(subject, source, which, every=which == "train")
     features: Features = subject.features(split, view)
-    outcome = few_shot(features, ways, shots, queries, episodes, seed, device=subject.look.device,
-                       fill_queries=fill_queries)
+    outcome = few_shot(
+        features, ways, shots, queries, episodes, seed, device=subject.look.device, fill_queries=fill_queries
+    )
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
         are = "is" if len(dropped) == 1 else "are"
-        subject.reporter.warn(f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
-                              f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
-                              f"{' ...' if len(dropped) > 8 else ''}")
+        subject.reporter.warn(
+            f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
+            f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
+            f"{' ...' if len(dropped) > 8 else ''}"
+        )
     remark, warns = lacking_queries(features.labels, outcome)
     if warns:
         subject.warn_once(f"{name}: {remark}")
     told = outcome.to_json() | {"dropped": dropped}
-    return finished(subject, f"fewshot-{name}-{ways}w{shots}s", since, protocol="fewshot", data=name, source=source,
-                    split=which, view=view, remarks=[*found.remarks, *[remark] * bool(remark)],
-                    tested_on=fingerprint(split),
-                    partial=not_whole(source, found.remarks, found.skipped), overlaps_training=seen,
-                    accuracy=outcome.mean, images=len(features.labelled().labels),
-                    classes=len(torch.unique(features.labelled().labels)) - len(dropped), **told)
+    return finished(
+        subject,
+        f"fewshot-{name}-{ways}w{shots}s",
+        since,
+        protocol="fewshot",
+        data=name,
+        source=source,
+        split=which,
+        view=view,
+        remarks=[*found.remarks, *[remark] * bool(remark)],
+        tested_on=fingerprint(split),
+        partial=not_whole(source, found.remarks, found.skipped),
+        overlaps_training=seen,
+        accuracy=outcome.mean,
+        images=len(features.labelled().labels),
+        classes=len(torch.unique(features.labelled().labels)) - len(dropped),
+        **told,
+    )

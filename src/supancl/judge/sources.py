@@ -50,9 +50,11 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
         kind, wants = ("vectors", "images") if vectors else ("images", "vectors (toy)")
         raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {wants}; name other --data")
     if not vectors and pixels.shape[1] != encoder.spec.channels:
-        raise BadInput(f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
-                       f"{counted(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
-                       "many")
+        raise BadInput(
+            f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
+            f"{counted(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
+            "many"
+        )
 
 
 def is_own(subject: Subject, source: str | None) -> bool:
@@ -77,26 +79,34 @@ def spec_for(subject: Subject, source: str | None) -> DataSpec:
     return replace(own, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
 
 
-def opened(
-    subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
-) -> Source:
+def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False) -> Source:
     """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
     """
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
     if not as_trained:
-        spec = replace(spec, short_side=evaluation_short_side(encoder, view),
-                       resample="bicubic" if view == "whole" else "bilinear")
-    spec = DataSpec(source=spec.source, short_side=spec.short_side, cache=spec.cache,
-                    memory_gb=spec.memory_gb, stream=spec.stream,
-                    skip_bad_images=look.skip_bad_images or spec.skip_bad_images, resample=spec.resample)
+        spec = replace(
+            spec, short_side=evaluation_short_side(encoder, view), resample="bicubic" if view == "whole" else "bilinear"
+        )
+    spec = DataSpec(
+        source=spec.source,
+        short_side=spec.short_side,
+        cache=spec.cache,
+        memory_gb=spec.memory_gb,
+        stream=spec.stream,
+        skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
+        resample=spec.resample,
+    )
     name, root = registered(spec.source), spec.source.partition("@")[2]
     use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
 
     def read() -> Source:
-        found = (open_source(spec, encoder.spec.channels, tell) if name is None else
-                 benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial))
+        found = (
+            open_source(spec, encoder.spec.channels, tell)
+            if name is None
+            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+        )
         for remark in found.remarks:
             subject.warn_once(remark)
         return found
@@ -129,8 +139,9 @@ def check_unchanged(subject: Subject, source: str, found: Source) -> None:
     if not subject.run.read_data()[0]:
         return  # nobody wrote down what they were
     data = prepared(found, subject.recipe.data)
-    check_same_data(subject.run, data, "bring them back, or name a source apart from it with --data",
-                    f"{subject.where}: ")
+    check_same_data(
+        subject.run, data, "bring them back, or name a source apart from it with --data", f"{subject.where}: "
+    )
 
 
 class Judged(NamedTuple):
@@ -163,8 +174,10 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
     if "test" not in splits:
         data = prepared(source, spec)
         if not len(data.held_out):
-            raise BadInput(f"{where}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "
-                           "on; name other data")
+            raise BadInput(
+                f"{where}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "
+                "on; name other data"
+            )
         splits = {"train": data.train, "test": data.held_out}
     train = splits["train"]
     if "val" not in splits:
@@ -176,8 +189,10 @@ def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, S
     known = train.take((train.labels >= 0).nonzero()[:, 0])
     chosen = stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
     if not len(chosen):
-        raise BadInput(f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
-                       f"or a {name}/ folder")
+        raise BadInput(
+            f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
+            f"or a {name}/ folder"
+        )
     rest = torch.ones(len(known), dtype=torch.bool)
     rest[chosen] = False
     return known.take(rest.nonzero()[:, 0]), known.take(chosen)
@@ -306,8 +321,10 @@ def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool 
     else:
         found = shares_images(subject, source) and not (judged_from == "test" and test_is_apart(subject, source))
     if found:
-        subject.reporter.warn(f"{source}: the run was trained on some of these images ({own}); the result is marked, "
-                              "and tables pass it over")
+        subject.reporter.warn(
+            f"{source}: the run was trained on some of these images ({own}); the result is marked, "
+            "and tables pass it over"
+        )
     return found
 
 

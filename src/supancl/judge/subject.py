@@ -116,16 +116,19 @@ class Subject:
             found = self.kept.read(path, len(split))
             if found is not None:
                 return Features(found, split.labels.clone())
-        taken = embed(self.encoder, split, look.device, look.batch_size, look.layer, look.normalize, view,
-                      self.reporter.reading)
+        taken = embed(
+            self.encoder, split, look.device, look.batch_size, look.layer, look.normalize, view, self.reporter.reading
+        )
         for remark in stream_remarks(split.store):  # what was replaced, as training says it
             self.warn_once(remark)
         self._check(taken, split)
         if path is not None and self.kept is not None:
             why = self.kept.write(path, taken.values)
             if why:
-                self.warn_once(f"features are not kept in {self.kept.folder} ({why}), so they are taken anew each "
-                               "time; name another folder in SUPANCL_CACHE, or pass --no-cache")
+                self.warn_once(
+                    f"features are not kept in {self.kept.folder} ({why}), so they are taken anew each "
+                    "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
+                )
         return taken
 
     def _check(self, taken: Features, split: Split) -> None:
@@ -135,8 +138,10 @@ class Subject:
             row = int(faulty[0])
             kind = "NaN" if bool(torch.isnan(taken.values[row]).any()) else "an infinite value"
             more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
-            raise BadInput(f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
-                           "take weights from before the run diverged, or leave that image out")
+            raise BadInput(
+                f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
+                "take weights from before the run diverged, or leave that image out"
+            )
 
     def warn_once(self, text: str) -> None:
         """What need not be repeated for every encoder that meets the same data."""

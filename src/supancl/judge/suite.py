@@ -69,27 +69,52 @@ class Plan:
                 found += [self._few_shot(name, shots) for shots in self.shots]
         if not found:
             wanted = ", ".join(self.protocols)
-            raise BadInput(f"no data set for {wanted} is in {self.root}; supancl data where NAME says how to lay "
-                           "one out")
+            raise BadInput(
+                f"no data set for {wanted} is in {self.root}; supancl data where NAME says how to lay one out"
+            )
         return found
 
     def _knn(self, name: str) -> Task:
         # of the same view as transfer, so that its features serve for both
-        return Task("knn", name, f"knn-{name}", {"k": self.k, "view": "whole", "split": "test"}, lambda subject: knn_of(
-            subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"))
+        return Task(
+            "knn",
+            name,
+            f"knn-{name}",
+            {"k": self.k, "view": "whole", "split": "test"},
+            lambda subject: knn_of(subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
+        )
 
     def _transfer(self, name: str) -> Task:
-        return Task("transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(
-            subject, f"{name}@{self.root}"))
+        return Task(
+            "transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(subject, f"{name}@{self.root}")
+        )
 
     def _few_shot(self, name: str, shots: int) -> Task:
         kind = f"{self.ways}w{shots}s"
-        settings = {"ways": self.ways, "shots": shots, "queries": self.queries, "episodes": self.episodes,
-                    "seed": self.seed}
+        settings = {
+            "ways": self.ways,
+            "shots": shots,
+            "queries": self.queries,
+            "episodes": self.episodes,
+            "seed": self.seed,
+        }
         settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
-        return Task(f"fewshot {kind}", name, f"fewshot-{name}-{kind}", settings, lambda subject: few_shot_of(
-            subject, f"{name}@{self.root}", self.ways, shots, self.queries, self.episodes, self.seed,
-            fill_queries=self.fill_queries))
+        return Task(
+            f"fewshot {kind}",
+            name,
+            f"fewshot-{name}-{kind}",
+            settings,
+            lambda subject: few_shot_of(
+                subject,
+                f"{name}@{self.root}",
+                self.ways,
+                shots,
+                self.queries,
+                self.episodes,
+                self.seed,
+                fill_queries=self.fill_queries,
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -152,9 +177,17 @@ def make_out(out: Path) -> None:
 def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
     """The result, and whether it is of an earlier call; `files` is the data set's key."""
     look = subject.look
-    key = {"version": VERSION, "weights": subject.weights, "layer": look.layer, "normalize": look.normalize,
-           "data": files, "partial": look.partial, "skip_bad_images": look.skip_bad_images,
-           **subject.projector, **task.settings}
+    key = {
+        "version": VERSION,
+        "weights": subject.weights,
+        "layer": look.layer,
+        "normalize": look.normalize,
+        "data": files,
+        "partial": look.partial,
+        "skip_bad_images": look.skip_bad_images,
+        **subject.projector,
+        **task.settings,
+    }
     name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
     path = out / folder_name(subject) / "evaluate" / f"{name}.json"
     result = earlier(path, key)

@@ -31,12 +31,16 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     if name not in RECIPES:
         parts = [known for known in RECIPES if name in known.split(".")]  # a method, or a setting, alone
         if parts:
-            raise BadInput(f"unknown recipe {name!r}; did you mean "
-                           f"{' or '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}?")
+            raise BadInput(
+                f"unknown recipe {name!r}; did you mean "
+                f"{' or '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}?"
+            )
         close = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
         families = dict.fromkeys(f"{known.partition('.')[0]}.METHOD" for known in RECIPES)
-        raise BadInput(f"unknown recipe {name!r}; " + (
-            f"did you mean {close[0]!r}?" if close else f"known: {', '.join(families)} (supancl recipes lists them)"))
+        raise BadInput(
+            f"unknown recipe {name!r}; "
+            + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(families)} (supancl recipes lists them)")
+        )
     built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
     if compat == "released-code":
         built = released(built)
@@ -59,9 +63,21 @@ def released(built: Recipe) -> Recipe:
         fields |= {"heads.projector.bias": "none", "branches.momentum_end": built.branches.momentum}
     sources = {"compat": "released code", "heads.projector.hidden": "released code: null is the encoder's width"}
     changed = built.with_set(fields, because="released code")
-    return replace(changed, compat="released-code", sources={
-        **changed.sources, **{key: text for key, text in sources.items() if key == "compat" or key in fields}})
+    return replace(
+        changed,
+        compat="released-code",
+        sources={**changed.sources, **{key: text for key, text in sources.items() if key == "compat" or key in fields}},
+    )
 
 
-__all__ = ["RECIPES", "NotRegistered", "OptimizerSpec", "Recipe", "TrainSpec", "recipe", "recipe_from_json", "register",
-           "released"]
+__all__ = [
+    "RECIPES",
+    "NotRegistered",
+    "OptimizerSpec",
+    "Recipe",
+    "TrainSpec",
+    "recipe",
+    "recipe_from_json",
+    "register",
+    "released",
+]

@@ -31,14 +31,28 @@ MOCO3_HEADS = HeadSpec(MLP((4096,), 256, last_norm="batch-no-affine"), MLP((4096
 CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
-    "simclr": CONTRAST_HEADS, "supcon": CONTRAST_HEADS, "moco2": CONTRAST_HEADS, "supmoco": CONTRAST_HEADS,
-    "simsiam": SIAM_HEADS, "supsiam": SIAM_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
-    "moco3": MOCO3_HEADS, "crossentropy": CLASSIFIER,
+    "simclr": CONTRAST_HEADS,
+    "supcon": CONTRAST_HEADS,
+    "moco2": CONTRAST_HEADS,
+    "supmoco": CONTRAST_HEADS,
+    "simsiam": SIAM_HEADS,
+    "supsiam": SIAM_HEADS,
+    "byol": BYOL_HEADS,
+    "supbyol": BYOL_HEADS,
+    "moco3": MOCO3_HEADS,
+    "crossentropy": CLASSIFIER,
 }
 LEARNING_RATE = {
-    "simclr": 0.7, "supcon": 0.6, "simsiam": 0.7, "supsiam": 0.7, "byol": 0.6, "supbyol": 0.5,  # App. H
-    "moco2": 0.06, "supmoco": 0.2,  # App. C's, scaled to batch 256
-    "moco3": 0.3, "crossentropy": 0.1,
+    "simclr": 0.7,
+    "supcon": 0.6,
+    "simsiam": 0.7,
+    "supsiam": 0.7,
+    "byol": 0.6,
+    "supbyol": 0.5,  # App. H
+    "moco2": 0.06,
+    "supmoco": 0.2,  # App. C's, scaled to batch 256
+    "moco3": 0.3,
+    "crossentropy": 0.1,
 }
 # in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m evidence defaults`
 PILOTED: dict[str, dict[str, float]] = {
@@ -102,10 +116,18 @@ def build(data: str, method: str) -> Recipe:
     pool = replace(chosen.pool, size=4096) if chosen.pool.kind == "queue" else chosen.pool
     loss = replace(chosen.loss, alpha=0.8) if method == "supbyol" and isinstance(chosen.loss, Align) else chosen.loss
     piloted = PILOTED.get(base, {}) if data == "cifar100" or base in BEYOND else {}
-    optimizer = OptimizerSpec("sgd", lr=piloted.get("lr", LEARNING_RATE[base]), reference_batch=256,
-                              weight_decay=piloted.get("weight_decay", 1e-4))
-    sources = {**SOURCES, **HEAD_SOURCES[base], **BEYOND.get(method, {}),
-               **{f"optimizer.{field}": PILOTED_SOURCE[data] for field in piloted}}
+    optimizer = OptimizerSpec(
+        "sgd",
+        lr=piloted.get("lr", LEARNING_RATE[base]),
+        reference_batch=256,
+        weight_decay=piloted.get("weight_decay", 1e-4),
+    )
+    sources = {
+        **SOURCES,
+        **HEAD_SOURCES[base],
+        **BEYOND.get(method, {}),
+        **{f"optimizer.{field}": PILOTED_SOURCE[data] for field in piloted},
+    }
     return Recipe(
         name=f"{data}.{method}",
         method=method,
@@ -137,7 +159,8 @@ def table8(data: str, method: str) -> Recipe:
 
 SIX = ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")
 MAKERS: dict[str, Callable[[str, str], Recipe]] = {
-    **dict.fromkeys((*SIX, *BEYOND), build), **dict.fromkeys(("supsiam-nopool", "supbyol-nopool"), table8),
+    **dict.fromkeys((*SIX, *BEYOND), build),
+    **dict.fromkeys(("supsiam-nopool", "supbyol-nopool"), table8),
 }
 RECIPES: dict[str, Callable[[], Recipe]] = {
     f"{data}.{method}": partial(make, data, method) for data in STATISTICS for method, make in MAKERS.items()

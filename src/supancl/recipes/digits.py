@@ -31,8 +31,13 @@ HEADS = {
     "simclr": CONTRAST_HEADS, "supcon": CONTRAST_HEADS, "moco2": CONTRAST_HEADS, "supmoco": CONTRAST_HEADS,
     "moco3": MOCO3_HEADS, "crossentropy": CLASSIFIER,
 }  # fmt: skip
-MOMENTUM = {"byol": (0.99, 1.0), "supbyol": (0.99, 1.0), "moco3": (0.99, 1.0), "moco2": (0.99, 0.99),
-            "supmoco": (0.99, 0.99)}  # at the start, at the end; a run has 1,680 steps: .999 would be too slow
+MOMENTUM = {
+    "byol": (0.99, 1.0),
+    "supbyol": (0.99, 1.0),
+    "moco3": (0.99, 1.0),
+    "moco2": (0.99, 0.99),
+    "supmoco": (0.99, 0.99),
+}  # at the start, at the end; a run has 1,680 steps: .999 would be too slow
 
 
 def build(method: str) -> Recipe:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 def norm_and_bias(source: str) -> dict[str, str]:
     """The source of every field of both heads that says where batch norm and bias stand."""
-    return {f"heads.{head}.{field}": source
-            for head in ("projector", "predictor") for field in ("norm", "last_norm", "bias")}
+    return {
+        f"heads.{head}.{field}": source
+        for head in ("projector", "predictor")
+        for field in ("norm", "last_norm", "bias")
+    }
 
 
 SIAM = norm_and_bias("as in the released code")

@@ -30,13 +30,25 @@ CONTRAST_HEADS = HeadSpec(MLP((2048,), 128, norm="none"))
 CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
-    "simclr": CONTRAST_HEADS, "supcon": CONTRAST_HEADS, "moco2": CONTRAST_HEADS, "supmoco": CONTRAST_HEADS,
-    "simsiam": SIAM_HEADS, "supsiam": SIAM_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
+    "simclr": CONTRAST_HEADS,
+    "supcon": CONTRAST_HEADS,
+    "moco2": CONTRAST_HEADS,
+    "supmoco": CONTRAST_HEADS,
+    "simsiam": SIAM_HEADS,
+    "supsiam": SIAM_HEADS,
+    "byol": BYOL_HEADS,
+    "supbyol": BYOL_HEADS,
     "crossentropy": CLASSIFIER,
 }
 LEARNING_RATE = {
-    "simclr": 0.1, "supcon": 0.15, "moco2": 0.03, "supmoco": 0.1,
-    "simsiam": 0.2, "supsiam": 0.2, "byol": 0.2, "supbyol": 0.2,
+    "simclr": 0.1,
+    "supcon": 0.15,
+    "moco2": 0.03,
+    "supmoco": 0.1,
+    "simsiam": 0.2,
+    "supsiam": 0.2,
+    "byol": 0.2,
+    "supbyol": 0.2,
     "crossentropy": 0.05,
 }
 

@@ -55,19 +55,24 @@ def register(section: Section) -> Section:
     fields = {field.name: _default(field) for field in dataclasses.fields(section)} if _frozen(section) else {}
     kind, name = fields.get("kind"), section.__name__
     if not isinstance(kind, str):
-        raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json "
-                       "keeps it")
+        raise BadInput(
+            f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json keeps it"
+        )
     if kind in (POOL_KINDS if room == "pool" else LOSS_KINDS):
-        raise BadInput(f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
-                       "would be read back with the other class")
+        raise BadInput(
+            f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
+            "would be read back with the other class"
+        )
     lacks = _lacks(section, room, fields)
     if lacks:
         raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
     before = OWN.get((room, kind))
     if before is not None and not _same_definition(section, before) and not _of_notebook(section, before):
-        raise BadInput(f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
-                       "whose runs would be read back with this class; give one of them another kind (one that is "
-                       "defined no more goes with its process: restart Python)")
+        raise BadInput(
+            f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
+            "whose runs would be read back with this class; give one of them another kind (one that is "
+            "defined no more goes with its process: restart Python)"
+        )
     call = section.__call__ if room == "loss" else None  # may be that of a class above it
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
         setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too
@@ -82,18 +87,27 @@ def check_known(name: str, section: Any, hint: Any) -> None:
     if type(section) in OWN.values():
         kind = next(kind for (_, kind), known in OWN.items() if known is type(section))
         if section.kind != kind:  # the class would train, and the kind be read back
-            raise BadInput(f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
-                           f"another {name} take a recipe that has it")
+            raise BadInput(
+                f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
+                f"another {name} take a recipe that has it"
+            )
         return
     now = OWN.get((name, getattr(section, "kind", "")))
-    if (any(_same_definition(type(section), known) for known in OWN.values())
-            or (now is not None and _of_notebook(type(section), now))):
-        raise BadInput(f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the "
-                       "recipe again")
-    way = ("put @supancl.register above the class (docs/extending.md)" if name in STANDINS else
-           "only losses and pools may be of one's own")
-    raise BadInput(f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
-                   f"recipe.json; {way}")
+    if any(_same_definition(type(section), known) for known in OWN.values()) or (
+        now is not None and _of_notebook(type(section), now)
+    ):
+        raise BadInput(
+            f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the recipe again"
+        )
+    way = (
+        "put @supancl.register above the class (docs/extending.md)"
+        if name in STANDINS
+        else "only losses and pools may be of one's own"
+    )
+    raise BadInput(
+        f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
+        f"recipe.json; {way}"
+    )
 
 
 def has_own(recipe: Any) -> bool:
@@ -110,9 +124,11 @@ def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(kind, str) or kind in known:
             continue
         if (name, kind) not in OWN:
-            raise NotRegistered(f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
-                                "your own, give this command to the file that defines it: python FILE COMMAND ... "
-                                "(docs/extending.md)")
+            raise NotRegistered(
+                f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
+                "your own, give this command to the file that defines it: python FILE COMMAND ... "
+                "(docs/extending.md)"
+            )
         found[name] = from_json(OWN[name, kind], values, name)
     return found
 
@@ -124,8 +140,10 @@ def fault_in_own(error: BaseException) -> str:
     places = {os.path.abspath(_place(section)) for section in OWN.values()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if os.path.abspath(frame.filename) in places:
-            return (f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
-                    "there (--debug shows the way to it)")
+            return (
+                f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
+                "there (--debug shows the way to it)"
+            )
     return ""
 
 
@@ -139,11 +157,14 @@ def _looked_at(call: Any) -> Any:
             raise BadInput(f"{name}: gave {_kind_of(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
         for field, term in zip(Terms._fields, terms, strict=True):
             if not isinstance(term, Tensor) or term.ndim:
-                raise BadInput(f"{name}: {field} is {_kind_of(term)}; wanted a tensor of one number, the mean over the "
-                               "samples (docs/extending.md)")
+                raise BadInput(
+                    f"{name}: {field} is {_kind_of(term)}; wanted a tensor of one number, the mean over the "
+                    "samples (docs/extending.md)"
+                )
         if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
-            raise BadInput(f"{name}: total has no gradient, so nothing would be learned; was it detached? "
-                           "(docs/extending.md)")
+            raise BadInput(
+                f"{name}: total has no gradient, so nothing would be learned; was it detached? (docs/extending.md)"
+            )
         return terms
 
     return looked_at

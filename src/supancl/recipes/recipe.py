@@ -93,26 +93,38 @@ class Recipe:
         if contrast and contrast.against.endswith("pool") and self.pool.kind == "none":
             raise BadInput(f"loss.against = {contrast.against!r} needs a pool; set pool.kind=queue")
         if self.pool.sharded and (self.pool.kind != "prototypes" or contrast):
-            raise BadInput(f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
-                           "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol")
+            raise BadInput(
+                f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
+                "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol"
+            )
         if self.pool.start == "random" and not (self.pool.kind == "queue" and contrast):
-            raise BadInput(f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
-                           "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco")
+            raise BadInput(
+                f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
+                "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
+            )
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
             if contrast:
-                raise BadInput(f"views.local: {self.method} contrasts two views and has no use for local crops; "
-                               "set views.local=null, or choose simsiam, supsiam, byol or supbyol")
+                raise BadInput(
+                    f"views.local: {self.method} contrasts two views and has no use for local crops; "
+                    "set views.local=null, or choose simsiam, supsiam, byol or supbyol"
+                )
             if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):
-                raise BadInput(f"views.local.size = {self.views.local.size}: encoder {self.encoder.name} takes "
-                               f"{self.encoder.size} px only; set views.local=null, or choose a convolutional encoder")
+                raise BadInput(
+                    f"views.local.size = {self.views.local.size}: encoder {self.encoder.name} takes "
+                    f"{self.encoder.size} px only; set views.local=null, or choose a convolutional encoder"
+                )
         if self.train.batch_size % self.train.accumulate:
-            raise BadInput(f"train.batch_size = {self.train.batch_size} does not divide into "
-                           f"train.accumulate = {self.train.accumulate} micro-batches")
+            raise BadInput(
+                f"train.batch_size = {self.train.batch_size} does not divide into "
+                f"train.accumulate = {self.train.accumulate} micro-batches"
+            )
         if self.train.batch_size // self.train.accumulate < 2:
-            raise BadInput(f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images a micro-batch; "
-                           "batch norm needs 2")
+            raise BadInput(
+                f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images a micro-batch; "
+                "batch norm needs 2"
+            )
 
     def with_set(self, overrides: Mapping[str, Any], because: str = "--set") -> Recipe:
         """The recipe with dotted fields set, each checked, and their source noted.
@@ -138,8 +150,10 @@ class Recipe:
                 raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
             if not inner or section not in SECTIONS:
                 if section == "compat":
-                    raise BadInput(f"compat = {value!r} changes more than this field; give --compat, or in Python "
-                                   "recipe(NAME, compat=...)")
+                    raise BadInput(
+                        f"compat = {value!r} changes more than this field; give --compat, or in Python "
+                        "recipe(NAME, compat=...)"
+                    )
                 if section in SECTIONS:
                     replaced(changed, dotted, value)  # says what is wrong with it
                 raise BadInput(f"unknown field {dotted!r}{self._meant(dotted)}")
@@ -150,13 +164,17 @@ class Recipe:
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
         if out in overrides and changed.heads != following(changed.heads):
-            raise BadInput(f"{out} = {overrides[out]!r} differs from heads.projector.out = "
-                           f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
-                           "heads.projector.out alone, the predictor follows")
+            raise BadInput(
+                f"{out} = {overrides[out]!r} differs from heads.projector.out = "
+                f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
+                "heads.projector.out alone, the predictor follows"
+            )
         if _draws_in_vain(changed) and not _draws_in_vain(self):  # runs that were kept so are read, and go on
-            raise BadInput(f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
-                           f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
-                           "pool.kind=queue or class-queues; one call, or one command, may set both")
+            raise BadInput(
+                f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
+                f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
+                "pool.kind=queue or class-queues; one call, or one command, may set both"
+            )
         both = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
         noted = {key: because for key in (*overrides, *both) if self.sources.get(key) != because}
         return validated_recipe(replace(changed, sources={**self.sources, **noted}))
@@ -239,15 +257,25 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 def describe_resolution(written: Recipe, resolved: Recipe) -> str:
     """One line for the user where `resolve_warmup` changed the recipe; empty where it did not."""
     before, after = written.schedule.warmup_epochs, resolved.schedule.warmup_epochs
-    return "" if before == after else (f"schedule.warmup_epochs = {after} instead of {before}: half of the "
-                                       f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches "
-                                       "its peak and decays")
+    return (
+        ""
+        if before == after
+        else (
+            f"schedule.warmup_epochs = {after} instead of {before}: half of the "
+            f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches "
+            "its peak and decays"
+        )
+    )
 
 
 def _draws_in_vain(recipe: Recipe) -> bool:
     """Whether M is set where nothing is drawn: prototypes hold one target a class, a batch is taken as a whole."""
-    return (type(recipe.loss) is Align and recipe.loss.samples is not None and type(recipe.pool) is PoolSpec
-            and recipe.pool.kind not in ("queue", "class-queues"))
+    return (
+        type(recipe.loss) is Align
+        and recipe.loss.samples is not None
+        and type(recipe.pool) is PoolSpec
+        and recipe.pool.kind not in ("queue", "class-queues")
+    )
 
 
 def following(heads: HeadSpec) -> HeadSpec:

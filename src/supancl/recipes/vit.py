@@ -32,8 +32,14 @@ HEADS = {
     "moco3": MOCO_HEADS, "supmoco": MOCO_HEADS, "byol": BYOL_HEADS, "supbyol": BYOL_HEADS,
     "supcon": HeadSpec(MOCO_HEADS.projector), "crossentropy": HeadSpec(MLP((), None, norm="none")),
 }  # fmt: skip
-LEARNING_RATE = {"moco3": 1.5e-4, "supmoco": 1.5e-3, "byol": 1.5e-3, "supbyol": 1.5e-3, "supcon": 1.5e-3,
-                 "crossentropy": 2.5e-4}
+LEARNING_RATE = {
+    "moco3": 1.5e-4,
+    "supmoco": 1.5e-3,
+    "byol": 1.5e-3,
+    "supbyol": 1.5e-3,
+    "supcon": 1.5e-3,
+    "crossentropy": 2.5e-4,
+}
 
 SOURCES = {
     "data.short_side": "released code (resize 256)",
@@ -87,7 +93,4 @@ def build(method: str) -> Recipe:
     )
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"vit.{method}": partial(build, method) for method in HEADS
-}
-
+RECIPES: dict[str, Callable[[], Recipe]] = {f"vit.{method}": partial(build, method) for method in HEADS}

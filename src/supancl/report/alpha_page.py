@@ -69,33 +69,43 @@ def write_page(
         for row in cells
     )
     left_out = ", ".join(result["left_out"])
-    transfer = (f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
-                f"fitted on {counted(result['shots'], 'image')} of each, 50 draws."
-                if left_out else "No class was left out, so transfer was not measured.")
-    failed = "".join(f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
-                     for row in result["rows"] if row["failed"])
+    transfer = (
+        f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
+        f"fitted on {counted(result['shots'], 'image')} of each, 50 draws."
+        if left_out
+        else "No class was left out, so transfer was not measured."
+    )
+    failed = "".join(
+        f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
+        for row in result["rows"]
+        if row["failed"]
+    )
     failed = f"<p>Runs that failed, and are in no mean:</p><ul>{failed}</ul>" if failed else ""
-    maps = (f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
-            f'src="{_inline(out / "tsne.png")}">' if panels else "")
+    maps = (
+        f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
+        f'src="{_inline(out / "tsne.png")}">'
+        if panels
+        else ""
+    )
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
     epochs = counted(result["epochs"], "epoch")
     seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
     page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result['recipe'])}</title>
+<html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result["recipe"])}</title>
 <style>{STYLE}</style></head><body>
-<h1>Which alpha for {html.escape(str(data['source']))}?</h1>
-<p class="answer">{_flags_whole(result['recommendation'])}.</p>
-<p>{html.escape(result['recipe'])}, {epochs}, {counted(data['train'], 'training image')}, {data['held_out']} held out,
-{counted(data['classes'], 'class', 'classes')} in pretraining, {seeds}.
+<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
+<p class="answer">{_flags_whole(result["recommendation"])}.</p>
+<p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
+{counted(data["classes"], "class", "classes")} in pretraining, {seeds}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 {failed}
-<img alt="values against alpha" src="{_inline(out / 'curves.png')}">
+<img alt="values against alpha" src="{_inline(out / "curves.png")}">
 {maps}
-<p class="small">{result['seconds']:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result['commit']))}.
+<p class="small">{result["seconds"]:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result["commit"]))}.
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
 training, none on a test set. The maps show at most 2,000 images.</p>
 </body></html>

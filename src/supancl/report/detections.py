@@ -87,8 +87,9 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
             points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
-                axis.plot(list(points), list(points.values()), label=plain(name), color=COLOURS[i % len(COLOURS)],
-                          **style)
+                axis.plot(
+                    list(points), list(points.values()), label=plain(name), color=COLOURS[i % len(COLOURS)], **style
+                )
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -114,11 +115,18 @@ def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path
                 axis.plot(list(points), list(points.values()), color=colour, alpha=0.35, linewidth=0.9)
                 for step, value in points.items():
                     by_step.setdefault(step, []).append(value)
-            means = {step: sum(values) / len(values) for step, values in sorted(by_step.items())
-                     if len(values) == len(runs)}
+            means = {
+                step: sum(values) / len(values) for step, values in sorted(by_step.items()) if len(values) == len(runs)
+            }
             style = {"marker": "o"} if kind == "test" else {}
-            axis.plot(list(means), list(means.values()), color=colour, linewidth=2,
-                      label=f"{plain(name)} ({len(runs)})", **style)
+            axis.plot(
+                list(means),
+                list(means.values()),
+                color=colour,
+                linewidth=2,
+                label=f"{plain(name)} ({len(runs)})",
+                **style,
+            )
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -137,8 +145,13 @@ def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> 
     axis, width = figure.subplots(), 0.8 / len(groups)
     for i, (name, values) in enumerate(groups.items()):
         places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
-        axis.bar(places, [values.get(kind) or 0.0 for kind in order], width, label=plain(name),
-                 color=COLOURS[i % len(COLOURS)])
+        axis.bar(
+            places,
+            [values.get(kind) or 0.0 for kind in order],
+            width,
+            label=plain(name),
+            color=COLOURS[i % len(COLOURS)],
+        )
     axis.set_xticks(range(len(order)), [plain(kind) for kind in order], rotation=40, ha="right")
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)

@@ -87,8 +87,9 @@ def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
     values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
     if count < 3 or not (values != values[0]).any():
         return np.zeros((count, 2))
-    mapped: np.ndarray[Any, Any] = TSNE(
-        perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(values)
+    mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(
+        values
+    )
     return mapped
 
 
@@ -116,16 +117,22 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
     for family, (group, labels) in zip(FAMILIES, groups.items(), strict=False):
         colours = family if len(groups) > 1 else COLOURS
         if len(labels) > len(colours) * len(MARKERS):
-            raise BadInput(f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
-                           f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes")
+            raise BadInput(
+                f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
+                f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
+            )
         for place, label in enumerate(labels):
             styles[label] = {"color": colours[place % len(colours)], "marker": MARKERS[place // len(colours)]}
     return styles
 
 
 def draw_panels(
-    panels: Sequence[Panel], classes: Sequence[str], path: Path, groups: Mapping[str, Sequence[int]] | None = None,
-    sheet: Sheet = SCREEN, most_named: int = 20,
+    panels: Sequence[Panel],
+    classes: Sequence[str],
+    path: Path,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    sheet: Sheet = SCREEN,
+    most_named: int = 20,
 ) -> None:
     """Draw maps side by side, as PNG, SVG or PDF: a class has one colour and marker, and one entry in the legend.
 
@@ -135,9 +142,14 @@ def draw_panels(
     there = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
     shown = {group: [label for label in labels if label in there] for group, labels in (groups or {"": there}).items()}
     shown = {group: labels for group, labels in shown.items() if labels}
-    styles = class_styles(shown) if groups else {
-        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
-        for label in there}
+    styles = (
+        class_styles(shown)
+        if groups
+        else {
+            label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+            for label in there
+        }
+    )
     names = {label: plain(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
@@ -151,15 +163,31 @@ def draw_panels(
     with matplotlib.rc_context({"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}):
         figure = Figure(figsize=(side * columns, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
-        for axis in axes[len(panels):]:
+        for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
             draw_map(axis, panel, styles, side, sheet.font)
         if entries:
-            handles = [Line2D([], [], linestyle="none", markeredgewidth=0, markersize=0.7 * sheet.font,
-                              **(styles[label] if label is not None else {"marker": ""})) for _, label in entries]
-            legend = figure.legend(handles, [text for text, _ in entries], loc="outside lower center",
-                                   ncols=legend_columns, frameon=False, handletextpad=0.2, columnspacing=1.0)
+            handles = [
+                Line2D(
+                    [],
+                    [],
+                    linestyle="none",
+                    markeredgewidth=0,
+                    markersize=0.7 * sheet.font,
+                    **(styles[label] if label is not None else {"marker": ""}),
+                )
+                for _, label in entries
+            ]
+            legend = figure.legend(
+                handles,
+                [text for text, _ in entries],
+                loc="outside lower center",
+                ncols=legend_columns,
+                frameon=False,
+                handletextpad=0.2,
+                columnspacing=1.0,
+            )
             for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
                 text.set_fontweight("normal" if label is not None else "bold")
         figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
@@ -173,8 +201,16 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     fits = 72 * side / (0.6 * max(1, len(panel.title)))
     axis.set_title(plain(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font)
     if panel.note:
-        axis.annotate(panel.note, (0.5, 1), (0, 0.3 * font), xycoords="axes fraction", textcoords="offset points",
-                      ha="center", va="bottom", fontsize=0.8 * font)
+        axis.annotate(
+            panel.note,
+            (0.5, 1),
+            (0, 0.3 * font),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=0.8 * font,
+        )
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set(color="0.6", linewidth=0.5)
@@ -190,7 +226,8 @@ def legend_entries(
     longest = max(map(len, (*groups, *names.values())), default=1)
     most = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
     listed: list[list[tuple[str, int | None]]] = [
-        [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()]
+        [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()
+    ]
     if len(groups) < 2:
         entries = [entry for group in listed for entry in group]
         return entries, max(1, min(most, len(entries)))

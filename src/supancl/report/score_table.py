@@ -13,9 +13,14 @@ from supancl.errors import BadInput, nearest
 from supancl.evaluate.ranks import Mark, Ranking, Score
 
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
-LATEX_SPECIAL = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-})
+LATEX_SPECIAL = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
@@ -29,7 +34,11 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
     | supbyol | **82.50** | 1.00 |
     """
     makers: dict[str, Callable[[Ranking, bool], str]] = {
-        "text": _text, "csv": _csv, "markdown": _markdown, "latex": _latex, "json": _json,
+        "text": _text,
+        "csv": _csv,
+        "markdown": _markdown,
+        "latex": _latex,
+        "json": _json,
     }
     if form not in makers:
         raise BadInput(f"table format {form!r}{nearest(form, makers)}")
@@ -44,12 +53,15 @@ def _fixed(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else ""
 
 
-def _rows(ranking: Ranking, average: bool, cell: Callable[[Score, Mark, int], str],
-          name: Callable[[str], str] = str) -> list[list[str]]:
+def _rows(
+    ranking: Ranking, average: bool, cell: Callable[[Score, Mark, int], str], name: Callable[[str], str] = str
+) -> list[list[str]]:
     rows = []
     for row, encoder in enumerate(ranking.encoders):
-        scores = ["" if score is None else cell(score, mark, ranking.digits)
-                  for score, mark in zip(ranking.cells[row], ranking.marks[row], strict=True)]
+        scores = [
+            "" if score is None else cell(score, mark, ranking.digits)
+            for score, mark in zip(ranking.cells[row], ranking.marks[row], strict=True)
+        ]
         mean = [_fixed(ranking.averages[row], ranking.digits)] if average else []
         rank = [_fixed(ranking.average_ranks[row], 2)] if ranking.compares else []
         rows.append([name(encoder) + ranking.seeds(row), *scores, *mean, *rank])
@@ -87,8 +99,11 @@ def _csv(ranking: Ranking, average: bool) -> str:
     for row, encoder in enumerate(ranking.encoders):
         cells: list[object] = []
         for score in ranking.cells[row]:
-            cells += ["", "", ""] if score is None else [score.mean, "" if score.spread is None else score.spread,
-                                                         score.runs]
+            cells += (
+                ["", "", ""]
+                if score is None
+                else [score.mean, "" if score.spread is None else score.spread, score.runs]
+            )
         ends = [ranking.averages[row]] * average + [ranking.average_ranks[row]] * ranking.compares
         writer.writerow([encoder, *cells, *("" if math.isnan(end) else end for end in ends)])
     return out.getvalue()
@@ -112,10 +127,20 @@ def _latex(ranking: Ranking, average: bool) -> str:
 
     header = [name.translate(LATEX_SPECIAL) for name in _header(ranking, average)]
     body = _rows(ranking, average, cell, lambda name: name.translate(LATEX_SPECIAL))
-    return "\n".join([
-        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\hline", " & ".join(header) + r" \\", r"\hline",
-        *(" & ".join(line) + r" \\" for line in body), r"\hline", r"\end{tabular}",
-    ]) + "\n"
+    return (
+        "\n".join(
+            [
+                rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+                r"\hline",
+                " & ".join(header) + r" \\",
+                r"\hline",
+                *(" & ".join(line) + r" \\" for line in body),
+                r"\hline",
+                r"\end{tabular}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _json(ranking: Ranking, average: bool) -> str:

@@ -36,15 +36,20 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     """
     slim = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
     tables = rankings(results)
-    texts = {f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
-             for protocol, ranking in tables.items() for form, suffix in FILES.items()}
+    texts = {
+        f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
+        for protocol, ranking in tables.items()
+        for form, suffix in FILES.items()
+    }
     _remove_earlier(out, keep=texts)
     for name, text in texts.items():
         write_text(out / name, text)
     files = {name: digest(out / name) for name in texts}
     write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
-    sections = "".join(f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
-                       f"{_ranked(ranking)}" for protocol, ranking in tables.items())
+    sections = "".join(
+        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>{_ranked(ranking)}"
+        for protocol, ranking in tables.items()
+    )
     several = any(ranking.compares for ranking in tables.values())
     marked = "; best in bold, second best underlined" if several else ""
     ranks = " Average ranks run over the data sets that every encoder has." if several else ""
@@ -93,12 +98,16 @@ def _title(protocol: str) -> str:
 def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
     one = next(result for result in results if result["task"] == protocol)
     if one["protocol"] == "knn":
-        return (f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
-                "images, top-1.")
+        return (
+            f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
+            "images, top-1."
+        )
     if one["protocol"] == "transfer":
         among = one.get("tried") or one["weights"]  # the older name
-        return (f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
-                "validation, refitted on train and validation, tested once.")
+        return (
+            f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
+            "validation, refitted on train and validation, tested once."
+        )
     used = queries_of([result for result in results if result["task"] == protocol])
     return f"{counted(one['episodes'], 'episode', form=',')} of {used}, seed {one['seed']}, the same for every encoder."
 
@@ -108,11 +117,15 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
 
 def _html(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = (), long: str = "") -> str:
     """Cells are HTML already. The first column and those named hold words, the others numbers; `long` may wrap."""
-    kinds = [' class="word long"' if name == long else ' class="word"' if i == 0 or name in words else ""
-             for i, name in enumerate(head)]
+    kinds = [
+        ' class="word long"' if name == long else ' class="word"' if i == 0 or name in words else ""
+        for i, name in enumerate(head)
+    ]
     top = "".join(f"<th{kind}>{cell}</th>" for kind, cell in zip(kinds, head, strict=True))
-    body = "".join("<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-                   for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -138,11 +151,20 @@ def _ranked(ranking: Ranking) -> str:
 def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     if not gaps:
         return ""
-    rows = [[f"{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}", html.escape(_title(gap["protocol"])),
-             html.escape(gap["data"]), _signed(gap["difference"], gap["interval"])] for gap in gaps]
-    return ("<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
-            "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
-            f"episodes.</p>{_html(['encoders', 'protocol', 'data', 'difference'], rows, ['protocol', 'data'])}")
+    rows = [
+        [
+            f"{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}",
+            html.escape(_title(gap["protocol"])),
+            html.escape(gap["data"]),
+            _signed(gap["difference"], gap["interval"]),
+        ]
+        for gap in gaps
+    ]
+    return (
+        "<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
+        "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
+        f"episodes.</p>{_html(['encoders', 'protocol', 'data', 'difference'], rows, ['protocol', 'data'])}"
+    )
 
 
 def _signed(difference: float, interval: float) -> str:
@@ -160,37 +182,59 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             images = [result["references"], result["queries"]]
         sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
         dropped = result.get("dropped") or []
-        odd = [f"{counted(len(dropped), 'class', 'classes')} too small: "
-               f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"]
+        odd = [
+            f"{counted(len(dropped), 'class', 'classes')} too small: "
+            f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"
+        ]
         odd = (odd if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
-            html.escape(result["data"]), html.escape(_title(result["task"])), sizes, f"{result['classes']:,}",
-            html.escape(str(metric)), html.escape("; ".join(odd)),
+            html.escape(result["data"]),
+            html.escape(_title(result["task"])),
+            sizes,
+            f"{result['classes']:,}",
+            html.escape(str(metric)),
+            html.escape("; ".join(odd)),
         ]
     head = ["data", "protocol", "images", "classes", "metric", "remarks"]
-    return ("<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
-            f"episodes are drawn.</p>{_html(head, list(rows.values()), ['protocol', 'metric'], 'remarks')}")
+    return (
+        "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
+        f"episodes are drawn.</p>{_html(head, list(rows.values()), ['protocol', 'metric'], 'remarks')}"
+    )
 
 
 def _failures(failures: Sequence[dict[str, str]]) -> str:
     if not failures:
         return ""
-    rows = [[html.escape(fault["encoder"]), html.escape(_title(fault["task"])), html.escape(fault["data"]),
-             html.escape(fault["why"])] for fault in failures]
+    rows = [
+        [
+            html.escape(fault["encoder"]),
+            html.escape(_title(fault["task"])),
+            html.escape(fault["data"]),
+            html.escape(fault["why"]),
+        ]
+        for fault in failures
+    ]
     return f"<h2>Not measured</h2>{_html(['encoder', 'protocol', 'data', 'why'], rows, ['protocol', 'data'], 'why')}"
 
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
-    made = "; ".join(dict.fromkeys(", ".join(f"{name} {version}" for name, version in result["versions"].items())
-                                   for result in results))  # results of earlier calls may be of others
-    encoders = "".join(f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
-                       for where, label in {result["encoder"]: result["label"] for result in results}.items())
+    made = "; ".join(
+        dict.fromkeys(
+            ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
+        )
+    )  # results of earlier calls may be of others
+    encoders = "".join(
+        f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
+        for where, label in {result["encoder"]: result["label"] for result in results}.items()
+    )
     seconds = sum(result["seconds"] for result in results)
     hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))
     commits = ", ".join(dict.fromkeys(str(result["commit"]) for result in results))
     unit = ", of unit length" if first["normalize"] else ""
-    return (f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
-            f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
-            f"features of layer {html.escape(first['layer'])}{unit}.</p>")
+    return (
+        f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
+        f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
+        f"features of layer {html.escape(first['layer'])}{unit}.</p>"
+    )

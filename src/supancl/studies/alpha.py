@@ -47,8 +47,12 @@ from supancl.studies.study_rows import no_alpha
 
 MEASURES = {
     # key -> (title, decimals)
-    "ssl": ("l_ssl", 3), "sup": ("l_sup", 3), "ratio": ("S_W/S_T", 3),
-    "knn": ("k-NN %", 2), "linear": ("linear %", 2), "transfer": ("transfer %", 2),
+    "ssl": ("l_ssl", 3),
+    "sup": ("l_sup", 3),
+    "ratio": ("S_W/S_T", 3),
+    "knn": ("k-NN %", 2),
+    "linear": ("linear %", 2),
+    "transfer": ("transfer %", 2),
 }
 SHOWN = 2000  # held-out images in the t-SNE panels, which take minutes each for many more
 DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
@@ -58,10 +62,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
     parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument("--leave-out", type=float, default=0.3, metavar="SHARE",
-                        help="share of the classes kept out of pretraining to measure transfer (default 0.3)")
-    parser.add_argument("--shots", type=int, default=5, metavar="K",
-                        help="labelled images per left-out class that transfer is fitted on (default 5)")
+    parser.add_argument(
+        "--leave-out",
+        type=float,
+        default=0.3,
+        metavar="SHARE",
+        help="share of the classes kept out of pretraining to measure transfer (default 0.3)",
+    )
+    parser.add_argument(
+        "--shots",
+        type=int,
+        default=5,
+        metavar="K",
+        help="labelled images per left-out class that transfer is fitted on (default 5)",
+    )
     add_run_flags(parser)
     parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
     add_recipe_flags(parser)
@@ -82,23 +96,35 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_held_out(data, base)
     left_out = left_out_classes(data, args.leave_out)
     if not left_out:
-        console.print("no class is left out, so transfer is not measured (it takes four classes with training and "
-                      "held-out images, and --leave-out > 0)")
+        console.print(
+            "no class is left out, so transfer is not measured (it takes four classes with training and "
+            "held-out images, and --leave-out > 0)"
+        )
     base = base.with_set({"data.leave_out": left_out}, because="alpha study")
     seeds = list(range(args.seeds))
     recipes = {
         run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
-        for alpha in alphas for seed in seeds
+        for alpha in alphas
+        for seed in seeds
     }
     data = data_of(base)
     runs = train_all(recipes, data, out, console, args.jobs, args.retry)
     judge = Judge(base.train.device, Terminal(console))
     rows = [row_of(alpha, seed, runs, data, args.shots, judge, out) for alpha in alphas for seed in seeds]
     result: dict[str, Any] = {
-        "recipe": base.name, "data": data.described, "alphas": alphas, "seeds": seeds, "left_out": left_out,
-        "shots": args.shots, "epochs": base.train.epochs, "rows": rows, "summary": summary(rows, alphas),
+        "recipe": base.name,
+        "data": data.described,
+        "alphas": alphas,
+        "seeds": seeds,
+        "left_out": left_out,
+        "shots": args.shots,
+        "epochs": base.train.epochs,
+        "rows": rows,
+        "summary": summary(rows, alphas),
         "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
-        "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
+        "seconds": time.perf_counter() - started,
+        "versions": versions(),
+        "commit": commit(),
     }
     console.print(table(f"{base.name}, {counted(len(seeds), 'seed')}: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
@@ -127,8 +153,10 @@ def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) ->
     """Features of each alpha's first seed that did not fail."""
     found = {}
     for alpha in alphas:
-        seed = next((run.recipe.train.seed for name, run in trained.items()
-                     if name == run_name(alpha, run.recipe.train.seed)), None)
+        seed = next(
+            (run.recipe.train.seed for name, run in trained.items() if name == run_name(alpha, run.recipe.train.seed)),
+            None,
+        )
         if seed is not None:
             title = f"alpha = {alpha:g}" + (f" (seed {seed})" if seed else "")
             found[title] = features_of(trained[run_name(alpha, seed)], shown)
@@ -159,8 +187,9 @@ def check(base: Recipe, args: argparse.Namespace) -> None:
         raise BadInput(f"--shots {args.shots}: must be at least 1")
     if not 0 <= args.leave_out < 1:
         raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
-    check_overrides(args.overrides, {"loss.alpha": "--alphas", "train.seed": "--seeds N",
-                                     "data.leave_out": "--leave-out SHARE"})
+    check_overrides(
+        args.overrides, {"loss.alpha": "--alphas", "train.seed": "--seeds N", "data.leave_out": "--leave-out SHARE"}
+    )
 
 
 def run_name(alpha: float, seed: int) -> str:
@@ -175,8 +204,12 @@ def features_of(run: Trained, split: Split) -> Features:
 def measured(run: Trained, folder: Path, data: Data, shots: int, judge: Judge) -> dict[str, float]:
     """Losses of the last epoch; S_W/S_T, k-NN and linear as `supancl evaluate` has them; transfer to new classes."""
     found = {key: judge.number(folder, Measurement(protocol), field) for key, (protocol, field) in JUDGED.items()}
-    values = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup"), "transfer": math.nan,
-              **{key: math.nan if value is None else value for key, value in found.items()}}
+    values = {
+        "ssl": run.last_epoch("ssl"),
+        "sup": run.last_epoch("sup"),
+        "transfer": math.nan,
+        **{key: math.nan if value is None else value for key, value in found.items()},
+    }
     if data.transfer is not None:
         fit, test = (features_of(run, split) for split in data.transfer)
         values["transfer"] = few_shot_accuracy(fit, test, shots)
@@ -217,8 +250,11 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     failed = any(entry["failed"] for entry in result["summary"])
 
     cells = [
-        [f"{entry['alpha']:g}", *(mean_cell(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
-         *[share_cell(entry["failed"], entry["n"])] * failed]
+        [
+            f"{entry['alpha']:g}",
+            *(mean_cell(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
+            *[share_cell(entry["failed"], entry["n"])] * failed,
+        ]
         for entry in result["summary"]
     ]
     return ["alpha", *(MEASURES[key][0] for key in shown), *(["failed"] if failed else [])], cells
@@ -230,7 +266,8 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
     An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
     """
     remarks = seeds_named(rows, alphas, "collapsed", "collapsed") + seeds_named(
-        rows, alphas, "failed", "failed and is not compared")
+        rows, alphas, "failed", "failed and is not compared"
+    )
     whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
     of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in whole}
     title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
@@ -242,11 +279,15 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
     seeds = sorted(of[best])
     mean = statistics.fmean(of[best].values())
     if len(whole) == 1 < len(alphas):
-        return (f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, "
-                f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks)
+        return (
+            f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, "
+            f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
+        )
     if len(seeds) < 2:
-        return (f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
-                "run with --seeds 3 or more" + remarks)
+        return (
+            f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
+            "run with --seeds 3 or more" + remarks
+        )
     reach = reach_of_all([[of[alpha][seed] for seed in seeds] for alpha in whole])
     alike, worse = [], []
     for alpha in whole:
@@ -256,8 +297,10 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
         if difference <= reach:
             alike.append(f"{alpha:g}")
         else:
-            worse.append(f"{alpha:g} is worse by {difference:.2f} points (95% interval {difference - reach:.2f} to "
-                         f"{difference + reach:.2f})")
+            worse.append(
+                f"{alpha:g} is worse by {difference:.2f} points (95% interval {difference - reach:.2f} to "
+                f"{difference + reach:.2f})"
+            )
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
     if alike:
         named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
@@ -268,5 +311,6 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
 def seeds_named(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
     """Of which alphas runs collapsed, by the monitor's verdict, or failed; runs of a study are silent in training."""
     found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row[key]] for alpha in alphas}
-    return "".join(f"; alpha = {alpha:g} {what} (seed {', '.join(map(str, seeds))})"
-                   for alpha, seeds in found.items() if seeds)
+    return "".join(
+        f"; alpha = {alpha:g} {what} (seed {', '.join(map(str, seeds))})" for alpha, seeds in found.items() if seeds
+    )

@@ -37,8 +37,12 @@ from supancl.studies.many import (
 )
 
 # (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
-PAPER = {(False, False): (True, 1.00), (True, False): (False, 73.92), (False, True): (False, 73.32),
-         (True, True): (False, 74.55)}
+PAPER = {
+    (False, False): (True, 1.00),
+    (True, False): (False, 73.92),
+    (False, True): (False, 73.32),
+    (True, True): (False, 74.55),
+}
 MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
 
 
@@ -62,22 +66,29 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_jobs(args.jobs)
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     if base.train.on_collapse == "stop":
-        raise BadInput("train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN to set "
-                       "beside the paper's; leave it at warn")
+        raise BadInput(
+            "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN to set "
+            "beside the paper's; leave it at warn"
+        )
     if base.train.monitor_every == 0:
         raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
     out = place_of(args.out, "collapse", base)
     cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
     recipes = {
         run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
-        for key, chosen in cells.items() for seed in range(args.seeds)
+        for key, chosen in cells.items()
+        for seed in range(args.seeds)
     }
     runs = train_all(recipes, data_of(base), out, console, args.jobs, args.retry)
     rows = [judged(key, seed, runs) for key in cells for seed in range(args.seeds)]
     result: dict[str, Any] = {
-        "recipe": base.name, "alpha": base.loss.alpha, "epochs": base.train.epochs, "rows": rows,
+        "recipe": base.name,
+        "alpha": base.loss.alpha,
+        "epochs": base.train.epochs,
+        "rows": rows,
         "paper": {cell_name(key): values for key, values in PAPER.items()},
-        "versions": versions(), "commit": commit(),
+        "versions": versions(),
+        "commit": commit(),
     }
     columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
     columns += ["failed"] if runs.failed else []
@@ -97,7 +108,8 @@ def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
     kept = base.pool if base.pool.kind != "none" else row.pool
     momentum = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
     built = replace(
-        base, method=COLLAPSE_CELLS[pool, ema],
+        base,
+        method=COLLAPSE_CELLS[pool, ema],
         pool=kept if pool else PoolSpec(),
         branches=momentum if ema else BranchSpec(target="stop-gradient"),
     )

@@ -32,14 +32,29 @@ from supancl.studies.table_layouts import METHOD_TITLES
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 without naming them, but for Doberman and Rottweiler. The
 # list has five birds; of its 19 dogs these are the first 15.
 DOGS = {
-    "n02107142": "Doberman", "n02091831": "Saluki", "n02105505": "komondor", "n02086910": "papillon",
-    "n02085620": "Chihuahua", "n02099849": "Chesapeake Bay retriever", "n02109047": "Great Dane",
-    "n02106550": "Rottweiler", "n02087046": "toy terrier", "n02113799": "standard poodle", "n02086240": "Shih-Tzu",
-    "n02089973": "English foxhound", "n02093428": "Staffordshire terrier", "n02113978": "Mexican hairless",
+    "n02107142": "Doberman",
+    "n02091831": "Saluki",
+    "n02105505": "komondor",
+    "n02086910": "papillon",
+    "n02085620": "Chihuahua",
+    "n02099849": "Chesapeake Bay retriever",
+    "n02109047": "Great Dane",
+    "n02106550": "Rottweiler",
+    "n02087046": "toy terrier",
+    "n02113799": "standard poodle",
+    "n02086240": "Shih-Tzu",
+    "n02089973": "English foxhound",
+    "n02093428": "Staffordshire terrier",
+    "n02113978": "Mexican hairless",
     "n02089867": "Walker hound",
 }
-BIRDS = {"n01558993": "robin", "n02009229": "little blue heron", "n01820546": "lorikeet", "n02018207": "American coot",
-         "n01855672": "goose"}
+BIRDS = {
+    "n01558993": "robin",
+    "n02009229": "little blue heron",
+    "n01820546": "lorikeet",
+    "n02018207": "American coot",
+    "n01855672": "goose",
+}
 PAPER_GROUPS = {"dogs": DOGS, "birds": BIRDS}
 READABLE = DOGS | BIRDS
 FORMATS = (".png", ".svg", ".pdf")
@@ -74,15 +89,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", nargs="?", metavar="N", help="of the paper's figure; without one: which there are")
     parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"a panel each: {ENCODER}")
     parser.add_argument("--data", help="the images: anything that pretrain's --data takes (default: the runs' own)")
-    parser.add_argument("--classes", metavar="A,B|FILE", help="class names, or a file with one in a line (default: the "
-                        "paper's 15 dogs and 5 birds where the data have them, else all where they are at most 20)")
-    parser.add_argument("--groups", action="append", default=[], metavar="GROUP=A,B",
-                        help="classes with a family of colours of their own; may be given several times")
+    parser.add_argument(
+        "--classes",
+        metavar="A,B|FILE",
+        help="class names, or a file with one in a line (default: the "
+        "paper's 15 dogs and 5 birds where the data have them, else all where they are at most 20)",
+    )
+    parser.add_argument(
+        "--groups",
+        action="append",
+        default=[],
+        metavar="GROUP=A,B",
+        help="classes with a family of colours of their own; may be given several times",
+    )
     parser.add_argument("--split", default="held-out", choices=("held-out", "test", "train"), help="(default held-out)")
     parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images of a class at most (default 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of images and of t-SNE (default 0)")
-    parser.add_argument("--out", default="figure3.png", metavar="FILE",
-                        help="a .png, .svg or .pdf (default figure3.png); a .json with the numbers goes beside it")
+    parser.add_argument(
+        "--out",
+        default="figure3.png",
+        metavar="FILE",
+        help="a .png, .svg or .pdf (default figure3.png); a .json with the numbers goes beside it",
+    )
     add_feature_flags(parser)
 
 
@@ -108,7 +136,7 @@ def figures() -> dict[str, str]:
         "1": "the framework, a drawing and not a result",
         "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} toy",
         "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
-             f"runs, with: {program()} figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
+        f"runs, with: {program()} figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
     }
 
 
@@ -124,25 +152,51 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     titles = panel_titles([one.subject for one in drawn], [title for title, _ in titled])
     rows = [row_of(title, one, args.seed) for title, one in zip(titles, drawn, strict=True)]
     labels = drawn[0].features.labels
-    panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(),
-                    f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}") for row in rows]
+    panels = [
+        Panel(
+            row["title"],
+            np.array(row["points"]),
+            labels.numpy(),
+            f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}",
+        )
+        for row in rows
+    ]
     draw_panels(panels, shown.titles, out, shown.groups, PAGE, most_named=len(shown.classes))
     result = {
-        "figure": "3", "out": str(out), "data": absolute_source(own_source(drawn[0].subject, args.data)),
-        "classes": [{"name": name, "title": title, "group": shown.group_of(place)}
-                    for place, (name, title) in enumerate(zip(shown.classes, shown.titles, strict=True))],
-        "labels": labels.tolist(), "images": drawn[0].images,
-        "settings": {"split": args.split, "per_class": args.per_class, "seed": args.seed, "layer": args.layer,
-                     "normalize": True, "view": "margin", "perplexity": perplexity(len(labels))},
-        "panels": rows, "seconds": round(time.perf_counter() - since, 2), "commit": commit(),
+        "figure": "3",
+        "out": str(out),
+        "data": absolute_source(own_source(drawn[0].subject, args.data)),
+        "classes": [
+            {"name": name, "title": title, "group": shown.group_of(place)}
+            for place, (name, title) in enumerate(zip(shown.classes, shown.titles, strict=True))
+        ],
+        "labels": labels.tolist(),
+        "images": drawn[0].images,
+        "settings": {
+            "split": args.split,
+            "per_class": args.per_class,
+            "seed": args.seed,
+            "layer": args.layer,
+            "normalize": True,
+            "view": "margin",
+            "perplexity": perplexity(len(labels)),
+        },
+        "panels": rows,
+        "seconds": round(time.perf_counter() - since, 2),
+        "commit": commit(),
         "versions": versions() | {name: version(name) for name in ("scikit-learn", "matplotlib")},
     }
-    write_text(out.with_suffix(".json"), json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n",
-               "Make room, or choose another --out")
+    write_text(
+        out.with_suffix(".json"),
+        json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n",
+        "Make room, or choose another --out",
+    )
     for panel in panels:
         console.print(f"{panel.title}: {panel.note}")
-    console.print(f"{out}: {counted(len(labels), 'image')} of {counted(len(shown.classes), 'class', 'classes')}; "
-                  f"numbers in {out.with_suffix('.json')}")
+    console.print(
+        f"{out}: {counted(len(labels), 'image')} of {counted(len(shown.classes), 'class', 'classes')}; "
+        f"numbers in {out.with_suffix('.json')}"
+    )
     return result
 
 
@@ -184,11 +238,15 @@ def split_title(text: str) -> tuple[str, str]:
 def panel_titles(subjects: Sequence[Subject], given: Sequence[str]) -> list[str]:
     """The titles that were given, else method and alpha; where those are the same, with the seed, else the folder."""
     titles = [title or method_title(subject) for subject, title in zip(subjects, given, strict=True)]
-    seeded = [title if subject.recipe is None else f"{title}, seed {subject.recipe.train.seed}"
-              for subject, title in zip(subjects, titles, strict=True)]
+    seeded = [
+        title if subject.recipe is None else f"{title}, seed {subject.recipe.train.seed}"
+        for subject, title in zip(subjects, titles, strict=True)
+    ]
     placed = [f"{title} ({Path(subject.where).name})" for subject, title in zip(subjects, titles, strict=True)]
-    return [next((each for each, among in ((title, titles), (seed, seeded)) if among.count(each) == 1), place)
-            for title, seed, place in zip(titles, seeded, placed, strict=True)]
+    return [
+        next((each for each, among in ((title, titles), (seed, seeded)) if among.count(each) == 1), place)
+        for title, seed, place in zip(titles, seeded, placed, strict=True)
+    ]
 
 
 def method_title(subject: Subject) -> str:
@@ -250,8 +308,10 @@ def default_classes(known: Sequence[str], where: str) -> tuple[list[str], dict[s
         return [], {group: list(members) for group, members in PAPER_GROUPS.items()}
     if len(known) <= MOST_BY_DEFAULT:
         return list(known), {}
-    raise BadInput(f"{where}: it has not the paper's 15 dog and 5 bird classes; name some of its {len(known)} classes "
-                   f"with --classes, such as {','.join(known[:3])}")
+    raise BadInput(
+        f"{where}: it has not the paper's 15 dog and 5 bird classes; name some of its {len(known)} classes "
+        f"with --classes, such as {','.join(known[:3])}"
+    )
 
 
 def match_class(name: str, known: Sequence[str]) -> str | None:
@@ -262,8 +322,9 @@ def match_class(name: str, known: Sequence[str]) -> str | None:
     """
     if name in known:
         return name
-    spelled = {spell(name)} | {spell(other) for pair in READABLE.items() for other in pair
-                               if spell(name) in map(spell, pair)}
+    spelled = {spell(name)} | {
+        spell(other) for pair in READABLE.items() for other in pair if spell(name) in map(spell, pair)
+    }
     found = [each for each in known if spell(each) in spelled]
     return found[0] if len(found) == 1 else None
 
@@ -293,8 +354,10 @@ def take(subject: Subject, data: Data, where: str, shown: Shown, args: argparse.
     chosen = choose_images(split, ids, args.per_class, args.seed)
     for name, label in zip(shown.classes, ids, strict=True):
         if not bool((split.labels == label).any()):
-            raise BadInput(f"{subject.where}: no image of class {name!r} among those to show ({split_name}); name "
-                           "other --classes, or another --split")
+            raise BadInput(
+                f"{subject.where}: no image of class {name!r} among those to show ({split_name}); name "
+                "other --classes, or another --split"
+            )
     images = split.take(chosen)
     features = subject.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
@@ -314,9 +377,11 @@ def check_same_images(first: Drawn, other: Drawn, split: str) -> None:
     """Panels show the same images: runs that hold out different ones cannot stand side by side."""
     one, two = ([Path(name).name for name in drawn.images] for drawn in (first, other))
     if one != two or not torch.equal(first.features.labels, other.features.labels):
-        raise BadInput(f"{first.subject.where} and {other.subject.where} would show different images (--split "
-                       f"{split}): their data or their held-out images differ; name a source that has "
-                       "a test split with --data, and --split test")
+        raise BadInput(
+            f"{first.subject.where} and {other.subject.where} would show different images (--split "
+            f"{split}): their data or their held-out images differ; name a source that has "
+            "a test split with --data, and --split test"
+        )
 
 
 def row_of(title: str, drawn: Drawn, seed: int) -> dict[str, Any]:
@@ -325,11 +390,18 @@ def row_of(title: str, drawn: Drawn, seed: int) -> dict[str, Any]:
     k = min(NEIGHBOURS, len(features.labels) - 1)
     spread = variance(features)
     return {
-        "title": title, "encoder": drawn.subject.where, "weights": drawn.subject.weights,
-        "recipe": None if recipe is None else recipe.name, "method": None if recipe is None else recipe.method,
+        "title": title,
+        "encoder": drawn.subject.where,
+        "weights": drawn.subject.weights,
+        "recipe": None if recipe is None else recipe.name,
+        "method": None if recipe is None else recipe.method,
         "alpha": recipe.loss.alpha if recipe is not None and isinstance(recipe.loss, Align) else None,
         "trained_with_seed": None if recipe is None else recipe.train.seed,
-        "overlaps_training": drawn.overlaps_training, "k": k, "knn": knn_leave_one_out(features, (k,))[k],
-        "within": spread.within, "total": spread.total, "ratio": spread.ratio,
+        "overlaps_training": drawn.overlaps_training,
+        "k": k,
+        "knn": knn_leave_one_out(features, (k,))[k],
+        "within": spread.within,
+        "total": spread.total,
+        "ratio": spread.ratio,
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in tsne_map(features, seed)],
     }

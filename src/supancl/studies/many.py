@@ -98,15 +98,21 @@ class RunsFailed(CheckFailed):
         count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
         anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
-        super().__init__(f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {way_on(failed)} "
-                         f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}", result)
+        super().__init__(
+            f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {way_on(failed)} "
+            f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}",
+            result,
+        )
         self.exit_code = max(failure.exit_code for failure in failed.values())
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
-    parser.add_argument("--retry", action="store_true",
-                        help="go on with runs that failed when this study was started before (default: only list them)")
+    parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="go on with runs that failed when this study was started before (default: only list them)",
+    )
 
 
 def place_of(typed: str | None, name: str, base: Recipe) -> Path:
@@ -141,8 +147,11 @@ def train_all(
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
     finished = [name for name in recipes if is_finished(RunFolder(out / name), recipes[name])]
-    failed = {name: failure for name in recipes
-              if name not in finished and not retry and (failure := failure_of(out / name)) is not None}
+    failed = {
+        name: failure
+        for name in recipes
+        if name not in finished and not retry and (failure := failure_of(out / name)) is not None
+    }
     waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
     done = len(recipes) - len(waiting)
     if finished:
@@ -152,8 +161,10 @@ def train_all(
         console.print(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
 
     def left(more: str = "") -> str:
-        return (f"with {done} of {counted(len(recipes), 'run')} done, what had begun is saved; continue with the same "
-                f"command and {more}--out {shlex.quote(str(out))}")
+        return (
+            f"with {done} of {counted(len(recipes), 'run')} done, what had begun is saved; continue with the same "
+            f"command and {more}--out {shlex.quote(str(out))}"
+        )
 
     try:
         for name, failure in _trained(waiting, out, jobs):
@@ -166,8 +177,10 @@ def train_all(
         by = signal.Signals(stop.signal_number).name
         raise Interrupted(f"stopped by {by} {left()}", stop.signal_number) from None
     except BrokenProcessPool:
-        raise BadInput(f"one of {jobs} processes was killed, most likely for lack of memory, "
-                       f"{left(f'--jobs {max(1, jobs // 2)} ')}") from None
+        raise BadInput(
+            f"one of {jobs} processes was killed, most likely for lack of memory, "
+            f"{left(f'--jobs {max(1, jobs // 2)} ')}"
+        ) from None
     ordered = {name: failed[name] for name in recipes if name in failed}
     return Runs({name: _read(RunFolder(out / name)) for name in recipes if name not in failed}, ordered)
 
@@ -208,9 +221,11 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tu
             worker.terminate()  # SIGTERM: each saves its run and goes
         pool.shutdown(cancel_futures=True)  # how they ended is known when all have
         if isinstance(error, BrokenProcessPool) and _could_not_begin([worker.exitcode for worker in workers]):
-            raise BadInput(f"the {jobs} processes of this study could not begin (their error stands above): each reads "
-                           "your file anew, where supancl must be called under if __name__ == \"__main__\":; mend "
-                           "that, or give --jobs 1") from None
+            raise BadInput(
+                f"the {jobs} processes of this study could not begin (their error stands above): each reads "
+                'your file anew, where supancl must be called under if __name__ == "__main__":; mend '
+                "that, or give --jobs 1"
+            ) from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -293,8 +308,10 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
         if key in ("sources", "train.device", "data.short_side", *HOW) or agrees(key, value, kept.get(key)):
             continue
         if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
-            raise BadInput(f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
-                           "choose another --out")
+            raise BadInput(
+                f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
+                "choose another --out"
+            )
 
 
 def _read(folder: RunFolder) -> Trained:
@@ -320,8 +337,10 @@ def left_out_classes(data: Data, share: float) -> list[str]:
 def check_held_out(data: Data, recipe: Recipe) -> None:
     """Before anything is trained: without a labelled held-out image there is nothing to compare runs by."""
     if data.train.present() and not data.held_out.present():
-        raise BadInput(f"{recipe.data.source}: no held-out image has a label to judge by; leave out "
-                       "--set data.holdout=0, or add labels to val/")
+        raise BadInput(
+            f"{recipe.data.source}: no held-out image has a label to judge by; leave out "
+            "--set data.holdout=0, or add labels to val/"
+        )
 
 
 def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:

@@ -37,8 +37,9 @@ class Measurement:
             return False
         if not same_source(source_of(kept), self.source or own):
             return False
-        if self.protocol == "linear" and (kept.get("probe") != self.probe or (
-                self.probe == "lbfgs" and "chosen_on" not in kept)):  # 0.1.0 did not say, and chose otherwise
+        if self.protocol == "linear" and (
+            kept.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in kept)
+        ):  # 0.1.0 did not say, and chose otherwise
             return False
         if has_old_crop(kept):
             return False

@@ -14,8 +14,19 @@ from supancl.studies import collapse, toy_tables
 Values = tuple[float, ...]
 Rows = Mapping[str, Values]
 
-TRANSFER = ("cifar10", "cifar100", "dtd", "food101", "mit67", "sun397", "caltech101", "cub200", "dogs", "flowers102",
-            "pets")
+TRANSFER = (
+    "cifar10",
+    "cifar100",
+    "dtd",
+    "food101",
+    "mit67",
+    "sun397",
+    "caltech101",
+    "cub200",
+    "dogs",
+    "flowers102",
+    "pets",
+)
 FEWSHOT = ("aircraft", "cub200", "fc100", "flowers102", "fungi", "omniglot", "dtd", "traffic-signs")
 TO_ELEVEN = tuple(f"transfer:{name}" for name in TRANSFER)
 METRICS = ("ssl", "sup", "within", "ratio", "knn", "linear")
@@ -185,21 +196,38 @@ def _cell_name(pool: bool, ema: bool) -> str:
 
 
 PAPER: dict[str, PaperTable] = {
-    "1": PaperTable("table:metric", METRICS, {
-        "toy": {alpha: values[:_ONE] for alpha, values in _TOY.items()}, "imagenet100": METRIC_IMAGENET}),
-    "2": PaperTable("table:toy_transfer", toy_tables.TWO, {
-        "": {alpha: values[_ONE:] for alpha, values in _TOY.items()}}),
-    "3": PaperTable("table:real_fine_grained", _FINE, {
-        "": {alpha: tuple(values[1 + TO_ELEVEN.index(name)] for name in _FINE) for alpha, values in ALPHA.items()}}),
-    "4": PaperTable("table:linear-eval&object_detection", ("linear", "ap", "ap50"),
-                    {"": LINEAR_AND_DETECTION}, {"": DETECTION_INTERVALS}),
+    "1": PaperTable(
+        "table:metric",
+        METRICS,
+        {"toy": {alpha: values[:_ONE] for alpha, values in _TOY.items()}, "imagenet100": METRIC_IMAGENET},
+    ),
+    "2": PaperTable(
+        "table:toy_transfer", toy_tables.TWO, {"": {alpha: values[_ONE:] for alpha, values in _TOY.items()}}
+    ),
+    "3": PaperTable(
+        "table:real_fine_grained",
+        _FINE,
+        {"": {alpha: tuple(values[1 + TO_ELEVEN.index(name)] for name in _FINE) for alpha, values in ALPHA.items()}},
+    ),
+    "4": PaperTable(
+        "table:linear-eval&object_detection",
+        ("linear", "ap", "ap50"),
+        {"": LINEAR_AND_DETECTION},
+        {"": DETECTION_INTERVALS},
+    ),
     "5": PaperTable("table:transfer", ("rank", *TO_ELEVEN), {"": TRANSFER_RESNET}),
-    "6": PaperTable("table:linear-fewshot", ("rank", *(f"fewshot:{name}" for name in FEWSHOT)),
-                    {"5w1s": ONE_SHOT, "5w5s": FIVE_SHOT},
-                    {"5w1s": ONE_SHOT_INTERVALS, "5w5s": FIVE_SHOT_INTERVALS}),
+    "6": PaperTable(
+        "table:linear-fewshot",
+        ("rank", *(f"fewshot:{name}" for name in FEWSHOT)),
+        {"5w1s": ONE_SHOT, "5w5s": FIVE_SHOT},
+        {"5w1s": ONE_SHOT_INTERVALS, "5w5s": FIVE_SHOT_INTERVALS},
+    ),
     "7": PaperTable("table:pool-design", ("average", *TO_ELEVEN), {"": POOL_DESIGN}),
-    "8": PaperTable("table:ablation_collapse", ("collapsed", "knn"), {
-        "": {_cell_name(*key): (float(collapsed), knn) for key, (collapsed, knn) in collapse.PAPER.items()}}),
+    "8": PaperTable(
+        "table:ablation_collapse",
+        ("collapsed", "knn"),
+        {"": {_cell_name(*key): (float(collapsed), knn) for key, (collapsed, knn) in collapse.PAPER.items()}},
+    ),
     "F.1": PaperTable("table:alpha", ("average", *TO_ELEVEN), {"": ALPHA}),
     "F.2": PaperTable("table:numpos", ("average", *TO_ELEVEN), {"": POSITIVES}),
     "F.3": PaperTable("table:bsz", ("average", *TO_ELEVEN), {"": BATCH}),

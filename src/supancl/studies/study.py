@@ -44,19 +44,30 @@ from supancl.studies.study_rows import STUDIES, Study
 
 MEASURES = {
     # key -> (title, decimals)
-    "knn": ("k-NN %", 2), "linear": ("linear %", 2), "ratio": ("S_W/S_T", 3), "ssl": ("l_ssl", 3), "sup": ("l_sup", 3),
+    "knn": ("k-NN %", 2),
+    "linear": ("linear %", 2),
+    "ratio": ("S_W/S_T", 3),
+    "ssl": ("l_ssl", 3),
+    "sup": ("l_sup", 3),
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=tuple(STUDIES), metavar="|".join(STUDIES),
-                        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()))
+    parser.add_argument(
+        "what",
+        choices=tuple(STUDIES),
+        metavar="|".join(STUDIES),
+        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
+    )
     parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
     add_run_flags(parser)
-    parser.add_argument("--on-test", action="store_true",
-                        help="judge on the test split, to report and not to choose by (default: held-out images)")
+    parser.add_argument(
+        "--on-test",
+        action="store_true",
+        help="judge on the test split, to report and not to choose by (default: held-out images)",
+    )
     parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
     add_recipe_flags(parser)
 
@@ -72,27 +83,40 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if data.described["held_out_from"] == "test" and not args.on_test:
         # rows are compared here, and nothing is chosen on a test set
         rows = {name: row.with_set({"data.holdout": 0.1}, because="study") for name, row in rows.items()}
-        console.print("the data have a test split but no val split: 10% of the training images are held out instead "
-                      "(--on-test judges on the test split)")
+        console.print(
+            "the data have a test split but no val split: 10% of the training images are held out instead "
+            "(--on-test judges on the test split)"
+        )
         data = data_of(next(iter(rows.values())))
     if args.on_test and data.test is None:
         raise BadInput(f"--on-test: {base.data.source} has no test split; leave it out to judge on held-out images")
     if not args.on_test:
         check_held_out(data, base)
-    recipes = {run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
-               for name, row in rows.items() for seed in range(args.seeds)}
+    recipes = {
+        run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
+        for name, row in rows.items()
+        for seed in range(args.seeds)
+    }
     runs = train_all(recipes, data, out, console, args.jobs, args.retry)
     judge = Judge(base.train.device, Terminal(console))
     found = [
         {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge)}
-        for name in rows for seed in range(args.seeds)
+        for name in rows
+        for seed in range(args.seeds)
     ]
     result: dict[str, Any] = {
-        "study": args.what, "paper": study.paper, "recipe": base.name, "data": data.described,
-        "epochs": base.train.epochs, "seeds": list(range(args.seeds)), "rows": found,
+        "study": args.what,
+        "paper": study.paper,
+        "recipe": base.name,
+        "data": data.described,
+        "epochs": base.train.epochs,
+        "seeds": list(range(args.seeds)),
+        "rows": found,
         "summary": [summary(found, name) for name in rows],
         "differences": differences(found, study.reference if study.reference in rows else next(iter(rows))),
-        "seconds": time.perf_counter() - started, "versions": versions(), "commit": commit(),
+        "seconds": time.perf_counter() - started,
+        "versions": versions(),
+        "commit": commit(),
     }
     judges = f"{len(data.test)} test" if args.on_test and data.test is not None else f"{len(data.held_out)} held-out"
     show(result, f"{len(data.train)} training and {judges} images", out, console)
@@ -104,15 +128,20 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 def show(result: dict[str, Any], images: str, out: Path, console: Console) -> None:
     """The table and the differences: on the screen, as study.md, and with everything else as study.json."""
     study = STUDIES[result["study"]]
-    title = (f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
-             f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}")
+    title = (
+        f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
+        f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}"
+    )
     columns, cells = laid_out(result)
     console.print(table(title, columns, cells))
     for line in result["differences"]:
         console.print(line)
     rows = "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
-    failed = [f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
-              for row in result["rows"] if row["failed"]]
+    failed = [
+        f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
+        for row in result["rows"]
+        if row["failed"]
+    ]
     told = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
     write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
     write_text(out / "study.json", json.dumps(jsonable(result), indent=2) + "\n")
@@ -163,8 +192,9 @@ def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[st
     """
     split = "test" if on_test else "held-out"
     found: dict[str, Any] = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup")}
-    found |= {key: judge.number(folder, Measurement(protocol, split), field)
-              for key, (protocol, field) in JUDGED.items()}
+    found |= {
+        key: judge.number(folder, Measurement(protocol, split), field) for key, (protocol, field) in JUDGED.items()
+    }
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
         judge.number(folder, Measurement("variance", "train", layer="projector"), "within")
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
@@ -192,10 +222,12 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ends |= {"failed": "failed"} if any(entry["failed"] for entry in result["summary"]) else {}
     columns = [study.title, *(title for title, _ in MEASURES.values()), *ends.values(), f"paper: Avg, {study.paper}"]
     cells = [
-        [entry["row"],
-         *(mean_cell(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
-         *(share_cell(entry[key], entry["n"]) for key in ends),
-         f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else ""]
+        [
+            entry["row"],
+            *(mean_cell(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
+            *(share_cell(entry[key], entry["n"]) for key in ends),
+            f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else "",
+        ]
         for entry in result["summary"]
     ]
     return columns, cells
@@ -215,12 +247,14 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
     for row in (row for row in of if row != reference):
         seeds = sorted(of[row].keys() & of[reference].keys())  # a run that failed has no difference
         if len(seeds) < 2:
-            lines.append(f"linear, {row} minus {reference}: cannot be told apart, with "
-                         f"{counted(len(seeds), 'seed')} of both")
+            lines.append(
+                f"linear, {row} minus {reference}: cannot be told apart, with {counted(len(seeds), 'seed')} of both"
+            )
             continue
         mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
         told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
-        lines.append(f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "
-                     f"n = {len(seeds)}): {told}")
+        lines.append(
+            f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "
+            f"n = {len(seeds)}): {told}"
+        )
     return lines
-

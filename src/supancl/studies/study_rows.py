@@ -81,8 +81,10 @@ def no_supervised_target(base: Recipe) -> str | None:
 def no_pool(base: Recipe) -> str | None:
     refused = no_supervised_target(base)
     if refused is None and base.pool.kind not in ("queue", "class-queues"):
-        return (f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
-                "take supsiam or supbyol, or --set pool.kind=queue")
+        return (
+            f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
+            "take supsiam or supbyol, or --set pool.kind=queue"
+        )
     return refused
 
 
@@ -118,21 +120,58 @@ def batch_average(row: str, recipe: str) -> float | None:
 
 STUDIES: dict[str, Study] = {
     "pool": Study(
-        "the target pool's design (Table 7), and none", "pool", "Table 7", "table7", "queue",
-        {"pool.kind": "--rows"}, pool_rows, no_supervised_target, pool_average),
+        "the target pool's design (Table 7), and none",
+        "pool",
+        "Table 7",
+        "table7",
+        "queue",
+        {"pool.kind": "--rows"},
+        pool_rows,
+        no_supervised_target,
+        pool_average,
+    ),
     "positives": Study(
-        "M, how many positives are drawn from the pool (Table F.2)", "positives", "Table F.2", "f2", "M-all",
-        {"loss.samples": "--rows"}, positive_rows, no_pool,
-        lambda row, recipe: _average(POSITIVES, row.removeprefix("M-"))),
+        "M, how many positives are drawn from the pool (Table F.2)",
+        "positives",
+        "Table F.2",
+        "f2",
+        "M-all",
+        {"loss.samples": "--rows"},
+        positive_rows,
+        no_pool,
+        lambda row, recipe: _average(POSITIVES, row.removeprefix("M-")),
+    ),
     "batch": Study(
-        "batch size 128 and 256 (Table F.3)", "batch", "Table F.3", "f3", "batch-128",
-        {"train.batch_size": "--rows"}, batch_rows, lambda base: None, batch_average),
+        "batch size 128 and 256 (Table F.3)",
+        "batch",
+        "Table F.3",
+        "f3",
+        "batch-128",
+        {"train.batch_size": "--rows"},
+        batch_rows,
+        lambda base: None,
+        batch_average,
+    ),
     "memory": Study(
-        "SupCon with a memory bank at both batch sizes (Table F.3)", "batch, memory bank", "Table F.3", "f3",
-        "batch-128", {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"}, memory_rows,
-        no_supcon, batch_average),
+        "SupCon with a memory bank at both batch sizes (Table F.3)",
+        "batch, memory bank",
+        "Table F.3",
+        "f3",
+        "batch-128",
+        {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"},
+        memory_rows,
+        no_supcon,
+        batch_average,
+    ),
     "alpha": Study(
-        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one take `supancl alpha`", "alpha", "Table F.1",
-        "f1", "alpha-0.5", {"loss.alpha": "--rows"}, alpha_rows, no_alpha,
-        lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-"))),
+        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one take `supancl alpha`",
+        "alpha",
+        "Table F.1",
+        "f1",
+        "alpha-0.5",
+        {"loss.alpha": "--rows"},
+        alpha_rows,
+        no_alpha,
+        lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-")),
+    ),
 }

@@ -48,17 +48,28 @@ class Filled:
         return DECIMALS.get(column, 2)
 
     def to_json(self) -> dict[str, Any]:
-        lines = [{
-            "section": line.section, "head": list(line.head),
-            "ours": {column: score._asdict() for column, score in line.ours.items()},
-            "paper": {column: {"mean": number, "interval": interval} for column, (number, interval) in
-                      line.paper.items()},
-            "best": [column for column, place in line.places.items() if place == 0],
-            "second": [column for column, place in line.places.items() if place == 1],
-            "runs": [str(entry.path) for group in line.groups for entry in group.entries],
-        } for line in self.lines]
-        return {"table": self.layout.name, "label": self.layout.paper.label, "heads": list(self.layout.heads),
-                "columns": list(self.columns), "lines": lines, "notes": self.notes}
+        lines = [
+            {
+                "section": line.section,
+                "head": list(line.head),
+                "ours": {column: score._asdict() for column, score in line.ours.items()},
+                "paper": {
+                    column: {"mean": number, "interval": interval} for column, (number, interval) in line.paper.items()
+                },
+                "best": [column for column, place in line.places.items() if place == 0],
+                "second": [column for column, place in line.places.items() if place == 1],
+                "runs": [str(entry.path) for group in line.groups for entry in group.entries],
+            }
+            for line in self.lines
+        ]
+        return {
+            "table": self.layout.name,
+            "label": self.layout.paper.label,
+            "heads": list(self.layout.heads),
+            "columns": list(self.columns),
+            "lines": lines,
+            "notes": self.notes,
+        }
 
 
 def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
@@ -72,8 +83,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
         else:
             placed.append((row, group))
     if left and not placed:
-        raise BadInput(f"none of the runs belongs in Table {layout.name} ({layout.wants}); "
-                       f"the first is {left[0].told}")
+        raise BadInput(f"none of the runs belongs in Table {layout.name} ({layout.wants}); the first is {left[0].told}")
     lines = _pivoted(layout, placed) if layout.by_method else _rows(layout, placed)
     _name_apart(lines)
     notes = [f"paper, in brackets: {layout.setting}", *_line_notes(layout, lines, placed)]
@@ -95,13 +105,18 @@ def _rows(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
     for section in layout.sections:
         here = [(row, group) for row, group in placed if section.takes(group.recipe)]
         for row in layout.paper.rows[section.key]:
-            paper = {column: number for column in layout.paper.columns
-                     if (number := layout.paper.number(section.key, row, column)) is not None}
+            paper = {
+                column: number
+                for column in layout.paper.columns
+                if (number := layout.paper.number(section.key, row, column)) is not None
+            }
             mine = [_line(layout, section, group) for key, group in here if key == row]
             for line in mine:
                 line.paper = paper
-                line.head = tuple(ours if ours == theirs else f"{ours} ({theirs})" for ours, theirs in
-                                  zip(line.head, layout.row_head(row), strict=True))
+                line.head = tuple(
+                    ours if ours == theirs else f"{ours} ({theirs})"
+                    for ours, theirs in zip(line.head, layout.row_head(row), strict=True)
+                )
             lines += mine or [Line(section.key, layout.row_head(row), paper=paper)]
         lines += [_line(layout, section, group) for row, group in here if row not in layout.paper.rows[section.key]]
     return lines
@@ -113,8 +128,9 @@ def _line(layout: Layout, section: Section, group: Group) -> Line:
     else:
         head = layout.head_of(group.recipe)
     scores = {column: group.score(_measure(column, section), layout.probe) for column in layout.paper.columns}
-    return Line(section.key, head, {column: score for column, score in scores.items() if score is not None},
-                groups=[group])
+    return Line(
+        section.key, head, {column: score for column, score in scores.items() if score is not None}, groups=[group]
+    )
 
 
 def _measure(column: str, section: Section) -> str:
@@ -127,13 +143,19 @@ def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
     for method, group in placed:
         family = group.entries[0].pretrained_on
         if (family, method) in of:
-            raise BadInput(f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
-                           f"it: {of[family, method].told}; and {group.told}; give the runs of one of them")
+            raise BadInput(
+                f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
+                f"it: {of[family, method].told}; and {group.told}; give the runs of one of them"
+            )
         of[family, method] = group
     families = list(dict.fromkeys(family for family, _ in of))
     pairs = [tuple(row.split()) for row in layout.paper.rows[""]]
-    pairs += [(family, onto) for family in families for onto in dict.fromkeys((family, "cifar10", "cifar100"))
-              if (family, onto) not in pairs]
+    pairs += [
+        (family, onto)
+        for family in families
+        for onto in dict.fromkeys((family, "cifar10", "cifar100"))
+        if (family, onto) not in pairs
+    ]
     lines = []
     for family, onto in pairs:
         row = f"{family} {onto}"
@@ -180,9 +202,13 @@ def _way_out(layout: Layout) -> str:
     wanted = dict.fromkeys(column.partition(":")[0] for column in layout.paper.columns)
     if layout.by_method:
         return "supancl evaluate linear RUN --data SOURCE fills it"
-    commands = {"transfer": "evaluate transfer", "fewshot": "evaluate fewshot",
-                "linear": "evaluate linear" + (" --probe sgd" if layout.probe == "sgd" else ""),
-                "knn": "evaluate knn", "ap": "detect train"}
+    commands = {
+        "transfer": "evaluate transfer",
+        "fewshot": "evaluate fewshot",
+        "linear": "evaluate linear" + (" --probe sgd" if layout.probe == "sgd" else ""),
+        "knn": "evaluate knn",
+        "ap": "detect train",
+    }
     return f"{', '.join(f'supancl {commands[kind]}' for kind in wanted if kind in commands)} would fill it"
 
 
@@ -255,11 +281,18 @@ def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     notes: dict[str, list[str]] = {}  # what is said -> of which columns
     parts: list[tuple[str, list[tuple[str, Score]]]]
     if layout.by_method:
-        parts = [(" -> ".join(line.head), [(METHOD_TITLES[column], score) for column, score in line.ours.items()])
-                 for line in lines]
+        parts = [
+            (" -> ".join(line.head), [(METHOD_TITLES[column], score) for column, score in line.ours.items()])
+            for line in lines
+        ]
     else:
-        parts = [(layout.column_title(column), [(layout.line_name(line.head), line.ours[column]) for line in lines
-                                                if column in line.ours]) for column in layout.paper.columns]
+        parts = [
+            (
+                layout.column_title(column),
+                [(layout.line_name(line.head), line.ours[column]) for line in lines if column in line.ours],
+            )
+            for column in layout.paper.columns
+        ]
     for title, cells in parts:
         ways: dict[str, list[str]] = {}
         for name, score in cells:
@@ -271,23 +304,32 @@ def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
                 said += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
             notes.setdefault(said, []).append(title)
     return [f"{', '.join(titles)}: {said}" for said, titles in notes.items()] + (
-        ["the paper's k-NN and linear accuracies are of test images"] if any("held-out images" in said and (
-            "probe" in said or said.startswith("held-out")) for said in notes) else [])
+        ["the paper's k-NN and linear accuracies are of test images"]
+        if any("held-out images" in said and ("probe" in said or said.startswith("held-out")) for said in notes)
+        else []
+    )
 
 
 def _spread_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     scores = [score for line in lines for score in line.ours.values()]
     notes = []
     if any(not math.isnan(score.sd) for score in scores):
-        notes.append("±: standard deviation over the runs" + (
-            ", of a single run over its detectors" if any(score.n == 1 and not math.isnan(score.sd)
-                                                          for score in scores) else ""))
+        notes.append(
+            "±: standard deviation over the runs"
+            + (
+                ", of a single run over its detectors"
+                if any(score.n == 1 and not math.isnan(score.sd) for score in scores)
+                else ""
+            )
+        )
     if any(not math.isnan(score.interval) for score in scores):
         notes.append("± of a single run: the 95% interval of its evaluation")
     for line in lines:
         wanted = sum(len(group.entries) for group in line.groups) if len(line.groups) == 1 else 0
         fewer = [column for column, score in line.ours.items() if column != "rank" and score.n < wanted]
         if fewer:
-            notes.append(f"{layout.line_name(line.head)}: of fewer runs than n: "
-                         f"{', '.join(f'{layout.column_title(column)} ({line.ours[column].n})' for column in fewer)}")
+            notes.append(
+                f"{layout.line_name(line.head)}: of fewer runs than n: "
+                f"{', '.join(f'{layout.column_title(column)} ({line.ours[column].n})' for column in fewer)}"
+            )
     return notes

@@ -42,16 +42,22 @@ def read_detectors(path: Path) -> list[ScoredDetector]:
     found = []
     for run in open_finished(str(path)):
         usual = flattened(detect_spec(run.spec.arch))
-        changed = {name: value for name, value in flattened(run.spec).items()
-                   if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]}
+        changed = {
+            name: value
+            for name, value in flattened(run.spec).items()
+            if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]
+        }
         marks = [changed, run.told.get("fingerprint"), run.told.get("test_fingerprint")]
         short = hashlib.sha256(json.dumps(marks, sort_keys=True, default=str).encode()).hexdigest()[:6]
         where = Path(str(run.scores.get("data", ""))).name
-        how = (f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
-               f"{run.scores.get('images')} images of {where} (settings {short}"
-               f"{f': {len(changed)} not the usual ones' if changed else ''})")
-        found.append(ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how,
-                                    run.scores))
+        how = (
+            f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
+            f"{run.scores.get('images')} images of {where} (settings {short}"
+            f"{f': {len(changed)} not the usual ones' if changed else ''})"
+        )
+        found.append(
+            ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how, run.scores)
+        )
     return found
 
 

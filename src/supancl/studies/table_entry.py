@@ -143,8 +143,9 @@ class Entry:
         if not free and of in BENCHMARKS and source and of not in (source, registered(source)):
             return f"is of {source}, not of {of}@ROOT, the data set that the table means"
         if isinstance(kept.get("weights"), str) and self.present not in ("", kept["weights"]):
-            return ("is of other weights than the run's encoder has now (judged before its last epoch?); measure it "
-                    "again")
+            return (
+                "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
+            )
         if kept.get("overlaps_training"):
             return "was measured on images that the run was trained on"
         if kept.get("partial"):
@@ -175,8 +176,12 @@ class Entry:
             elif (number := detector.scores.get(score)) is not None:
                 ways[detector.how][detector.seed] = float(number)
         found = [(how, list(seeds.values())) for how, seeds in ways.items() if seeds]
-        return [Found(statistics.fmean(values), math.nan, how, (), statistics.stdev(values) if len(values) > 1 else
-                      math.nan) for how, values in sorted(found, key=lambda way: -len(way[1]))]
+        return [
+            Found(
+                statistics.fmean(values), math.nan, how, (), statistics.stdev(values) if len(values) > 1 else math.nan
+            )
+            for how, values in sorted(found, key=lambda way: -len(way[1]))
+        ]
 
     def _logged(self, measure: str) -> list[Found]:
         """From metrics.jsonl: losses over the last epoch; k-NN and variance of the monitor's last check."""
@@ -250,5 +255,6 @@ def _image_order(kept: Mapping[str, Any]) -> int:
 
 def _found(kept: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1) -> Found:
     interval = kept.get("interval")
-    return Found(scale * float(kept[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how,
-                 order)
+    return Found(
+        scale * float(kept[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how, order
+    )

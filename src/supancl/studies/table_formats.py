@@ -15,9 +15,18 @@ from supancl.studies.table_runs import Score
 from supancl.studies.toy_tables import marked, marked_in_markdown
 
 LATEX_TITLES = {
-    "alpha": r"$\alpha$", "l_ssl": r"$\ell_{\mathrm{ssl}}$", "l_sup": r"$\ell_{\mathrm{sup}}$", "S_W": r"$S_W$",
-    "S_W/S_T %": r"$S_W / S_T$ (\%)", "k-NN": r"$k$-NN", "M": "$M$", "Avg": r"\textit{Avg}",
-    "Avg.Rank": r"\textit{Avg.Rank}", "CL": r"\textit{CL}", "Sup": r"\textit{Sup}", "EMA": r"\textit{EMA}",
+    "alpha": r"$\alpha$",
+    "l_ssl": r"$\ell_{\mathrm{ssl}}$",
+    "l_sup": r"$\ell_{\mathrm{sup}}$",
+    "S_W": r"$S_W$",
+    "S_W/S_T %": r"$S_W / S_T$ (\%)",
+    "k-NN": r"$k$-NN",
+    "M": "$M$",
+    "Avg": r"\textit{Avg}",
+    "Avg.Rank": r"\textit{Avg.Rank}",
+    "CL": r"\textit{CL}",
+    "Sup": r"\textit{Sup}",
+    "EMA": r"\textit{EMA}",
 }
 LATEX_SIGNS = {YES: r"$\checkmark$", NO: r"$\times$", "†": r"$^\dagger$", "*": "$^*$", " x ": r" $\times$ "}
 
@@ -62,8 +71,10 @@ def _titled(filled: Filled) -> list[tuple[str, Line]]:
     """Each line with the title of its section where a new one begins."""
     titles = {section.key: section.title for section in filled.layout.sections}
     keys = [None, *(line.section for line in filled.lines)]
-    return [(titles[line.section] if before != line.section else "", line)
-            for (before, _), line in zip(pairwise(keys), filled.lines, strict=True)]
+    return [
+        (titles[line.section] if before != line.section else "", line)
+        for (before, _), line in zip(pairwise(keys), filled.lines, strict=True)
+    ]
 
 
 def as_text(filled: Filled) -> str:
@@ -88,16 +99,20 @@ def as_text(filled: Filled) -> str:
         elif not line.ours:
             rows.append([*head, *[""] * len(filled.columns)])
     top = header(filled)
-    top = [*top[:len(filled.layout.heads)], *(title + room[column] for title, column in
-                                              zip(top[len(filled.layout.heads):], filled.columns, strict=True))]
+    top = [
+        *top[: len(filled.layout.heads)],
+        *(title + room[column] for title, column in zip(top[len(filled.layout.heads) :], filled.columns, strict=True)),
+    ]
     widths = [max(len(row[i]) for row in [top, *rows] if isinstance(row, list)) for i in range(len(top))]
 
     def laid(row: list[str] | str) -> str:
         if isinstance(row, str):
             return row
         left = len(filled.layout.heads)
-        cells = [cell.ljust(width) if i < left else cell.rjust(width)
-                 for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         return "  ".join(cells).rstrip()
 
     lines = [caption(filled), "", laid(top), "  ".join("-" * width for width in widths), *map(laid, rows), ""]
@@ -127,14 +142,22 @@ def as_latex(filled: Filled) -> str:
     """A tabular for booktabs; ticks need amssymb."""
     left, right = len(filled.layout.heads), len(filled.columns)
     top = " & ".join(LATEX_TITLES.get(title, _escaped(title)) for title in header(filled))
-    lines = [f"% {caption(filled)}", *(f"% {note}" for note in filled.notes),
-             rf"\begin{{tabular}}{{{'l' * left}|{'c' * right}}}", r"\toprule", rf"{top} \\", r"\midrule"]
+    lines = [
+        f"% {caption(filled)}",
+        *(f"% {note}" for note in filled.notes),
+        rf"\begin{{tabular}}{{{'l' * left}|{'c' * right}}}",
+        r"\toprule",
+        rf"{top} \\",
+        r"\midrule",
+    ]
     for title, line in _titled(filled):
         if title:
             lines += [] if line is filled.lines[0] else [r"\midrule"]
             lines.append(rf"\multicolumn{{{left + right}}}{{l}}{{{_escaped(title)}}} \\")
-        cells = [*map(_escaped, line.head),
-                 *(_cell(filled, line, column, _marked_in_latex).replace("±", r"$\pm$") for column in filled.columns)]
+        cells = [
+            *map(_escaped, line.head),
+            *(_cell(filled, line, column, _marked_in_latex).replace("±", r"$\pm$") for column in filled.columns),
+        ]
         lines.append(rf"{' & '.join(cells)} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -173,5 +196,8 @@ def _plain(value: float) -> str:
 
 
 FORMATS: dict[str, Callable[[Filled], str]] = {
-    "text": as_text, "markdown": as_markdown, "latex": as_latex, "csv": as_csv,
+    "text": as_text,
+    "markdown": as_markdown,
+    "latex": as_latex,
+    "csv": as_csv,
 }

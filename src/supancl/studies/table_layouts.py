@@ -17,16 +17,45 @@ from supancl.studies.table_runs import published, published_forms
 BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
 
 METHOD_TITLES = {
-    "simclr": "SimCLR", "supcon": "SupCon", "moco2": "MoCo-v2", "supmoco": "SupMoCo", "moco3": "MoCo-v3",
-    "simsiam": "SimSiam", "supsiam": "SupSiam†", "byol": "BYOL", "supbyol": "SupBYOL†", "crossentropy": "cross-entropy",
+    "simclr": "SimCLR",
+    "supcon": "SupCon",
+    "moco2": "MoCo-v2",
+    "supmoco": "SupMoCo",
+    "moco3": "MoCo-v3",
+    "simsiam": "SimSiam",
+    "supsiam": "SupSiam†",
+    "byol": "BYOL",
+    "supbyol": "SupBYOL†",
+    "crossentropy": "cross-entropy",
 }
 POOL_TITLES = {"queue": "Class-agnostic", "class-queues": "Class-wise", "prototypes": "Learnable", "none": "none"}
 COLUMN_TITLES = {
-    "ssl": "l_ssl", "sup": "l_sup", "within": "S_W", "ratio": "S_W/S_T %", "knn": "k-NN", "linear": "Linear",
-    "ap": "VOC AP", "ap50": "VOC AP50", "collapsed": "Collapse", "rank": "Avg.Rank", "average": "Avg",
-    "cifar10": "CIFAR10", "cifar100": "CIFAR100", "dtd": "DTD", "food101": "Food", "mit67": "MIT67", "sun397": "SUN397",
-    "caltech101": "Caltech", "cub200": "CUB200", "dogs": "Dogs", "flowers102": "Flowers", "pets": "Pets",
-    "aircraft": "Aircraft", "fc100": "FC100", "fungi": "Fungi", "omniglot": "Omniglot",
+    "ssl": "l_ssl",
+    "sup": "l_sup",
+    "within": "S_W",
+    "ratio": "S_W/S_T %",
+    "knn": "k-NN",
+    "linear": "Linear",
+    "ap": "VOC AP",
+    "ap50": "VOC AP50",
+    "collapsed": "Collapse",
+    "rank": "Avg.Rank",
+    "average": "Avg",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+    "dtd": "DTD",
+    "food101": "Food",
+    "mit67": "MIT67",
+    "sun397": "SUN397",
+    "caltech101": "Caltech",
+    "cub200": "CUB200",
+    "dogs": "Dogs",
+    "flowers102": "Flowers",
+    "pets": "Pets",
+    "aircraft": "Aircraft",
+    "fc100": "FC100",
+    "fungi": "Fungi",
+    "omniglot": "Omniglot",
     "traffic-signs": "Traffic Signs",
 }
 DECIMALS = {"ssl": 4, "sup": 4, "within": 3}
@@ -197,8 +226,9 @@ def alpha_head(row: str) -> tuple[str, ...]:
 
 def alpha_head_of(recipe: Recipe) -> tuple[str, ...]:
     assert isinstance(recipe.loss, Align)
-    return (f"{recipe.loss.alpha:.1f}" if round(recipe.loss.alpha, 1) == recipe.loss.alpha else
-            f"{recipe.loss.alpha:g}",)
+    return (
+        f"{recipe.loss.alpha:.1f}" if round(recipe.loss.alpha, 1) == recipe.loss.alpha else f"{recipe.loss.alpha:g}",
+    )
 
 
 def pool_head(row: str) -> tuple[str, ...]:
@@ -245,36 +275,101 @@ ALIGN = "SimSiam, SupSiam, BYOL and SupBYOL have an alpha"
 POOLED = "SupSiam and SupBYOL have a supervised target"
 METHOD_HEADS = ("Method", "CL", "Sup", "EMA")
 SHOTS = (Section("5w1s", "5-way 1-shot"), Section("5w5s", "5-way 5-shot"))
-TOY_AND_REAL = (Section("toy", "Toy dataset", is_toy), Section("imagenet100", "ImageNet-100 (ours: own data)",
-                                                               lambda recipe: not is_toy(recipe)))
+TOY_AND_REAL = (
+    Section("toy", "Toy dataset", is_toy),
+    Section("imagenet100", "ImageNet-100 (ours: own data)", lambda recipe: not is_toy(recipe)),
+)
 
 _ALPHA = partial(Layout, heads=("alpha",), row_of=by_alpha, head_of=alpha_head_of, row_head=alpha_head, wants=ALIGN)
-_METHOD = partial(Layout, heads=METHOD_HEADS, row_of=by_method, head_of=method_head_of, row_head=method_head,
-                  wants="every method has a row")
+_METHOD = partial(
+    Layout,
+    heads=METHOD_HEADS,
+    row_of=by_method,
+    head_of=method_head_of,
+    row_head=method_head,
+    wants="every method has a row",
+)
 
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in (
-    _ALPHA("1", "SupSiam by alpha: losses, variance, k-NN and linear accuracy",
-           f"toy data (App. B); {RESNET}", sections=TOY_AND_REAL,
-           remark="S_W and S_T of the toy study and, as we read it, of the paper: projector features of training "
-                  "images"),
-    _ALPHA("2", "transfer to toy classes by alpha", "toy data (App. B)", row_of=by_alpha_of_toy,
-           wants="it takes a toy study (supancl toy)"),
-    _ALPHA("3", "fine-grained transfer by alpha", RESNET),
-    _METHOD("4", "linear accuracy and object detection", f"{RESNET}; detection on VOC", heads=("Method",),
-            head_of=bare_head_of, row_head=bare_head, probe="sgd"),
-    _METHOD("5", "transfer to 11 data sets", RESNET),
-    _METHOD("6", "few-shot classification on 8 data sets", f"{RESNET}; 2000 episodes", sections=SHOTS),
-    Layout("7", "transfer by pool design", RESNET, ("Target Pool", "Size"), by_pool, pool_head_of, pool_head, POOLED),
-    Layout("8", "target pool, momentum branch and collapse", "CIFAR-100, ResNet-18", ("Pool", "EMA"), by_cell,
-           cell_head_of, cell_head, POOLED),
-    _ALPHA("F.1", "transfer by alpha", RESNET),
-    Layout("F.2", "transfer by number of positives M", RESNET, ("M",), by_positives, positives_head_of,
-           lambda row: (row,), f"{POOLED}, and M is drawn from a pool"),
-    Layout("F.3", "transfer by batch size and memory bank (*)", "ImageNet-100, ResNet-50, 200 epochs, three seeds",
-           ("Bsz", "Model"), by_batch, batch_head_of, batch_head, "every method has a place"),
-    _METHOD("G.1", "transfer to 11 data sets, ViT-Small", "ImageNet-100, ViT-Small, 200 epochs, batch 256",
-            row_of=partial(by_method, vit=True)),
-    Layout("H.1", "linear accuracy of pretraining on CIFAR", "CIFAR ResNet-18, 1000 epochs, batch 256",
-           ("Pretext", "Downstream"), by_column, lambda recipe: (recipe.name.split(".")[0], ""), pair_head,
-           f"its columns are {', '.join(PAPER['H.1'].columns)}", by_method=True),
-)}
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout
+    for layout in (
+        _ALPHA(
+            "1",
+            "SupSiam by alpha: losses, variance, k-NN and linear accuracy",
+            f"toy data (App. B); {RESNET}",
+            sections=TOY_AND_REAL,
+            remark="S_W and S_T of the toy study and, as we read it, of the paper: projector features of training "
+            "images",
+        ),
+        _ALPHA(
+            "2",
+            "transfer to toy classes by alpha",
+            "toy data (App. B)",
+            row_of=by_alpha_of_toy,
+            wants="it takes a toy study (supancl toy)",
+        ),
+        _ALPHA("3", "fine-grained transfer by alpha", RESNET),
+        _METHOD(
+            "4",
+            "linear accuracy and object detection",
+            f"{RESNET}; detection on VOC",
+            heads=("Method",),
+            head_of=bare_head_of,
+            row_head=bare_head,
+            probe="sgd",
+        ),
+        _METHOD("5", "transfer to 11 data sets", RESNET),
+        _METHOD("6", "few-shot classification on 8 data sets", f"{RESNET}; 2000 episodes", sections=SHOTS),
+        Layout(
+            "7", "transfer by pool design", RESNET, ("Target Pool", "Size"), by_pool, pool_head_of, pool_head, POOLED
+        ),
+        Layout(
+            "8",
+            "target pool, momentum branch and collapse",
+            "CIFAR-100, ResNet-18",
+            ("Pool", "EMA"),
+            by_cell,
+            cell_head_of,
+            cell_head,
+            POOLED,
+        ),
+        _ALPHA("F.1", "transfer by alpha", RESNET),
+        Layout(
+            "F.2",
+            "transfer by number of positives M",
+            RESNET,
+            ("M",),
+            by_positives,
+            positives_head_of,
+            lambda row: (row,),
+            f"{POOLED}, and M is drawn from a pool",
+        ),
+        Layout(
+            "F.3",
+            "transfer by batch size and memory bank (*)",
+            "ImageNet-100, ResNet-50, 200 epochs, three seeds",
+            ("Bsz", "Model"),
+            by_batch,
+            batch_head_of,
+            batch_head,
+            "every method has a place",
+        ),
+        _METHOD(
+            "G.1",
+            "transfer to 11 data sets, ViT-Small",
+            "ImageNet-100, ViT-Small, 200 epochs, batch 256",
+            row_of=partial(by_method, vit=True),
+        ),
+        Layout(
+            "H.1",
+            "linear accuracy of pretraining on CIFAR",
+            "CIFAR ResNet-18, 1000 epochs, batch 256",
+            ("Pretext", "Downstream"),
+            by_column,
+            lambda recipe: (recipe.name.split(".")[0], ""),
+            pair_head,
+            f"its columns are {', '.join(PAPER['H.1'].columns)}",
+            by_method=True,
+        ),
+    )
+}

@@ -108,8 +108,10 @@ def train(plan: Plan, out: Path, args: argparse.Namespace, console: Console) -> 
         recipes, data = {run.name: run.recipe for run in runs}, data_of(runs[0].recipe)
         if not any(run.images_per_second for run in plan.runs):
             trial = len(data.train), time_steps(runs[0].recipe, data)
-            console.print(f"{plan.estimate(args.jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
-                          f"{runs[0].name} that were not compiled; on a GPU runs are faster)")
+            console.print(
+                f"{plan.estimate(args.jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
+                f"{runs[0].name} that were not compiled; on a GPU runs are faster)"
+            )
         failed |= train_all(recipes, data, out, console, args.jobs, args.retry).failed
     return failed
 
@@ -168,13 +170,18 @@ def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]
     if plan.layout.by_method:
         own = registered(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
         others = [name for name in plan.present if name != own]
-        return [Measurement("linear", split), *(Measurement("linear", "test", source=f"{name}@{plan.benchmarks}")
-                                                for name in others)]
+        return [
+            Measurement("linear", split),
+            *(Measurement("linear", "test", source=f"{name}@{plan.benchmarks}") for name in others),
+        ]
     found = [Measurement("knn", split)] if "knn" in columns else []
     found += [Measurement("linear", split, probe)] if "linear" in columns else []
     if "within" in columns:
-        found.append(Measurement("variance", "train", layer="projector") if has_projector(run.folder) else
-                     Measurement("variance", split))
+        found.append(
+            Measurement("variance", "train", layer="projector")
+            if has_projector(run.folder)
+            else Measurement("variance", split)
+        )
     return found
 
 
@@ -192,5 +199,7 @@ def transfer(plan: Plan, runs: list[PlannedRun], judge: Judge, out: Path) -> lis
         if subject is not None and subject.run is not None:
             content = {key: value for key, value in result.items() if key not in ("task", "group")}
             subject.keep_result(str(result["base"]), content)
-    return [f"{failure['encoder']}: {failure['task']} on {failure['data']} not measured: {failure['why']}"
-            for failure in suite.failures]
+    return [
+        f"{failure['encoder']}: {failure['task']} on {failure['data']} not measured: {failure['why']}"
+        for failure in suite.failures
+    ]

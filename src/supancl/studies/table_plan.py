@@ -91,8 +91,10 @@ class Plan:
         for column in self.layout.paper.columns:
             kind, _, name = column.partition(":")
             if name in self.present or kind in ("knn", "linear", "within"):
-                found += [f"{column}:{section.key}" if kind == "fewshot" else column
-                          for section in (self.layout.sections if kind == "fewshot" else self.layout.sections[:1])]
+                found += [
+                    f"{column}:{section.key}" if kind == "fewshot" else column
+                    for section in (self.layout.sections if kind == "fewshot" else self.layout.sections[:1])
+                ]
         return found
 
     def state(self, run: PlannedRun) -> str:
@@ -118,12 +120,16 @@ class Plan:
         begun = [run for run in self.runs if run.images_per_second]
         if not begun and trial is None:
             return f"{left}; how long that takes is measured once the data are open"
-        whole, rate = trial or (max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in begun),
-                                sum(run.images_per_second or 0.0 for run in begun) / len(begun))
+        whole, rate = trial or (
+            max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in begun),
+            sum(run.images_per_second or 0.0 for run in begun) / len(begun),
+        )
         images = sum(whole * run.recipe.train.epochs if run.images_left is None else run.images_left for run in waiting)
         at_once = min(jobs, len(waiting))
-        return (f"{left}, about {spoken(images / rate / at_once)} at {rate:,.0f} images/s"
-                f"{f' each, {at_once} at a time' if at_once > 1 else ''}; evaluations come on top")
+        return (
+            f"{left}, about {spoken(images / rate / at_once)} at {rate:,.0f} images/s"
+            f"{f' each, {at_once} at a time' if at_once > 1 else ''}; evaluations come on top"
+        )
 
 
 def spoken(seconds: float) -> str:
@@ -161,9 +167,14 @@ def make_plan(layout: Layout, args: argparse.Namespace, out: Path) -> Plan:
         if row.train.monitor_every == 0:
             raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
     runs = tuple(
-        PlannedRun(f"{name}-seed-{seed}", row.with_set({"train.seed": seed}, because=f"Table {layout.name}"),
-                   out / f"{name}-seed-{seed}")
-        for name, row in rows.items() for seed in range(args.seeds))
+        PlannedRun(
+            f"{name}-seed-{seed}",
+            row.with_set({"train.seed": seed}, because=f"Table {layout.name}"),
+            out / f"{name}-seed-{seed}",
+        )
+        for name, row in rows.items()
+        for seed in range(args.seeds)
+    )
     return Plan(layout, runs, root, tuple(lacking))
 
 
@@ -199,8 +210,10 @@ def table_rows(layout: Layout, args: argparse.Namespace) -> tuple[Rows, list[str
         return _batch_rows(families[0], args)
     if layout.name in (*STUDY_OF, "8"):
         base = recipe_from_flags(args.recipe or f"{families[0]}.supsiam", args)
-        return (_collapse_rows(base) if layout.name == "8" else _study_rows(STUDIES[STUDY_OF[layout.name]], base, args),
-                [])
+        return (
+            _collapse_rows(base) if layout.name == "8" else _study_rows(STUDIES[STUDY_OF[layout.name]], base, args),
+            [],
+        )
     if args.recipe:
         raise BadInput(f"--recipe {args.recipe}: Table {layout.name} has a row a method; give --family or --rows")
     methods = next(iter(layout.paper.rows.values()))
@@ -230,8 +243,10 @@ def _refuse(reason_against: Callable[[Recipe], str | None], base: Recipe) -> Non
 def _collapse_rows(base: Recipe) -> Rows:
     _refuse(no_supervised_target, base)
     if base.train.on_collapse == "stop":
-        raise BadInput("train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
-                       "beside the paper's; leave it at warn")
+        raise BadInput(
+            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
+            "beside the paper's; leave it at warn"
+        )
     return {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
 
 
@@ -249,13 +264,20 @@ def _batch_rows(family: str, args: argparse.Namespace) -> tuple[Rows, list[str]]
 def _cifar_rows(layout: Layout, families: Sequence[str], args: argparse.Namespace) -> tuple[Rows, list[str]]:
     """Table H.1: every method on CIFAR-10 and on CIFAR-100, from --benchmarks or, for one of them, from --data."""
     if "data.source" in args.overrides and len(families) > 1:
-        raise BadInput("Table H.1 is trained on two data sets: give --benchmarks ROOT with both, or one of them with "
-                       "--family cifar10 --data SOURCE")
-    rows, lacking = _known({f"{family}-{method}": f"{family}.{method}" for family in families
-                            for method in layout.paper.columns}, args)
+        raise BadInput(
+            "Table H.1 is trained on two data sets: give --benchmarks ROOT with both, or one of them with "
+            "--family cifar10 --data SOURCE"
+        )
+    rows, lacking = _known(
+        {f"{family}-{method}": f"{family}.{method}" for family in families for method in layout.paper.columns}, args
+    )
     if args.benchmarks:
-        rows = {name: row if row.data.source else row.with_set(
-            {"data.source": f"{family_of(row)}@{args.benchmarks}"}, because="Table H.1") for name, row in rows.items()}
+        rows = {
+            name: row
+            if row.data.source
+            else row.with_set({"data.source": f"{family_of(row)}@{args.benchmarks}"}, because="Table H.1")
+            for name, row in rows.items()
+        }
     return rows, lacking
 
 

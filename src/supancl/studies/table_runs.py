@@ -96,8 +96,13 @@ class Group:
 def combined(found: Sequence[Found]) -> Score:
     """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
     values, (first, *more) = [each.value for each in found], found
-    return Score(statistics.fmean(values), spread(values) if more else first.sd,
-                 math.nan if more else first.interval, len(values), first.how)
+    return Score(
+        statistics.fmean(values),
+        spread(values) if more else first.sd,
+        math.nan if more else first.interval,
+        len(values),
+        first.how,
+    )
 
 
 def published(built: Recipe) -> Recipe | None:
@@ -125,8 +130,11 @@ def changes(built: Recipe) -> dict[str, Any]:
     as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
     kept = {**flattened(as_long), "train.epochs": own.train.epochs}
     told = (*INCIDENTAL, "views.size")  # encoder.size says that one too
-    return {key: value for key, value in flattened(built).items()
-            if key not in told and kept.get(key) != value and (kept.get(key), value) != ("auto", "fp32")}
+    return {
+        key: value
+        for key, value in flattened(built).items()
+        if key not in told and kept.get(key) != value and (kept.get(key), value) != ("auto", "fp32")
+    }
 
 
 def grouped(entries: Iterable[Entry]) -> list[Group]:
@@ -150,8 +158,9 @@ def read_entries(paths: Sequence[str]) -> list[Entry]:
     for text in paths:
         path = Path(text)
         if not path.is_dir():
-            raise BadInput(f"{text}: no such folder; name run folders, studies, detectors, or folders with "
-                           "evaluate/*.json")
+            raise BadInput(
+                f"{text}: no such folder; name run folders, studies, detectors, or folders with evaluate/*.json"
+            )
         entries, more = _entries_in(path)
         detectors += more
         for entry in entries:
@@ -171,12 +180,14 @@ def _with_detectors(entries: list[Entry], given: Sequence[ScoredDetector]) -> li
     """
     runs = [entry for entry in entries if entry.recipe is not None and not entry.values]
     known = {detector.path.resolve() for detector in given}
-    beside = [detector for detector in detectors_beside(entry.path for entry in runs)
-              if detector.path.resolve() not in known]
+    beside = [
+        detector for detector in detectors_beside(entry.path for entry in runs) if detector.path.resolve() not in known
+    ]
     others: dict[str, Entry] = {}
     for detector in {each.path.resolve(): each for each in (*given, *beside)}.values():
         match = next((run for run in runs if detector.began_from(run.path)), None) or next(
-            (run for run in runs if detector.weights and detector.weights == run.present), None)
+            (run for run in runs if detector.weights and detector.weights == run.present), None
+        )
         if match is None and detector in beside:
             continue
         if match is None:
@@ -199,11 +210,14 @@ def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
     detectors = [detector for child in below if holds_detectors(child) for detector in read_detectors(child)]
     below = [child for child in below if not holds_detectors(child)]
     inner = [_entry(child) for child in below if _is_entry(child)]
-    inner += [entry for child in below if not _is_entry(child) and (child / "toy.json").exists()
-              for entry in _toy(child)]
+    inner += [
+        entry for child in below if not _is_entry(child) and (child / "toy.json").exists() for entry in _toy(child)
+    ]
     if not inner and not detectors:
-        raise BadInput(f"{path}: no run (recipe.json), no evaluate/*.json, no toy.json and no detector (detect.json) "
-                       "here or one folder below; name run folders, studies, or folders with evaluate/*.json")
+        raise BadInput(
+            f"{path}: no run (recipe.json), no evaluate/*.json, no toy.json and no detector (detect.json) "
+            "here or one folder below; name run folders, studies, or folders with evaluate/*.json"
+        )
     return inner, detectors
 
 
@@ -218,12 +232,20 @@ def _entry(path: Path) -> Entry:
     for home in homes:
         folder = RunFolder(home.parent if home.name == "encoder.safetensors" else home)
         if folder.holds_run:
-            own = evaluations if folder.path == path else {
-                file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
+            own = (
+                evaluations
+                if folder.path == path
+                else {file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
+            )
             chosen, _ = folder.read_recipe()  # says what is wrong with the file
             data, _ = folder.read_data()
-            return Entry(folder.path, chosen, own, fingerprint=str(data.get("fingerprint") or ""),
-                         unfinished=_unfinished(folder, chosen))
+            return Entry(
+                folder.path,
+                chosen,
+                own,
+                fingerprint=str(data.get("fingerprint") or ""),
+                unfinished=_unfinished(folder, chosen),
+            )
     return Entry(path, None, evaluations)
 
 

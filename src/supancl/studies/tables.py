@@ -24,12 +24,20 @@ from supancl.studies.table_runs import read_entries
 def arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(LAYOUTS)
     parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
-    parser.add_argument("runs", metavar="RUN", nargs="*", default=[],
-                        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
-                             "RUN nor --data: the paper's alone")
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        default=[],
+        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
+        "RUN nor --data: the paper's alone",
+    )
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
-    parser.add_argument("--out", metavar="PATH", help="file to write instead of the screen; with --data the folder of "
-                                                      "the runs (default runs/table-NAME)")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="file to write instead of the screen; with --data the folder of the runs (default runs/table-NAME)",
+    )
     parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets that the columns are of")
     parser.add_argument("--family", choices=FAMILIES, help="recipes that are trained (default: the paper's)")
     parser.add_argument("--recipe", help="recipe whose rows are trained, for tables that vary one (default: supsiam)")
@@ -43,11 +51,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
     layout = LAYOUTS[table_name(args.name)]
-    trains = bool(args.overrides or args.benchmarks or args.family or args.recipe or args.rows or args.compat
-                  or args.dry_run or args.retry or args.jobs or args.seeds != 1)
+    trains = bool(
+        args.overrides
+        or args.benchmarks
+        or args.family
+        or args.recipe
+        or args.rows
+        or args.compat
+        or args.dry_run
+        or args.retry
+        or args.jobs
+        or args.seeds != 1
+    )
     if trains and args.runs:
-        raise BadInput(f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
-                       "table's rows, or leave out the flags for training")
+        raise BadInput(
+            f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
+            "table's rows, or leave out the flags for training"
+        )
     return make_table(layout, args, console) if trains else lay_out(layout, args, console)
 
 

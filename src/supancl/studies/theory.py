@@ -41,8 +41,13 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the populations, weights and samples (default 0)")
-    parser.add_argument("--samples", type=int, default=Settings.samples, metavar="N",
-                        help=f"size of the largest Monte-Carlo samples (default {Settings.samples})")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=Settings.samples,
+        metavar="N",
+        help=f"size of the largest Monte-Carlo samples (default {Settings.samples})",
+    )
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
@@ -59,18 +64,25 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         "seed": args.seed,
         "samples": args.samples,
         "seconds": round(time.perf_counter() - begin, 1),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
-                     "scipy": scipy.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "scipy": scipy.__version__,
+        },
     }
     console.print(table(checks))
     failed = [check for check in checks if check.passed is False]
     asserted = sum(check.asserted for check in checks)
-    console.print(f"{asserted - len(failed)} of {asserted} asserted checks hold; {len(checks) - asserted} figures are "
-                  f"reported only ({result['seconds']} s, seed {args.seed})")
+    console.print(
+        f"{asserted - len(failed)} of {asserted} asserted checks hold; {len(checks) - asserted} figures are "
+        f"reported only ({result['seconds']} s, seed {args.seed})"
+    )
     if failed:
         first = failed[0]
-        raise CheckFailed(f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}",
-                          result)
+        raise CheckFailed(
+            f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}", result
+        )
     return result
 
 
@@ -90,8 +102,16 @@ def table(checks: list[Check]) -> Table:
     grid.add_column("note", overflow="fold")
     for check in checks:
         verdict = {True: "yes", False: "NO", None: "report"}[check.passed]
-        grid.add_row(check.statement, Text(check.quantity), _shown(check.predicted), _shown(check.measured),
-                     _small(check.error), _small(check.tolerance), verdict, Text(check.note))
+        grid.add_row(
+            check.statement,
+            Text(check.quantity),
+            _shown(check.predicted),
+            _shown(check.measured),
+            _small(check.error),
+            _small(check.tolerance),
+            verdict,
+            Text(check.note),
+        )
     return grid
 
 

@@ -159,8 +159,16 @@ def two_forms(settings: Settings, formulas: Formulas) -> list[Check]:
             # `Align` flips the views of its targets, so they are flipped before
             second = loss_of(1.0, sample)(parts.anchors, target.flip(0), sample.labels).total
             cell = f"alpha={alpha:g}"
-            gaps.append(compare("Eq. 4", f"first form - second form, {where}", formulas.gap(parts.own(), sup, alpha),
-                                (first - second).detach(), EXACT, cell))
+            gaps.append(
+                compare(
+                    "Eq. 4",
+                    f"first form - second form, {where}",
+                    formulas.gap(parts.own(), sup, alpha),
+                    (first - second).detach(),
+                    EXACT,
+                    cell,
+                )
+            )
             (by_first,) = torch.autograd.grad(first, wp, retain_graph=True)
             (by_second,) = torch.autograd.grad(second, wp)
             slopes.append(compare("Eq. 4", f"d/dWp of both forms, {where}", by_second, by_first, EXACT, cell))
@@ -180,12 +188,19 @@ def expansion(settings: Settings, formulas: Formulas) -> list[Check]:
         sup = loss.supervised_target(parts.own(), sample.labels, parts.pool)
         measured = loss(parts.anchors, parts.targets, sample.labels, parts.pool).total
         predicted = formulas.expansion(parts.anchors, parts.own(), sup, alpha)
-        cells.append(compare("App. A.1", "expanded loss, sign put right", predicted, measured, EXACT,
-                             f"alpha={alpha:g}"))
+        cells.append(
+            compare("App. A.1", "expanded loss, sign put right", predicted, measured, EXACT, f"alpha={alpha:g}")
+        )
         if alpha == 0.3:
             wrong = printed_expansion(parts.anchors, parts.own(), sup, alpha)
-            printed = compare("App. A.1", "expanded loss, last line as printed", wrong, measured, None,
-                              "alpha=0.3; the printed + is a slip")
+            printed = compare(
+                "App. A.1",
+                "expanded loss, last line as printed",
+                wrong,
+                measured,
+                None,
+                "alpha=0.3; the printed + is a slip",
+            )
     return [worst(cells), printed]
 
 
@@ -200,8 +215,9 @@ def expectation(settings: Settings, formulas: Formulas) -> list[Check]:
             predicted = formulas.lagrangian(world, w, wp, alpha, multipliers)
             by_squared, by_cosine = _lagrangian_of_both(sample, w, wp, alpha, multipliers)
             note = f"alpha={alpha:g}, lambda={', '.join(f'{value:g}' for value in multipliers)}"
-            squared.append(compare("Eq. 5", "squared loss + (lambda - own weight) constraints", predicted, by_squared,
-                                   EXACT, note))
+            squared.append(
+                compare("Eq. 5", "squared loss + (lambda - own weight) constraints", predicted, by_squared, EXACT, note)
+            )
             cosine.append(compare("Eq. 5", "2 + 2 cosine loss + lambda constraints", predicted, by_cosine, EXACT, note))
 
     alpha, plain = 0.3, Multipliers(0.3, 0.7, 1.0)
@@ -215,10 +231,12 @@ def expectation(settings: Settings, formulas: Formulas) -> list[Check]:
     return [
         worst(squared, "own weight: alpha, 1 - alpha, 1"),
         worst(cosine),
-        sampling("Eq. 5", "the plain squared loss by Monte Carlo", value, estimate, settings.samples,
-                 "lambda=0.3, 0.7, 1"),
-        sampling_slope("Eq. 5", "exponent of the Monte-Carlo error", value, estimate, settings.samples,
-                       formulas.sampling_rate),
+        sampling(
+            "Eq. 5", "the plain squared loss by Monte Carlo", value, estimate, settings.samples, "lambda=0.3, 0.7, 1"
+        ),
+        sampling_slope(
+            "Eq. 5", "exponent of the Monte-Carlo error", value, estimate, settings.samples, formulas.sampling_rate
+        ),
     ]
 
 
@@ -262,11 +280,26 @@ def covariances(settings: Settings, formulas: Formulas) -> list[Check]:
         estimates = _Estimates(world, w, settings.seed)
         for index, (name, formula) in enumerate(zip(NAMES, closed, strict=True)):
             predicted = formula(world, w)
-            checks.append(sampling("Prop. 4.5", f"{name}, C={classes}, d={width}, k={rows}", predicted,
-                                   estimates.of(index), settings.samples))
+            checks.append(
+                sampling(
+                    "Prop. 4.5",
+                    f"{name}, C={classes}, d={width}, k={rows}",
+                    predicted,
+                    estimates.of(index),
+                    settings.samples,
+                )
+            )
             if classes == 5:
-                slopes.append(sampling_slope("Prop. 4.5", f"exponent of the error of {name}", predicted,
-                                             estimates.of(index), settings.samples, formulas.sampling_rate))
+                slopes.append(
+                    sampling_slope(
+                        "Prop. 4.5",
+                        f"exponent of the error of {name}",
+                        predicted,
+                        estimates.of(index),
+                        settings.samples,
+                        formulas.sampling_rate,
+                    )
+                )
     return checks + slopes
 
 
@@ -279,30 +312,49 @@ def eigenspaces(settings: Settings, formulas: Formulas) -> list[Check]:
     inverse = torch.linalg.pinv(tall)  # W+ W = I for W of full column rank
     inner = [inverse @ matrix @ inverse.mT for matrix in covariances_of(sample, tall)]
     checks = [
-        compare("Prop. 4.5", f"V' W+ {name} W+' V, diagonal", torch.diag(values),
-                shared.vectors.mT @ matrix @ shared.vectors, EXACT, "W 9 x 6, full column rank")
+        compare(
+            "Prop. 4.5",
+            f"V' W+ {name} W+' V, diagonal",
+            torch.diag(values),
+            shared.vectors.mT @ matrix @ shared.vectors,
+            EXACT,
+            "W 9 x 6, full column rank",
+        )
         for name, matrix, values in zip(NAMES, inner, shared[1:], strict=True)
     ]
     identity = torch.eye(6, dtype=tall.dtype)
-    checks.append(compare("Prop. 4.5", "commutator in data space", formulas.commutator(world, identity),
-                          inner[0] @ inner[2] - inner[2] @ inner[0], EXACT))
+    checks.append(
+        compare(
+            "Prop. 4.5",
+            "commutator in data space",
+            formulas.commutator(world, identity),
+            inner[0] @ inner[2] - inner[2] @ inner[0],
+            EXACT,
+        )
+    )
     basis = torch.linalg.eigh(world.between).eigenvectors
     for w, which in (
         (make_weights(9, 6, settings.seed, basis=basis), "W'W commutes with S_B"),
         (tall, "any W"),
     ):
         view, _, supervised = covariances_of(sample, w)
-        checks.append(compare("Prop. 4.5", f"commutator in feature space, {which}", formulas.commutator(world, w),
-                              view @ supervised - supervised @ view, EXACT,
-                              "not zero: no shared eigenspace here" if which == "any W" else ""))
+        checks.append(
+            compare(
+                "Prop. 4.5",
+                f"commutator in feature space, {which}",
+                formulas.commutator(world, w),
+                view @ supervised - supervised @ view,
+                EXACT,
+                "not zero: no shared eigenspace here" if which == "any W" else "",
+            )
+        )
     return checks
 
 
 def _lagrangian_of_both(
     sample: Sample, w: Tensor, wp: Tensor, alpha: float, multipliers: Multipliers
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 5 from the squared form (which holds each norm itself, with weights alpha, 1 - alpha, 1) and from the cosine.
-    """
+    """Eq. 5 from the squared form (which holds each norm itself, with weights alpha, 1 - alpha, 1) and from the cosine."""
     parts = features(sample, w, wp)
     loss = loss_of(alpha, sample)
     sup = loss.supervised_target(parts.own(), sample.labels, parts.pool)

@@ -29,10 +29,15 @@ SHOWN = 300  # training samples per class in the figure; more only hide one anot
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument("--quick", action="store_true",
-                        help="a quarter of the dimensions, samples and batch, half the epochs")
-    parser.add_argument("--reading", choices=tuple(READINGS), default="near",
-                        help="of App. B: literal, or near to the paper's levels (default; docs/toy-readings.md)")
+    parser.add_argument(
+        "--quick", action="store_true", help="a quarter of the dimensions, samples and batch, half the epochs"
+    )
+    parser.add_argument(
+        "--reading",
+        choices=tuple(READINGS),
+        default="near",
+        help="of App. B: literal, or near to the paper's levels (default; docs/toy-readings.md)",
+    )
     parser.add_argument("--out", metavar="DIR", help="folder for tables, figure and toy.json (default runs/toy-NNN)")
 
 
@@ -58,9 +63,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     return {**result, "folder": str(folder)}
 
 
-def run(
-    reading: Reading, size: Size, seeds: list[int], console: Console
-) -> tuple[dict[str, Any], dict[str, Features]]:
+def run(reading: Reading, size: Size, seeds: list[int], console: Console) -> tuple[dict[str, Any], dict[str, Features]]:
     """The study itself: its result, and the features the figure shows, of the first seed."""
     begin = time.perf_counter()
     toys = draw_data(reading, size, seeds)
@@ -72,19 +75,31 @@ def run(
     rows = measure(trained, toys, reading, size, seeds, ALPHAS)
     summary = tables.summarize(rows)
     result: dict[str, Any] = {
-        "reading": to_json(reading), "size": to_json(size), "seeds": seeds, "alphas": list(ALPHAS),
-        "neighbours": NEIGHBOURS, "rows": rows,
-        "summary": {f"{alpha:g}": {name: found._asdict() for name, found in by_name.items()}
-                    for alpha, by_name in summary.items()},
+        "reading": to_json(reading),
+        "size": to_json(size),
+        "seeds": seeds,
+        "alphas": list(ALPHAS),
+        "neighbours": NEIGHBOURS,
+        "rows": rows,
+        "summary": {
+            f"{alpha:g}": {name: found._asdict() for name, found in by_name.items()}
+            for alpha, by_name in summary.items()
+        },
         "paper": {f"{alpha:g}": numbers for alpha, numbers in tables.PAPER.items()},
-        "trends": tables.trends(summary), "levels": tables.levels(summary), "paired": tables.paired(rows),
+        "trends": tables.trends(summary),
+        "levels": tables.levels(summary),
+        "paired": tables.paired(rows),
         "seconds": {"data": drawn - begin, "training": fitted - drawn, "measuring": time.perf_counter() - fitted},
-        "threads": torch.get_num_threads(), "versions": versions(), "commit": commit(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "commit": commit(),
     }
     shown = first_of_each(toys[0].train_labels, SHOWN)
     values = trained.features(0, toys[0].train[shown])
-    panels = {f"alpha = {alpha:g}": Features(value, toys[0].train_labels[shown])
-              for alpha, value in zip(ALPHAS, values, strict=True)}
+    panels = {
+        f"alpha = {alpha:g}": Features(value, toys[0].train_labels[shown])
+        for alpha, value in zip(ALPHAS, values, strict=True)
+    }
     return result, panels
 
 
@@ -97,8 +112,7 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
     for title, columns in titles.items():
         seeds = counted(len(result["seeds"]), "seed")
-        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); * best, + second-best",
-                     title_justify="left")
+        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); * best, + second-best", title_justify="left")
         for name in tables.header(columns):
             laid.add_column(name, justify="right")
         for cells in tables.table(summary, columns, tables.marked):
@@ -109,20 +123,28 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):
         console.print(line)
     seconds = result["seconds"]
-    console.print(f"{tables.conditions(result)}; {seconds['training']:.0f} s training, "
-                  f"{seconds['measuring']:.0f} s measuring, {result['threads']} threads")
+    console.print(
+        f"{tables.conditions(result)}; {seconds['training']:.0f} s training, "
+        f"{seconds['measuring']:.0f} s measuring, {result['threads']} threads"
+    )
 
 
 def missed_lines(result: dict[str, Any]) -> list[str]:
     missed = [row for row in result["levels"] if not row["met"]]
-    lines = [f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: "
-             f"{tables.number(row['ours'], row['measure'])} against {row['paper']:g}" for row in missed]
+    lines = [
+        f"off the paper: {row['measure']} at alpha = {row['alpha']:g}: "
+        f"{tables.number(row['ours'], row['measure'])} against {row['paper']:g}"
+        for row in missed
+    ]
     return [*lines, f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}"]
 
 
 def write(result: dict[str, Any], folder: Path) -> None:
     summary = summary_of(result)
-    kept = {"table1.md": tables.markdown(summary, tables.ONE), "table2.md": tables.markdown(summary, tables.TWO),
-            "toy.json": json.dumps(jsonable(result), indent=2) + "\n"}  # last: it says that the study is there
+    kept = {
+        "table1.md": tables.markdown(summary, tables.ONE),
+        "table2.md": tables.markdown(summary, tables.TWO),
+        "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
+    }  # last: it says that the study is there
     for name, text in kept.items():
         write_text(folder / name, text, "Make room, or choose another --out")

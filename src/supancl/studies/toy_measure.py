@@ -43,8 +43,9 @@ def first_of_each(labels: Tensor, per_class: int) -> Tensor:
     return torch.cat([(labels == label).nonzero()[:per_class, 0] for label in labels.unique()])
 
 
-def measure(trained: Trained, toys: Sequence[Toy], reading: Reading, size: Size, seeds: Sequence[int],
-            alphas: Sequence[float]) -> list[Row]:
+def measure(
+    trained: Trained, toys: Sequence[Toy], reading: Reading, size: Size, seeds: Sequence[int], alphas: Sequence[float]
+) -> list[Row]:
     """One row per (alpha, seed): Table 1, and Table 2 as `interpolation 0.2` and so on."""
     rows = []
     for position, (seed, toy) in enumerate(zip(seeds, toys, strict=True)):
@@ -64,16 +65,18 @@ def table_one(trained: Trained, position: int, toy: Toy, size: Size) -> list[Row
         own_size = Features(test_values[small], toy.test_labels[small])
         spread = variance(fit)
         linear, linear_own = linear_accuracy(fit, [test, own_size])
-        rows.append({
-            "l_ssl": float(trained.ssl[position, index]),
-            "l_sup": float(trained.sup[position, index]),
-            "S_W": spread.within,
-            "S_W/S_T": 100 * spread.ratio,
-            "k-NN": knn_accuracy(fit, test, k=NEIGHBOURS),
-            "linear": linear,
-            "k-NN, 1x test": knn_accuracy(fit, own_size, k=NEIGHBOURS),
-            "linear, 1x test": linear_own,
-        })
+        rows.append(
+            {
+                "l_ssl": float(trained.ssl[position, index]),
+                "l_sup": float(trained.sup[position, index]),
+                "S_W": spread.within,
+                "S_W/S_T": 100 * spread.ratio,
+                "k-NN": knn_accuracy(fit, test, k=NEIGHBOURS),
+                "linear": linear,
+                "k-NN, 1x test": knn_accuracy(fit, own_size, k=NEIGHBOURS),
+                "linear, 1x test": linear_own,
+            }
+        )
     return rows
 
 

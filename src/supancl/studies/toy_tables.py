@@ -74,8 +74,16 @@ def paired(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) ->
             n = len(difference)
             half = float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) if n > 1 else math.nan
             interval = [mean - half, mean + half] if n > 1 else None
-            found.append({"measure": measure, "alpha": alpha, "mean": mean, "interval": interval, "n": n,
-                          "paper": PAPER[alpha][measure] - PAPER[0.0][measure]})
+            found.append(
+                {
+                    "measure": measure,
+                    "alpha": alpha,
+                    "mean": mean,
+                    "interval": interval,
+                    "n": n,
+                    "paper": PAPER[alpha][measure] - PAPER[0.0][measure],
+                }
+            )
     return found
 
 
@@ -96,8 +104,12 @@ def trends(summary: Summary) -> dict[str, bool]:
         "S_W/S_T rises with alpha": rises(along("S_W/S_T")),
         "l_sup rises with alpha": rises(along("l_sup")),
         "l_ssl falls with alpha": rises([-value for value in along("l_ssl")]),
-        **{f"alpha = 0.5 beats alpha = 1 by more than 5 points in {name}":
-           summary[0.5][name].mean - summary[1.0][name].mean > 5 for name in ("k-NN", "linear")},
+        **{
+            f"alpha = 0.5 beats alpha = 1 by more than 5 points in {name}": summary[0.5][name].mean
+            - summary[1.0][name].mean
+            > 5
+            for name in ("k-NN", "linear")
+        },
         "alpha = 1 is worst in extrapolation": all(worst_last(name) for name in TWO if name.startswith("extra")),
     }
 
@@ -105,8 +117,14 @@ def trends(summary: Summary) -> dict[str, bool]:
 def levels(summary: Summary) -> list[dict[str, Any]]:
     """How far each mean is from the paper's number, and whether that is near enough."""
     return [
-        {"measure": name, "alpha": alpha, "ours": summary[alpha][name].mean, "paper": PAPER[alpha][name],
-         "off": off, "met": abs(off) <= TOLERANCES[name]}
+        {
+            "measure": name,
+            "alpha": alpha,
+            "ours": summary[alpha][name].mean,
+            "paper": PAPER[alpha][name],
+            "off": off,
+            "met": abs(off) <= TOLERANCES[name],
+        }
         for name in TOLERANCES
         for alpha in sorted(summary)
         for off in [summary[alpha][name].mean - PAPER[alpha][name]]
@@ -182,6 +200,8 @@ def paired_lines(differences: Sequence[dict[str, Any]]) -> list[str]:
     for row in differences:
         interval = row["interval"]
         between = f", 95% interval {interval[0]:+.2f} to {interval[1]:+.2f}" if interval else ""
-        lines.append(f"{row['measure']}, alpha = {row['alpha']:g} minus alpha = 0: {row['mean']:+.2f} points"
-                     f"{between} (n = {row['n']}; paper {row['paper']:+.2f})")
+        lines.append(
+            f"{row['measure']}, alpha = {row['alpha']:g} minus alpha = 0: {row['mean']:+.2f} points"
+            f"{between} (n = {row['n']}; paper {row['paper']:+.2f})"
+        )
     return lines

@@ -69,11 +69,15 @@ PEAK, MOMENTUM, DECAY = 0.05, 0.9, 5e-4  # App. B
 class Networks:
     """Linear encoder, projector and predictor of every run, without bias (with one, all features drift together)."""
 
-    def __init__(self, size: Size, reading: Reading, alphas: int, seeds: Sequence[int],
-                 dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, size: Size, reading: Reading, alphas: int, seeds: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> None:
         self.alphas, self.seeds = alphas, len(seeds)
-        shapes = {"encoder": (reading.encoder, size.dimensions), "projector": (size.width, reading.encoder),
-                  "predictor": (size.width, size.width)}
+        shapes = {
+            "encoder": (reading.encoder, size.dimensions),
+            "projector": (size.width, reading.encoder),
+            "predictor": (size.width, size.width),
+        }
         drawn: dict[str, list[Tensor]] = {name: [] for name in shapes}
         for seed in seeds:
             generator = torch.Generator().manual_seed(seeded(seed, 2))
@@ -161,8 +165,14 @@ def draw_views(vectors: Tensor, masked: float, generator: torch.Generator) -> Te
     return vectors * (keys > keys.kthvalue(replaced, dim=-1, keepdim=True).values)
 
 
-def step(networks: Networks, queue: BatchedQueue, optimizer: torch.optim.Optimizer, views: Tensor, labels: Tensor,
-         alpha: Tensor) -> tuple[Tensor, Tensor]:
+def step(
+    networks: Networks,
+    queue: BatchedQueue,
+    optimizer: torch.optim.Optimizer,
+    views: Tensor,
+    labels: Tensor,
+    alpha: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Loss, backward, optimizer, push: one step of every run; gives l_ssl and l_sup (runs,) before it.
 
     `alpha` is (runs,). The runs share no weight, so the gradient of the sum of their losses is each one's own.
@@ -185,8 +195,14 @@ def make_optimizer(networks: Networks) -> torch.optim.SGD:
     return torch.optim.SGD([body, head], lr=PEAK, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
 
 
-def train(toys: Sequence[Toy], reading: Reading, size: Size, alphas: Sequence[float], seeds: Sequence[int],
-          progress: Callable[[int, int], None] = lambda epoch, epochs: None) -> Trained:
+def train(
+    toys: Sequence[Toy],
+    reading: Reading,
+    size: Size,
+    alphas: Sequence[float],
+    seeds: Sequence[int],
+    progress: Callable[[int, int], None] = lambda epoch, epochs: None,
+) -> Trained:
     """All alphas of all seeds; `toys` holds each seed's data. `progress` is told of every epoch."""
     networks = Networks(size, reading, len(alphas), seeds)
     queue = BatchedQueue(networks, reading.pool * size.batch // FULL.batch, size.batch, size.classes)
@@ -200,8 +216,9 @@ def train(toys: Sequence[Toy], reading: Reading, size: Size, alphas: Sequence[fl
         order = [torch.randperm(len(toy.train), generator=g) for toy, g in zip(toys, generators, strict=True)]
         for index in range(steps):
             rows = [o[index * size.batch : (index + 1) * size.batch] for o in order]
-            views = torch.stack([draw_views(toy.train[r], reading.masked, g)
-                                 for toy, r, g in zip(toys, rows, generators, strict=True)])
+            views = torch.stack(
+                [draw_views(toy.train[r], reading.masked, g) for toy, r, g in zip(toys, rows, generators, strict=True)]
+            )
             labels = torch.stack([toy.train_labels[r] for toy, r in zip(toys, rows, strict=True)])
             optimizer.param_groups[0]["lr"] = rate(epoch * steps + index)
             terms[index] = torch.stack(step(networks, queue, optimizer, views, labels, alpha))
