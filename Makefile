@@ -75,6 +75,7 @@ results: $(READY)  ## RESULTS.md, its figures and the README's table from result
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 typecheck: $(READY)  ## mypy --strict
 	$(BIN)/mypy --strict src evidence

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -252,6 +253,13 @@ def run_cases(only: str) -> dict[str, Outcome]:
 # --- two trees --------------------------------------------------------------------------------------------------------
 
 
+def kept_file(base: str, only: str) -> Path:
+    """Where the outcome of a commit is kept: it hangs on this file too, and on nothing else."""
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", base], check=True, capture_output=True, text=True)
+    cases = hashlib.sha256(Path(__file__).read_bytes() + only.encode()).hexdigest()
+    return ROOT / "runs" / "net" / f"{commit.stdout.strip()[:12]}-{cases[:12]}.json"
+
+
 def start(tree: Path, out: Path, only: str) -> subprocess.Popen[bytes]:
     out.mkdir(parents=True)
     environment = {
@@ -277,30 +285,41 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
     return [] if same else [f"{name}: {str(before)[:60]} -> {str(now)[:60]}"]
 
 
-def compare(base: str, only: str) -> int:
+def outcomes(base: str, only: str) -> tuple[dict[str, Outcome], dict[str, Outcome]]:
+    """Of the base commit, which is kept for the next time, and of this tree, copied first: it may change meanwhile."""
+    kept = kept_file(base, only)
     with TemporaryDirectory(prefix="net-") as scratch:
-        tree = Path(scratch) / "tree"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), base], check=True)
-        try:
-            runs = {side: start(where, Path(scratch) / side, only) for side, where in (("before", tree), ("now", ROOT))}
-            codes = [run.wait() for run in runs.values()]
-            if any(codes):
-                return 1
-            before, now = (json.loads((Path(scratch) / side / "found.json").read_text()) for side in runs)
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-    changed = 0
-    for name in before.keys() | now.keys():
-        found = differences(before.get(name, {}), now.get(name, {}))
-        changed += bool(found)
-        for line in found[:3]:
+        trees = {side: Path(scratch) / f"tree-{side}" for side in ("before", "now")}
+        shutil.copytree(ROOT / "src", trees["now"] / "src")
+        runs = {"now": start(trees["now"], Path(scratch) / "now", only)}
+        if not kept.exists():
+            trees["before"].mkdir()
+            archive = subprocess.run(["git", "-C", str(ROOT), "archive", base, "src"], check=True, capture_output=True)
+            subprocess.run(["tar", "x", "-C", str(trees["before"])], input=archive.stdout, check=True)
+            runs["before"] = start(trees["before"], Path(scratch) / "before", only)
+        codes = [run.wait() for run in runs.values()]
+        if any(codes):
+            raise SystemExit("a tree could not run the cases")
+        if "before" in runs:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(scratch) / "before" / "found.json", kept)
+        return json.loads(kept.read_text()), json.loads((Path(scratch) / "now" / "found.json").read_text())
+
+
+def compare(base: str, only: str) -> int:
+    before, now = outcomes(base, only)
+    names, bad = sorted(before.keys() | now.keys()), set()
+    for name in names:
+        sides = (before.get(name, {}), now.get(name, {}))
+        for line in differences(*sides)[:3]:
+            bad.add(name)
             print(f"DIFFERS  {name}  {line}")
-        for side in (before, now):
-            if "failed" in side.get(name, {}):
-                print(f"FAILED   {name}  {side[name]['failed']}")
-    print(f"{len(before.keys() | now.keys()) - changed} of {len(before.keys() | now.keys())} cases are equal to {base}")
-    return 1 if changed or not before else 0
+        for side, outcome_of in zip(("before", "now"), sides, strict=True):
+            if "failed" in outcome_of:
+                bad.add(name)
+                print(f"FAILED   {name}, {side}: {outcome_of['failed']}")
+    print(f"{len(names) - len(bad)} of {len(names)} cases are equal to {base}")
+    return 1 if bad or not names else 0
 
 
 if __name__ == "__main__":

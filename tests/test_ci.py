@@ -54,8 +54,8 @@ def clone(tmp_path: Path) -> Clone:
 def test_ci_runs_every_part_on_a_copy_with_nothing_beside_it(clone: Clone) -> None:
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[0] for call in calls[:2]] == ["ruff", "mypy"]
-    words = [call[-1] for call in calls[2:]]
+    assert [call[0] for call in calls[:3]] == ["ruff", "ruff", "mypy"]
+    words = [call[-1] for call in calls[3:]]
     assert ["tests/distributed" in words[1], "tests/paper" in words[2], "coverage report" in words[3]] == [True] * 3
     for _, folder, beside, path, shared, _ in calls:
         assert clone.temporary in Path(folder).parents
@@ -69,14 +69,14 @@ def test_ci_runs_the_tests_on_real_data_where_these_lie_beside_the_clone(clone: 
     (clone.root.parent / "shared").mkdir()
     done, calls = clone.run(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert [call[4] for call in calls] == [""] * 6 + [str(clone.root.parent / "shared")]
+    assert [call[4] for call in calls] == [""] * 7 + [str(clone.root.parent / "shared")]
     assert calls[-1][-1].endswith("tests/real")
 
 
 def test_ci_stops_at_the_first_failure(clone: Clone) -> None:
     done, calls = clone.run(".ci/run", BROKEN="mypy")
     assert done.returncode != 0
-    assert [call[0] for call in calls] == ["ruff", "mypy"]
+    assert [call[0] for call in calls] == ["ruff", "ruff", "mypy"]
     assert list(clone.temporary.iterdir()) == []
 
 

@@ -112,7 +112,8 @@ def test_healthy_runs_stay_silent(name: str, tmp_path: Path) -> None:
         (
             "supsiam-nopool",
             {"optimizer__weight_decay": 0.25},
-            "at weight decay 0.25 (the paper's Table 8). Try --set pool.kind=queue or --set optimizer.weight_decay=0.05",
+            "at weight decay 0.25 (the paper's Table 8). Try --set pool.kind=queue or "
+            "--set optimizer.weight_decay=0.05",
         ),
         ("simsiam", {"optimizer__weight_decay": 0.25}, "Try --set optimizer.weight_decay=0.05"),
         ("simsiam", {"optimizer__weight_decay": 1e-5, "schedule__warmup_epochs": 0}, "schedule.warmup_epochs=10"),

@@ -354,7 +354,7 @@ def eigenspaces(settings: Settings, formulas: Formulas) -> list[Check]:
 def _lagrangian_of_both(
     sample: Sample, w: Tensor, wp: Tensor, alpha: float, multipliers: Multipliers
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 5 from the squared form (which holds each norm itself, with weights alpha, 1 - alpha, 1) and from the cosine."""
+    """Eq. 5 from the squared form, which holds each norm with weights alpha, 1 - alpha, 1, and from the cosine."""
     parts = features(sample, w, wp)
     loss = loss_of(alpha, sample)
     sup = loss.supervised_target(parts.own(), sample.labels, parts.pool)

@@ -282,7 +282,7 @@ def _within_share(path: Path, world: World, alpha: float) -> Check:
 def _batch_gradients(
     sample: Sample, w: Tensor, wp: Tensor, alpha: float, form: Literal["cosine", "squared"], stop_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """With the batch's class mean for z_sup: a pool detaches what it stores, so only here a gradient can flow through."""
+    """With the batch's class mean for z_sup: a pool detaches what it stores, so only here can a gradient flow."""
     w, wp = w.detach().requires_grad_(), wp.detach().requires_grad_()
     parts = features(sample, w, wp, unit=form == "cosine", stop_gradient=stop_gradient)
     total = loss_of(alpha, sample, form)(parts.anchors, parts.targets, sample.labels).total
