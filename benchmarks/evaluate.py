@@ -43,9 +43,9 @@ from sklearn.multiclass import OneVsRestClassifier
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from supancl.evaluate import Features, accuracy, few_shot, knn_accuracy, sample_episodes, transfer
-from supancl.evaluate.fewshot import episode_answers
-from supancl.evaluate.transfer import WEIGHTS
+from supancl.probes import Features, accuracy, few_shot, knn_accuracy, sample_episodes, transfer
+from supancl.probes.fewshot import episode_answers
+from supancl.probes.transfer import WEIGHTS
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 PATCH = 6

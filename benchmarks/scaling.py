@@ -33,15 +33,15 @@ from scaling_shards import write_shards
 from scaling_tables import Row, put_into, tables
 from step_report import commit_here
 
-from supancl.data.images import ArrayImages, workers
+from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
+from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.order import WindowedOrder, epoch_order
-from supancl.data.sidecars import indexed
-from supancl.data.sources import Data, DataSpec, open_data, whole
-from supancl.pools import ClassQueues, Pool, Prototypes, Queue
+from supancl.data.sources.tar_index import indexed
+from supancl.data.splits import Data, DataSpec, open_data, whole
+from supancl.data.store.images import ArrayImages, workers
 from supancl.recipes import recipe
-from supancl.schedules import ema_momentum, learning_rate
-from supancl.start import with_speed
-from supancl.trainer import WARM_UP, Trainer
+from supancl.training.preflight import with_speed
+from supancl.training.step import WARM_UP, Trainer
 
 CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 SLOTS = (1_000, 10_000, 100_000, 1_000_000)

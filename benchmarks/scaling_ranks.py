@@ -14,8 +14,8 @@ from scaling_clocks import milliseconds, tensor_bytes
 from scaling_tables import Row
 from torch.multiprocessing.spawn import spawn
 
+from supancl.core.pools import ShardedPrototypes
 from supancl.distributed import Ranks
-from supancl.pools import ShardedPrototypes
 
 BATCH, WIDTH = 256, 256
 SHARDED = 100_000  # classes, where ranks share them

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from supancl import recipe
-from supancl.capture import from_compiler
-from supancl.data.images import ArrayImages
-from supancl.data.sources import Data, whole
+from supancl.data.splits import Data, whole
+from supancl.data.store.images import ArrayImages
 from supancl.recipes import Recipe
-from supancl.trainer import WARM_UP, Trainer
+from supancl.training.cuda.capture import from_compiler
+from supancl.training.step import WARM_UP, Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing
 TINY_CNN = {"encoder.name": "cnn", "encoder.width": 16, "views.size": 16, "train.batch_size": 8}

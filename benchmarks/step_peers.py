@@ -17,9 +17,9 @@ from step_ours import Contender, Peak
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from supancl.data.sources import Data
-from supancl.data.views import Crops
-from supancl.heads import MLP
+from supancl.core.heads import MLP
+from supancl.data.splits import Data
+from supancl.data.views.specs import Crops
 from supancl.recipes import Recipe
 
 Views = tuple[Tensor, Tensor]

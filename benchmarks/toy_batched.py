@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from supancl.branches import Branches
-from supancl.data.images import Batch
-from supancl.data.toy import Toy
-from supancl.data.views import Masks
-from supancl.losses import Align
-from supancl.pools import Queue
-from supancl.studies.toy_train import ALPHAS, DECAY, FULL, MOMENTUM, PEAK, READINGS, Reading, Size, draw_data, train
+from supancl.core.branches import Branches
+from supancl.core.losses import Align
+from supancl.core.pools import Queue
+from supancl.data.sources.toy import Toy
+from supancl.data.store.images import Batch
+from supancl.data.views.specs import Masks
+from supancl.paper.toy_train import ALPHAS, DECAY, FULL, MOMENTUM, PEAK, READINGS, Reading, Size, draw_data, train
 
 
 def with_modules(toy: Toy, reading: Reading, size: Size, alpha: float) -> None:

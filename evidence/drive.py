@@ -38,9 +38,9 @@ from evidence.results import (
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import write_text
-from supancl.reuse import one_step
-from supancl.run import RunFolder
-from supancl.studies.many import is_finished
+from supancl.sweeps.runner import is_finished
+from supancl.training.cuda.reuse import one_step
+from supancl.weights.run_folder import RunFolder
 
 TOLD = "evidence.json"  # in the run folder: what judging needs to know of the training
 # success, collapse, a loss that is no number: what the settings did; anything else is a fault of ours or of the machine

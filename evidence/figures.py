@@ -18,7 +18,7 @@ from evidence.results import Results
 from evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
 from evidence.spread import half_interval
 from evidence.summary import ASKED, PAIRS, widened
-from supancl.report.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
+from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}

@@ -15,14 +15,14 @@ import torch
 from evidence.plan import Plan
 from evidence.results import CHOSEN_BY, write_result
 from supancl.errors import BadInput, Collapsed
-from supancl.evaluate import Features
-from supancl.evaluate.kept import VERSION
+from supancl.evaluate import make_look, open_subject
+from supancl.evaluate.feature_cache import VERSION
+from supancl.evaluate.sources import data_for
 from supancl.files import reason, write_text
-from supancl.judge import make_look, open_subject
-from supancl.judge.sources import data_for
-from supancl.report.pictures import tsne_map
-from supancl.run import commit, versions
-from supancl.train import Reporter
+from supancl.probes import Features
+from supancl.reporter import Reporter
+from supancl.reports.pictures import tsne_map
+from supancl.weights.run_folder import commit, versions
 
 ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
@@ -115,7 +115,7 @@ def detected(run: Path) -> dict[str, float | None]:
 
 def was_collapsed(run: Path) -> bool:
     """The monitor's verdict, as the newest checkpoint has it; a detector has no such monitor."""
-    from supancl.checkpoint import load_newest
+    from supancl.weights.checkpoint import load_newest
 
     state, _ = load_newest(run / "checkpoints")
     return state is not None and bool(state.get("monitor", {}).get("collapsed"))

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, DIGITS, Task, rehearsed
-from supancl.losses import Align
+from supancl.core.losses import Align
 from supancl.recipes import Recipe, recipe
 
 Setting = tuple[float, float]  # learning rate at a batch of 256, weight decay
@@ -113,7 +113,7 @@ def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others:
     """A tenth of each training class is held out, and is what they are judged on.
 
     Those of one weight decay come one after another: a learning rate is read from the device, so they share a captured
-    step (supancl.reuse), which a weight decay is part of.
+    step (supancl.training.cuda.reuse), which a weight decay is part of.
     """
     made = [
         Step(

@@ -22,7 +22,7 @@ from evidence.plan import (
 )
 from supancl.errors import BadInput
 from supancl.files import write_text
-from supancl.run import jsonable
+from supancl.weights.run_folder import jsonable
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]

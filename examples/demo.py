@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from supancl import embed, knn_accuracy, linear_accuracy, open_data, pretrain, recipe, variance
-from supancl.console import Terminal, make_console, table
-from supancl.report import loss_curves, tsne_panels
-from supancl.run import next_folder
+from supancl.cli.console import Terminal, make_console, table
+from supancl.reports import loss_curves, tsne_panels
+from supancl.weights.run_folder import next_folder
 
 LEFT_OUT = ["3", "5", "8", "9"]
 console = make_console(quiet=False, json_to_stdout=False)

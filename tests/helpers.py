@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from hypothesis import settings
 from torch import Tensor
 
-from supancl.losses import Align, Contrast
-from supancl.pools import ClassQueues, Pool, Prototypes, Queue
+from supancl.core.losses import Align, Contrast
+from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 
 # the same examples in every run; time is the concern of benchmarks/
 property_test = settings(max_examples=50, deadline=None, derandomize=True, database=None)

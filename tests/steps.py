@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from supancl.trainer import WARM_UP, Trainer
+from supancl.training.step import WARM_UP, Trainer
 
 
 @contextmanager

@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl import checkpoint
 from supancl.files import digest, temporary_of
-from supancl.run import MetricsLog, RunFolder
+from supancl.weights import checkpoint
+from supancl.weights.run_folder import MetricsLog, RunFolder
 from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
 
 PRETRAIN = ("pretrain", "digits.supsiam", *TINY, "--out", "out")
@@ -691,7 +691,7 @@ def test_judging_skips_bad_images_only_when_asked_for_and_says_so(place, finishe
 
 AS_NOBODY = """
 import contextlib, io, json, os, sys
-import supancl.cli, supancl.commands.embed, supancl.commands.evaluate, supancl.commands.pretrain
+import supancl.cli, supancl.cli.embed, supancl.cli.evaluate, supancl.cli.pretrain
 import torch.utils.tensorboard
 if os.getuid() == 0:  # root may write everywhere
     os.setgroups([])

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from supancl.core.losses import Align
+from supancl.core.pools import Queue
 from supancl.errors import BadInput
-from supancl.losses import Align
-from supancl.pools import Queue
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("step_ours", "step_peers", "step_report", "step_rows", "step_runs", "step")

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from supancl import recipe
-from supancl.branches import Branches, HeadSpec
 from supancl.config import to_json
-from supancl.data.views import LocalCrops
+from supancl.core.branches import Branches, HeadSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align, Contrast
+from supancl.core.pools import Queue
+from supancl.data.views.specs import LocalCrops
 from supancl.errors import BadInput
-from supancl.heads import MLP
-from supancl.losses import Align, Contrast
-from supancl.pools import Queue
 from supancl.recipes.recipe import recipe_from_json
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5

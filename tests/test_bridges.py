@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from supancl.branches import Branches, HeadSpec
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
-from supancl.losses import Align, Contrast
-from supancl.methods import METHODS, assemble
-from supancl.pools import PoolSpec, Queue
+from supancl.core.branches import Branches, HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align, Contrast
+from supancl.core.methods import METHODS, assemble
+from supancl.core.pools import PoolSpec, Queue
 from tests.helpers import POOLS, pool_and_reference, some_labels, units
 
 BATCH, WIDTH, CLASSES = 6, 5, 8

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from supancl import BadInput
-from supancl.checkpoint import SCHEMA_VERSION, load_checkpoint, load_weights
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
+from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint, load_weights
 from tests.tiny import tiny_data, tiny_recipe
 
 FIXTURES = Path(__file__).parent / "fixtures"

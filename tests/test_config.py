@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.branches import BranchSpec, HeadSpec
 from supancl.config import (
     Count,
     Fraction,
@@ -27,14 +26,15 @@ from supancl.config import (
     to_json,
     validated,
 )
-from supancl.data.views import Crops, Masks, ViewSpec
-from supancl.encoders import EncoderSpec
+from supancl.core.branches import BranchSpec, HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
+from supancl.core.methods import METHODS
+from supancl.core.pools import PoolSpec
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.views.specs import Crops, Masks, ViewSpec
 from supancl.errors import BadInput, SupanclError, nearest
-from supancl.heads import MLP
-from supancl.losses import Align, Contrast, CrossEntropy, Loss
-from supancl.methods import METHODS
-from supancl.pools import PoolSpec
-from supancl.schedules import ScheduleSpec
 from tests.helpers import property_test
 
 INF, NAN = float("inf"), float("nan")

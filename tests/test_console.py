@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 import supancl as package
-from supancl import console as telling
 from supancl import pretrain
+from supancl.cli import console as telling
 from supancl.cli import entry, main
-from supancl.console import SILENCE, Terminal, duration
+from supancl.cli.console import SILENCE, Terminal, duration
 from tests.files import TINY, class_folders, supancl
 from tests.tiny import tiny_data, tiny_recipe
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
-from supancl.data.augment import Draws
-from supancl.data.images import ArrayImages, Batch, PackedImages
-from supancl.data.sources import whole
-from supancl.data.views import Crops, render, render_in_chunks
-from supancl.encoders import EncoderSpec
-from supancl.layers import arrange
-from supancl.pools import PoolSpec
-from supancl.reuse import restart, serves
-from supancl.run import RunFolder
-from supancl.train import _capture
-from supancl.trainer import WARM_UP, Trainer
+from supancl.core.encoders import EncoderSpec
+from supancl.core.pools import PoolSpec
+from supancl.data.splits import whole
+from supancl.data.store.images import ArrayImages, Batch, PackedImages
+from supancl.data.views.augment import Draws
+from supancl.data.views.specs import Crops, render, render_in_chunks
+from supancl.training.cuda.layers import arrange
+from supancl.training.cuda.reuse import restart, serves
+from supancl.training.loop import _capture
+from supancl.training.step import WARM_UP, Trainer
+from supancl.weights.run_folder import RunFolder
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_data, tiny_recipe
@@ -207,7 +207,7 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     losses = {}
     for resident in (True, False):
         for replay in (True, False):
-            monkeypatch.setattr("supancl.data.sources.fits", lambda nbytes, device, answer=resident: answer)
+            monkeypatch.setattr("supancl.data.splits.fits", lambda nbytes, device, answer=resident: answer)
             chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay)
             trainer = Trainer(chosen, data, torch.device("cuda"))
             assert trainer.feed.resident == resident

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from supancl.encoders import BUILDERS, EncoderSpec, sincos_positions
+from supancl.core.encoders import BUILDERS, EncoderSpec, sincos_positions
 from supancl.errors import BadInput
 
 GREY = {"channels": 1, "mean": (0.5,), "std": (0.5,)}

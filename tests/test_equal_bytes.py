@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load, load_file
 
 from supancl import EncoderSpec, pretrain
-from supancl.checkpoint import read_safetensors, save_safetensors
 from supancl.files import digest
+from supancl.weights.checkpoint import read_safetensors, save_safetensors
 from tests.kept.make import narrow_resnet
 from tests.test_resume import crash_and_resume
 from tests.tiny import tiny_data, tiny_recipe
@@ -23,7 +23,7 @@ SAVE = """
 import sys, torch
 from pathlib import Path
 from supancl import EncoderSpec
-from supancl.checkpoint import Writer, save_encoder
+from supancl.weights.checkpoint import Writer, save_encoder
 from supancl.files import digest
 torch.manual_seed(0)
 encoder, file = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), Path(sys.argv[1])

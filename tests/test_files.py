@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from supancl import files
-from supancl.data.sources import DataSpec, open_data
+from supancl.data.splits import DataSpec, open_data
 from supancl.errors import BadInput
 from supancl.files import beside, write_atomically, write_text
-from supancl.importing import open_encoder
+from supancl.weights.importing import open_encoder
 
 
 def test_a_slip_in_a_path_is_answered_with_what_lies_beside_it(tmp_path: Path, monkeypatch) -> None:

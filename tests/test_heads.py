@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from supancl.heads import MLP
+from supancl.core.heads import MLP
 
 
 def parts(head, kind):

@@ -47,7 +47,7 @@ NEVER = {
 
 
 def unit_of(module: str) -> str:
-    """supancl.data.views -> data: a package is one unit."""
+    """supancl.data.views.specs -> data: a package is one unit."""
     return [*module.split("."), ""][1]
 
 
@@ -127,13 +127,13 @@ def test_the_words_of_the_paper_rest_on_torch_alone(unit):
 @pytest.mark.parametrize(
     ("source", "module", "is_package", "expected"),
     [
-        ("import torch.nn as nn", "supancl.heads", False, {"torch.nn"}),
-        ("from supancl import studies, __doc__", "supancl.cli", False, {"supancl.studies", "supancl"}),
-        ("from . import pools", "supancl.losses", False, {"supancl.pools"}),
-        ("from .views import Crops", "supancl.data", True, {"supancl.data.views"}),
-        ("from ..errors import BadInput", "supancl.data.views", False, {"supancl.errors"}),
-        ("def f():\n    from supancl.train import pretrain", "supancl.cli", False, {"supancl.train"}),
-        ("if TYPE_CHECKING:\n    import supancl.recipes", "supancl.monitor", False, {"supancl.recipes"}),
+        ("import torch.nn as nn", "supancl.core.heads", False, {"torch.nn"}),
+        ("from supancl import studies, __doc__", "supancl.cli", False, {"supancl.paper", "supancl"}),
+        ("from . import pools", "supancl.core.losses", False, {"supancl.core.pools"}),
+        ("from .views import Crops", "supancl.data", True, {"supancl.data.views.specs"}),
+        ("from ..errors import BadInput", "supancl.data.views.specs", False, {"supancl.errors"}),
+        ("def f():\n    from supancl.training.loop import pretrain", "supancl.cli", False, {"supancl.training.loop"}),
+        ("if TYPE_CHECKING:\n    import supancl.recipes", "supancl.training.monitor", False, {"supancl.recipes"}),
     ],
 )
 def test_imports_are_found_however_they_are_written(source, module, is_package, expected):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from supancl.encoders import EncoderSpec
-from supancl.layers import FoldedConv2d, arrange, plain
+from supancl.core.encoders import EncoderSpec
+from supancl.training.cuda.layers import FoldedConv2d, arrange, plain
 from tests.helpers import seeded
 
 

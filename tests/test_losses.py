@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supancl.losses import Align, Contrast, CrossEntropy, same_class
-from supancl.pools import Queue
+from supancl.core.losses import Align, Contrast, CrossEntropy, same_class
+from supancl.core.pools import Queue
 from tests.helpers import (
     AGAINST,
     POOLS,

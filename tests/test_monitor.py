@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from supancl import Collapsed, effective_rank, pretrain, recipe
-from supancl.data.sources import Split
-from supancl.encoders import Encoder
-from supancl.evaluate import Features, embed
-from supancl.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
-from supancl.trainer import Trainer
+from supancl.core.encoders import Encoder
+from supancl.data.splits import Split
+from supancl.probes import Features, embed
+from supancl.training.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
+from supancl.training.step import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
@@ -128,7 +128,7 @@ def test_the_cause_fits_the_recipe(method: str, overrides: dict, words: str) -> 
 
 def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth has a label: 20 images at random would hold two of them."""
-    monkeypatch.setattr("supancl.monitor.MOST_IMAGES", 20)
+    monkeypatch.setattr("supancl.training.monitor.MOST_IMAGES", 20)
     partly = tiny_data(400, unlabelled=0.9)
     monitor = Monitor(partly, True)
     assert partly.train.labelled > 20
@@ -147,7 +147,7 @@ def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(m
         seen.append(len(split))
         return embed(encoder, split)
 
-    monkeypatch.setattr("supancl.monitor.embed", counted)
+    monkeypatch.setattr("supancl.training.monitor.embed", counted)
     row = Monitor(data, False).measure(encoder, of_rank(9), None, torch.device("cpu"))
     assert seen == [len(data.held_out)]
     assert math.isnan(row["knn"])

@@ -11,10 +11,10 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 from supancl import from_arrays, pretrain
-from supancl.evaluate import Features
-from supancl.evaluate.fixed_ridge import RIDGE, fixed_ridge_accuracy
-from supancl.monitor import Monitor, sample_labelled, sample_rows
-from supancl.trainer import Trainer
+from supancl.probes import Features
+from supancl.probes.fixed_ridge import RIDGE, fixed_ridge_accuracy
+from supancl.training.monitor import Monitor, sample_labelled, sample_rows
+from supancl.training.step import Trainer
 from tests.evaluate.blobs import blobs
 from tests.files import supancl
 from tests.tiny import tiny_data, tiny_recipe
@@ -70,7 +70,7 @@ def test_evaluate_finds_what_the_last_check_found(source, tmp_path, capsys):
 
 
 def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("supancl.monitor.MOST_IMAGES", 25)
+    monkeypatch.setattr("supancl.training.monitor.MOST_IMAGES", 25)
     run, data = tmp_path / "run", photographs(tmp_path / "data")
     said = supancl(capsys, "pretrain", "cifar100.supsiam", "--data", data, *SMALL, "--out", run)
     first, last = checks(run)
@@ -83,7 +83,7 @@ def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkey
 
 
 def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
-    monkeypatch.setattr("supancl.monitor.MOST_AT_LAST", 30)
+    monkeypatch.setattr("supancl.training.monitor.MOST_AT_LAST", 30)
     data = tiny_data(120)
     encoder = Trainer(tiny_recipe(), data, CPU).branches.encoder
     row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU, last=True)

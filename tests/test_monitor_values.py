@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from supancl.evaluate import embed
-from supancl.monitor import COLLAPSED_RANK, COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor
-from supancl.pools import Queue
-from supancl.trainer import Trainer
+from supancl.core.pools import Queue
+from supancl.probes import embed
+from supancl.training.monitor import COLLAPSED_RANK, COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor
+from supancl.training.step import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from supancl.evaluate import Features
-from supancl.report.alpha_page import _flags_whole
-from supancl.report.detections import class_bars, comparison_curves, detection_curves
-from supancl.report.pictures import loss_curves, plain, tsne_map, tsne_panels
+from supancl.probes import Features
+from supancl.reports.alpha_page import _flags_whole
+from supancl.reports.detections import class_bars, comparison_curves, detection_curves
+from supancl.reports.pictures import loss_curves, plain, tsne_map, tsne_panels
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 

@@ -12,12 +12,12 @@ from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from supancl.branches import BranchSpec, HeadSpec
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
-from supancl.losses import Align, Contrast
-from supancl.methods import assemble
-from supancl.pools import ClassQueues, PoolSpec, Prototypes, Queue
+from supancl.core.branches import BranchSpec, HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align, Contrast
+from supancl.core.methods import assemble
+from supancl.core.pools import ClassQueues, PoolSpec, Prototypes, Queue
 from tests.helpers import POOLS, mean_by_loop, pool_and_reference, property_test, seeded, some_labels, units
 
 WIDTH, CLASSES = 5, 4

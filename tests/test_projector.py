@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from supancl import embed, load_encoder, load_projector, pretrain
-from supancl.checkpoint import checkpoints, load_checkpoint, read_safetensors, save_projector
 from supancl.cli import main
-from supancl.data.sources import open_data
+from supancl.core.heads import MLP
+from supancl.data.splits import open_data
 from supancl.errors import BadInput
-from supancl.heads import MLP
-from supancl.judge import Look, open_subject
-from supancl.run import RunFolder
+from supancl.evaluate import Look, open_subject
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, read_safetensors, save_projector
+from supancl.weights.run_folder import RunFolder
 from tests.tiny import Notes
 
 KEPT = Path(__file__).parent / "kept" / "0.1.0" / "finished"

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from supancl import METHODS, BadInput, PoolSpec, pretrain, recipe
-from supancl.branches import HeadSpec
 from supancl.config import to_json
-from supancl.pools import UNLABELLED, Queue
+from supancl.core.branches import HeadSpec
+from supancl.core.pools import UNLABELLED, Queue
+from supancl.paper.table_layouts import is_published
 from supancl.recipes import RECIPES, recipe_from_json, released
-from supancl.studies.table_layouts import is_published
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 

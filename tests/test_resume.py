@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import supancl.trainer
+import supancl.training.step
 from supancl import METHODS, Reporter, pretrain
-from supancl.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.cli import main
-from supancl.commands.pretrain import check_agrees
+from supancl.cli.pretrain import check_agrees
 from supancl.errors import Collapsed, NonFinite
-from supancl.run import RunFolder
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from supancl.weights.run_folder import RunFolder
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
 
@@ -291,7 +291,7 @@ def test_a_setting_is_noted_also_in_a_recipe_json_of_before_there_was_one(asked,
 
 
 def collapsing(monkeypatch) -> None:
-    monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
 
 
 def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_says_so(monkeypatch, tmp_path):

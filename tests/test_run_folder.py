@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from supancl import BadInput, Reporter, pretrain
-from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.files import write_atomically
-from supancl.run import RunFolder, jsonable, next_folder, versions
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.weights.run_folder import RunFolder, jsonable, next_folder, versions
 from tests.files import TINY, class_folders, contents, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -25,7 +25,7 @@ from tests.tiny import tiny_data, tiny_recipe
 HOLD = """
 import sys
 from pathlib import Path
-from supancl.run import RunFolder
+from supancl.weights.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.create()
 with folder.locked():

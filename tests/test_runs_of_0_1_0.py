@@ -10,7 +10,7 @@ import pytest
 
 from supancl import load_encoder, pretrain
 from supancl.cli import main
-from supancl.run import RunFolder
+from supancl.weights.run_folder import RunFolder
 
 from .detect.drawn import write_voc
 from .kept.make import RUNS, narrow_resnet, study_words

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 from supancl import BadInput, load_encoder
-from supancl.checkpoint import checkpoints, initialize, load_checkpoint, load_newest, load_tensors
-from supancl.data.sources import DataSpec, open_data
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.data.splits import DataSpec, open_data
 from supancl.files import digest
-from supancl.run import RunFolder
+from supancl.weights.checkpoint import checkpoints, initialize, load_checkpoint, load_newest, load_tensors
+from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, class_folders, noise, supancl
 
 

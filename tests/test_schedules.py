@@ -7,8 +7,8 @@ import math
 import pytest
 
 from supancl import recipe
+from supancl.core.schedules import ScheduleSpec, ema_momentum, learning_rate
 from supancl.recipes.recipe import resolve_warmup
-from supancl.schedules import ScheduleSpec, ema_momentum, learning_rate
 
 EPOCHS, STEPS, PEAK = 10, 5, 0.4
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from supancl import signals
+from supancl.training import signals
 
 
 def test_a_signal_that_comes_twice_at_once_is_noted_and_a_later_one_ends_the_process(

@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 
 from supancl import BadInput, Data, pretrain, recipe
-from supancl.capture import Replay
-from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from supancl.commands.pretrain import check_agrees
-from supancl.data.images import Batch, PackedImages
-from supancl.data.readers import check_apart
-from supancl.data.sources import open_data, whole
+from supancl.cli.pretrain import check_agrees
+from supancl.data.sources.readers import check_apart
+from supancl.data.splits import open_data, whole
+from supancl.data.store.images import Batch, PackedImages
 from supancl.distributed import Ranks
-from supancl.run import RunFolder
-from supancl.start import (
+from supancl.sweeps.runner import train_all
+from supancl.training.cuda.capture import Replay
+from supancl.training.loop import _advanced, _capture
+from supancl.training.preflight import (
     WORTH_COMPILING,
     agrees,
     check_same_device,
@@ -27,9 +27,9 @@ from supancl.start import (
     too_large,
     with_speed,
 )
-from supancl.studies.many import train_all
-from supancl.train import _advanced, _capture
-from supancl.trainer import WARM_UP, Trainer
+from supancl.training.step import WARM_UP, Trainer
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders, contents
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
@@ -132,7 +132,9 @@ def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.Mo
     assert trainer.replay is None
     assert trainer.warmed != WARM_UP  # it is not tried at every step
     # nor does a step that is never captured go on as if it were to be
-    monkeypatch.setattr("supancl.trainer.aside", lambda device: pytest.fail("a stream of its own for an ordinary step"))
+    monkeypatch.setattr(
+        "supancl.training.step.aside", lambda device: pytest.fail("a stream of its own for an ordinary step")
+    )
     monkeypatch.setattr(Trainer, "may_replay", True)
     assert trainer.advance() is not None
 
@@ -331,7 +333,7 @@ def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pyt
     trainer.advance()
     assert trainer.feed.thread is not None
     threads, seen = trainer.feed.thread._threads, []
-    monkeypatch.setattr("supancl.trainer.Replay", lambda *how: seen.append([each.is_alive() for each in threads]))
+    monkeypatch.setattr("supancl.training.step.Replay", lambda *how: seen.append([each.is_alive() for each in threads]))
     trainer.capture()
     assert len(seen) == 1
     assert seen[0]
@@ -361,7 +363,7 @@ def test_a_place_or_a_start_that_cannot_be_is_told_before_the_data_are_read(tmp_
     def read(*arguments):
         raise AssertionError("the data were read")
 
-    monkeypatch.setattr("supancl.train.open_data", read)
+    monkeypatch.setattr("supancl.training.loop.open_data", read)
     (tmp_path / "file").write_text("mine")
     taken, left = tmp_path / "taken", tmp_path / "left"
     taken.mkdir()

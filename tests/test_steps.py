@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.steps import side_by_side, without_tf32
 from tests.tiny import tiny_data, tiny_recipe
 

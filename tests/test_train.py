@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
-from supancl.data.sources import Data
-from supancl.run import RunFolder
-from supancl.start import check_data
-from supancl.trainer import Trainer
+from supancl.data.splits import Data
+from supancl.training.preflight import check_data
+from supancl.training.step import Trainer
+from supancl.weights.run_folder import RunFolder
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")

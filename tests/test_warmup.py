@@ -8,11 +8,11 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.config import to_json
-from supancl.judge.groups import group_of
+from supancl.evaluate.groups import group_of
+from supancl.paper.table_runs import changes
 from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup
-from supancl.run import RunFolder
-from supancl.studies.table_runs import changes
+from supancl.weights.run_folder import RunFolder
 from tests.files import supancl
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, tiny_data, tiny_recipe

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import supancl.checkpoint
-import supancl.trainer
+import supancl.training.step
+import supancl.weights.checkpoint
 from supancl import BadInput, Collapsed, EncoderSpec, Interrupted, NonFinite, Reporter, load_encoder, pretrain
-from supancl.checkpoint import (
+from supancl.training.step import Trainer
+from supancl.weights.checkpoint import (
     HostCopy,
     Writer,
     checkpoints,
@@ -24,8 +25,7 @@ from supancl.checkpoint import (
     save_checkpoint,
     save_encoder,
 )
-from supancl.run import RunFolder
-from supancl.trainer import Trainer
+from supancl.weights.run_folder import RunFolder
 from tests.files import contents
 from tests.tiny import assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
@@ -54,7 +54,7 @@ class Gate:
         self.opened, self.begun = threading.Event(), threading.Event()
         self.in_vain = False
         self.steps: list[int] = []
-        monkeypatch.setattr(supancl.checkpoint, "save_checkpoint", self.save)
+        monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", self.save)
 
     def save(self, folder: Path, step: int, state: dict) -> Path:
         self.begun.set()
@@ -273,7 +273,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
         return plain(folder, step, state)
 
     ended = threading.Event()
-    monkeypatch.setattr(supancl.checkpoint, "save_checkpoint", slow)
+    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", slow)
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     assert len(refused) == 1
     assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["step"] == 10
@@ -295,21 +295,21 @@ def test_a_signal_says_saved_only_when_it_is(tmp_path: Path, monkeypatch) -> Non
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Signalled(3))
     assert gate.steps == [4]
     monkeypatch.undo()
-    monkeypatch.setattr(supancl.checkpoint, "_save", full_disk)
+    monkeypatch.setattr(supancl.weights.checkpoint, "_save", full_disk)
     with pytest.raises(BadInput, match=r"step-000000004\.pt cannot be written \(No space left on device\)"):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "full", reporter=Signalled(3))
     assert not checkpoints(tmp_path / "full" / "checkpoints")
 
 
 def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.checkpoint._save
+    plain = supancl.weights.checkpoint._save
 
     def third_fails(path: Path, content: dict) -> None:
         if content["step"] >= 6:
             full_disk()
         plain(path, content)
 
-    monkeypatch.setattr(supancl.checkpoint, "_save", third_fails)
+    monkeypatch.setattr(supancl.weights.checkpoint, "_save", third_fails)
     with pytest.raises(BadInput, match=r"step-000000006\.pt cannot be written \(No space left on device\)"):
         pretrain(tiny_recipe(train__checkpoint_every=2), tiny_data(), tmp_path / "run")
     kept = checkpoints(tmp_path / "run" / "checkpoints")
@@ -317,12 +317,12 @@ def test_a_full_disk_ends_the_run_with_its_line_and_leaves_what_was_whole(tmp_pa
 
 
 def test_a_full_disk_at_the_last_epoch_is_told_though_nothing_follows(tmp_path: Path, monkeypatch) -> None:
-    plain = supancl.checkpoint._save
+    plain = supancl.weights.checkpoint._save
 
     def last_fails(path: Path, content: dict) -> None:
         plain(path, content) if content["step"] < 10 else full_disk()
 
-    monkeypatch.setattr(supancl.checkpoint, "_save", last_fails)
+    monkeypatch.setattr(supancl.weights.checkpoint, "_save", last_fails)
     with pytest.raises(BadInput, match=r"step-000000010\.pt cannot be written"):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 
@@ -336,7 +336,7 @@ def slow_disk(monkeypatch) -> list[int]:
         written.append(step)
         return save_checkpoint(folder, step, state)
 
-    monkeypatch.setattr(supancl.checkpoint, "save_checkpoint", save)
+    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", save)
     return written
 
 
@@ -357,7 +357,7 @@ def test_a_rollback_goes_back_to_what_was_last_saved_not_last_written(tmp_path: 
 
 def test_a_collapse_that_stops_has_been_saved(tmp_path: Path, monkeypatch) -> None:
     written = slow_disk(monkeypatch)
-    monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
     with pytest.raises(Collapsed, match="by step 3"):
         pretrain(tiny_recipe(train__on_collapse="stop"), tiny_data(), tmp_path / "run")
     assert written == [3]
@@ -385,7 +385,7 @@ def test_a_run_that_fails_still_finishes_what_it_was_writing(tmp_path: Path, mon
 
 
 def test_one_look_tells_losses_spread_and_the_first_bad_step() -> None:
-    from supancl.monitor import relative_std
+    from supancl.training.monitor import relative_std
 
     trainer = Trainer(tiny_recipe("supsiam"), tiny_data(), torch.device("cpu"))
     losses = []

@@ -5,12 +5,19 @@
 Align(kind='align', alpha=0.5, form='cosine', samples=None)
 """
 
-from supancl.branches import Branches, BranchSpec, HeadSpec
-from supancl.checkpoint import load_encoder, load_projector
+from typing import Any
+
+from supancl.core.branches import Branches, BranchSpec, HeadSpec
+from supancl.core.encoders import Encoder, EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align, Contrast, CrossEntropy, Terms
+from supancl.core.methods import METHODS, Method
+from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
+from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
-from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
-from supancl.evaluate import (
+from supancl.moved import install, moved_attribute
+from supancl.probes import (
     collapse,
     effective_rank,
     embed,
@@ -21,15 +28,13 @@ from supancl.evaluate import (
     transfer,
     variance,
 )
-from supancl.heads import MLP
-from supancl.importing import import_checkpoint, open_encoder
-from supancl.losses import Align, Contrast, CrossEntropy, Terms
-from supancl.methods import METHODS, Method
-from supancl.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
 from supancl.recipes import RECIPES, Recipe, recipe, register
-from supancl.schedules import ema_momentum, learning_rate
-from supancl.train import Reporter, Run, pretrain
+from supancl.reporter import Reporter
+from supancl.training.loop import Run, pretrain
+from supancl.weights.checkpoint import load_encoder, load_projector
+from supancl.weights.importing import import_checkpoint, open_encoder
 
+install()
 __version__ = "0.1.0"
 
 __all__ = [
@@ -84,3 +89,7 @@ __all__ = [
     "transfer",
     "variance",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return moved_attribute(__name__, name)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from supancl.checkpoint import save_encoder
-from supancl.commands import detect
-from supancl.data import benchmarks
+from supancl.cli import detect
+from supancl.core.encoders import EncoderSpec
+from supancl.data.sources import benchmarks
 from supancl.detect import train as detect_train
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
-from supancl.judge import Subject, sources
+from supancl.evaluate import Subject, sources
+from supancl.weights.checkpoint import save_encoder
 from tests.files import archive, noise, supancl
 from tests.judge.made import encoder, run_folder, source
 

@@ -15,8 +15,8 @@ import pytest
 import webdataset
 from PIL import Image
 
-from supancl.data import shards
-from supancl.data.cache import list_caches
+from supancl.data.store import shards
+from supancl.data.store.cache import list_caches
 from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
 
 
@@ -187,7 +187,7 @@ def test_show_does_not_write_over_an_older_sheet(capsys, tmp_path):
 def test_where_the_sheets_go_is_looked_at_before_any_image(capsys, tmp_path, monkeypatch, out):
     picture(tmp_path / "sheets" / "images.png")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("supancl.commands.data.open_source", lambda *rest, **named: pytest.fail("began to read"))
+    monkeypatch.setattr("supancl.cli.data.open_source", lambda *rest, **named: pytest.fail("began to read"))
     said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / out)
     assert said.code == 2
     assert said.err.endswith("choose another --out\n")
@@ -349,8 +349,8 @@ def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
 
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("supancl.console.LONG", 40)
-    monkeypatch.setattr("supancl.console.WORTH_TELLING", 0.0)
+    monkeypatch.setattr("supancl.cli.console.LONG", 40)
+    monkeypatch.setattr("supancl.cli.console.WORTH_TELLING", 0.0)
     monkeypatch.setattr(shards, "SHARD_BYTES", 4000)
     source = class_folders(tmp_path / "data", each=20)
     arguments = ["pretrain", "digits.supsiam", "--data", source, *TINY, "--set", "data.cache=always"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data.sources import DataSpec, open_data
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.data.splits import DataSpec, open_data
 from tests.files import TINY, class_folders, picture, supancl
 from tests.judge.made import run_folder
 

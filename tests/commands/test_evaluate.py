@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.checkpoint import save_encoder
 from supancl.cli import main
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.weights.checkpoint import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, noise, supancl
 from tests.judge.made import bright, encoder, run_folder, source

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from supancl import Align, BadInput, Interrupted, Reporter, cli, errors, pretrain, recipe, register
-from supancl.checkpoint import load_encoder
-from supancl.importing import open_encoder
-from supancl.judge.naming import data_name
-from supancl.recipes import RECIPES, own
-from supancl.run import RunFolder
-from supancl.start import stays
-from supancl.studies import many
+from supancl.evaluate.naming import data_name
+from supancl.recipes import RECIPES
+from supancl.recipes import plugins as own
+from supancl.sweeps import runner as many
+from supancl.training.preflight import stays
+from supancl.weights.checkpoint import load_encoder
+from supancl.weights.importing import open_encoder
+from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, class_folders, contents, supancl
 from tests.judge.made import run_folder
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe

@@ -28,13 +28,13 @@ from supancl import (
     recipe,
     register,
 )
-from supancl.losses import takes_alpha
-from supancl.pools import Stored
-from supancl.recipes import own
-from supancl.run import RunFolder
-from supancl.studies.many import _could_not_begin
-from supancl.studies.table_layouts import BEYOND, LAYOUTS
-from supancl.trainer import Trainer
+from supancl.core.losses import takes_alpha
+from supancl.core.pools import Stored
+from supancl.paper.table_layouts import BEYOND, LAYOUTS
+from supancl.recipes import plugins as own
+from supancl.sweeps.runner import _could_not_begin
+from supancl.training.step import Trainer
+from supancl.weights.run_folder import RunFolder
 from tests.files import supancl
 from tests.tiny import tiny_data, tiny_recipe
 

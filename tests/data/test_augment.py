@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from supancl.data import products
-from supancl.data.augment import (
+from supancl.data.views import products
+from supancl.data.views.augment import (
     blur,
     crop_and_resize,
     draw_boxes,

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
-from supancl.data import layouts
-from supancl.data.benchmarks import (
+from supancl.data.sources import layouts
+from supancl.data.sources.benchmark_splits import exactly
+from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
@@ -25,10 +26,9 @@ from supancl.data.benchmarks import (
     present_benchmarks,
     where_text,
 )
-from supancl.data.cifar import FC100_TEST
-from supancl.data.dividing import exactly
-from supancl.data.images import decode
-from supancl.data.sources import DataSpec
+from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.splits import DataSpec
+from supancl.data.store.images import decode
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import CLASS_LIST, read_tables
@@ -143,7 +143,7 @@ def test_where_text_says_what_to_download_and_how_to_check():
 
 def test_the_page_in_the_docs_is_the_registry():
     text = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page() in text, 'write it anew: python -c "from supancl.data.benchmarks import page; print(page())"'
+    assert page() in text, 'write it anew: python -c "from supancl.data.sources.benchmarks import page; print(page())"'
 
 
 # --- official layouts -------------------------------------------------------------------------------------------------

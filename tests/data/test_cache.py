@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data import cache as cache_module
-from supancl.data import images as images_module
-from supancl.data import shards
-from supancl.data.cache import VERSION, Cache, CachedImages, evict, list_caches, remove_cache
-from supancl.data.images import decode, in_order
-from supancl.data.sources import DataSpec, open_data, open_source
+from supancl.data.splits import DataSpec, open_data, open_source
+from supancl.data.store import cache as cache_module
+from supancl.data.store import images as images_module
+from supancl.data.store import shards
+from supancl.data.store.cache import VERSION, Cache, CachedImages, evict, list_caches, remove_cache
+from supancl.data.store.images import decode, in_order
 from supancl.errors import BadInput
-from supancl.evaluate.kept import KeptFeatures
+from supancl.evaluate.feature_cache import KeptFeatures
 from supancl.files import held
 from tests.files import picture
 
@@ -138,7 +138,7 @@ def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, monkeypa
     photos(tmp_path / "data" / "dog", 6, first=6)
     spec = DataSpec(source=str(tmp_path / "data"))
     assert not isinstance(open_data(spec, 3).train.store, CachedImages)
-    monkeypatch.setattr("supancl.data.decoding.CACHE_FROM", 1000)
+    monkeypatch.setattr("supancl.data.store.decoding.CACHE_FROM", 1000)
     data = open_data(spec, 3)
     assert isinstance(data.train.store, CachedImages)
     for position, name in enumerate(data.train.named(torch.arange(len(data.train)))):

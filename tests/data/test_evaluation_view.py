@@ -13,10 +13,10 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from PIL import Image
 
-from supancl.data.augment import normalized
-from supancl.data.images import Batch, decode
-from supancl.data.views import evaluation_boxes, evaluation_view
-from supancl.evaluate.features import whole_view
+from supancl.data.store.images import Batch, decode
+from supancl.data.views.augment import normalized
+from supancl.data.views.specs import evaluation_boxes, evaluation_view
+from supancl.probes.features import whole_view
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 

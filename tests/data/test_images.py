@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded, size_of
+from supancl.data.store.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded, size_of
 
 HEIGHT, WIDTH = 6, 9
 

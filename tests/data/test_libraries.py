@@ -15,10 +15,10 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
-from supancl.data.cache import CachedImages
-from supancl.data.images import size_of
-from supancl.data.libraries import RowItem, _class_names, _rows
-from supancl.data.sources import DataSpec, absolute_source, open_source
+from supancl.data.sources.libraries import RowItem, _class_names, _rows
+from supancl.data.splits import DataSpec, absolute_source, open_source
+from supancl.data.store.cache import CachedImages
+from supancl.data.store.images import size_of
 from supancl.errors import BadInput
 from tests.files import class_folders, noise, picture
 

@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 
-from supancl.data import sources
-from supancl.data.images import ArrayImages, Batch, FileImages, PackedImages, padded
-from supancl.data.loader import Feed
+from supancl.data import splits as sources
 from supancl.data.order import Order
-from supancl.data.sources import Split, whole
+from supancl.data.splits import Split, whole
+from supancl.data.store.images import ArrayImages, Batch, FileImages, PackedImages, padded
+from supancl.data.store.loader import Feed
 from supancl.errors import BadInput
 from tests.files import noise
 

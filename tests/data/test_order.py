@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supancl.data import images, order
+from supancl.data import order
 from supancl.data.order import Order, balanced_order, epoch_order, seeded
-from supancl.data.sources import DataSpec, open_data
+from supancl.data.splits import DataSpec, open_data
+from supancl.data.store import images
 from tests.files import picture
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [3] * 20 + [-1] * 5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.data import augment, products
-from supancl.data.images import Batch
-from supancl.data.views import Crops, render, render_in_chunks
+from supancl.data.store.images import Batch
+from supancl.data.views import augment, products
+from supancl.data.views.specs import Crops, render, render_in_chunks
 from tests.helpers import seeded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

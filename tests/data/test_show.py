@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from supancl import recipe
-from supancl.console import LONG, Terminal, make_console, table
-from supancl.data.images import ArrayImages, PackedImages
+from supancl.cli.console import LONG, Terminal, make_console, table
 from supancl.data.show import copies, described, histogram, image_sizes, size_facts
-from supancl.data.sources import DataSpec, open_source, whole
+from supancl.data.splits import DataSpec, open_source, whole
+from supancl.data.store.images import ArrayImages, PackedImages
 from supancl.errors import BadInput
-from supancl.report.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
-from supancl.start import with_short_side
+from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
+from supancl.training.preflight import with_short_side
 from tests import files as made
 from tests.files import archive, noise, picture
 
@@ -250,7 +250,7 @@ def test_without_a_terminal_long_reading_is_told_by_tenths(capsys, monkeypatch):
     for done in range(1, 2001):
         Terminal(make_console(False, False)).reading("soon done", done, 2000)
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr("supancl.console.WORTH_TELLING", 0.0)
+    monkeypatch.setattr("supancl.cli.console.WORTH_TELLING", 0.0)
     terminal = Terminal(make_console(False, False))
     for done in range(1, 2001):
         terminal.reading("decoding", done, 2000)

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from supancl import Reporter, pretrain
-from supancl.data import sidecars
-from supancl.data.cache import evict, list_caches
-from supancl.data.loader import Feed, _padded_to
+from supancl.core.encoders import EncoderSpec
 from supancl.data.order import Order, WindowedOrder, seeded
-from supancl.data.sidecars import Sidecar, sidecar_path
-from supancl.data.sources import DataSpec, absolute_source, open_data
-from supancl.data.stream import StreamImages, StreamSplit, WholeStream, order_of, stream_remarks
-from supancl.encoders import EncoderSpec
+from supancl.data.sources import tar_index as sidecars
+from supancl.data.sources.tar_index import Sidecar, sidecar_path
+from supancl.data.splits import DataSpec, absolute_source, open_data
+from supancl.data.store.cache import evict, list_caches
+from supancl.data.store.loader import Feed, _padded_to
+from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream, order_of, stream_remarks
 from supancl.errors import BadInput
-from supancl.judge.subject import Look, Subject
+from supancl.evaluate.subject import Look, Subject
 from tests.files import TINY, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
@@ -152,7 +152,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.stream.own_workers", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.stream.own_workers", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -310,7 +310,7 @@ def test_several_processes_index_at_once_and_agree(tmp_path):
     source = shards(tmp_path / "s")
     wanted = open_data(spec(source), 3).described["fingerprint"]
     shutil.rmtree(os.environ["SUPANCL_CACHE"])
-    code = f"from supancl.data.sources import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
+    code = f"from supancl.data.splits import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
     code += "holdout=0), 3).described['fingerprint'])"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]

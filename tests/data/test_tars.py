@@ -17,9 +17,9 @@ import torch
 import webdataset
 from PIL import Image
 
-from supancl.data.images import decode
-from supancl.data.sources import DataSpec, absolute_source, open_data, open_source
-from supancl.data.tars import is_tar, samples, split_of, tar_files
+from supancl.data.sources.tars import is_tar, samples, split_of, tar_files
+from supancl.data.splits import DataSpec, absolute_source, open_data, open_source
+from supancl.data.store.images import decode
 from supancl.errors import BadInput
 from tests.files import noise, picture
 

@@ -13,8 +13,8 @@ from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
-from supancl.checkpoint import save_encoder
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.weights.checkpoint import save_encoder
 
 SIDE = 96
 KINDS = ("disc", "square")

@@ -95,7 +95,7 @@ def test_a_signal_during_several_seeds_names_the_command_that_goes_on_with_all(p
     def stopped(*how, **more):
         raise Interrupted("stopped by SIGTERM at step 1 of 2, saved; continue with: this seed alone", 15)
 
-    monkeypatch.setattr("supancl.commands.detect.train_detector", stopped)
+    monkeypatch.setattr("supancl.cli.detect.train_detector", stopped)
     assert train(place, tmp_path / "runs", "--seeds", "2") == 143
     told = "stopped by SIGTERM at step 1 of 2, saved (seed 0); continue with: supancl detect train --resume --seeds 2"
     assert told in " ".join(capsys.readouterr().err.split())

@@ -14,7 +14,7 @@ from supancl.detect.layouts import DetectData
 from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.report.detections import class_bars, comparison_curves
+from supancl.reports.detections import class_bars, comparison_curves
 
 SPEC = DetectSpec(batch_size=10, iters=40)
 

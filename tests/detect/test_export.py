@@ -7,13 +7,13 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from supancl.checkpoint import read_safetensors, save_encoder
+from supancl.core.encoders import EncoderSpec
 from supancl.detect.export import detectron2_settings, export_detector, exported
 from supancl.detect.model import Look, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
+from supancl.weights.checkpoint import read_safetensors, save_encoder
 
 from .drawn import SIDE, TINY
 

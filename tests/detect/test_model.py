@@ -6,11 +6,11 @@ from torch import nn
 from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
-from supancl.checkpoint import save_encoder
+from supancl.core.encoders import EncoderSpec
 from supancl.detect.model import Look, build_detector, laid_out, open_body, resnet_of
 from supancl.detect.spec import detect_spec
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
+from supancl.weights.checkpoint import save_encoder
 
 from .drawn import SIDE, TINY, tiny_resnet
 

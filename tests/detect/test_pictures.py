@@ -8,8 +8,8 @@ from PIL import Image
 
 from supancl.detect.layouts import read_voc
 from supancl.detect.metrics import Found
-from supancl.report.detections import GAP, SIDE, detection_curves, detection_sheet, ink
-from supancl.report.pictures import COLOURS
+from supancl.reports.detections import GAP, SIDE, detection_curves, detection_sheet, ink
+from supancl.reports.pictures import COLOURS
 
 from .drawn import write_voc
 

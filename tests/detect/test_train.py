@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 
-from supancl.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.detect import train as train_module
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
@@ -18,6 +17,7 @@ from supancl.detect.spec import detect_spec
 from supancl.detect.testing import detect, measure_norms
 from supancl.detect.train import Training, spread, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 
 from ..tiny import Notes
 from .drawn import TINY, annotation, tiny_resnet, write_coco, write_place, write_voc

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from supancl import METHODS, recipe
-from supancl.data.images import Batch
-from supancl.data.sources import Data, open_data
+from supancl.data.splits import Data, open_data
+from supancl.data.store.images import Batch
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 STEPS = 20

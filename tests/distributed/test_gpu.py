@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from supancl.distributed import ALONE, Ranks, from_environment
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.distributed.worker import of_ranks
 from tests.steps import without_tf32
 from tests.tiny import flat, tiny_data, tiny_recipe

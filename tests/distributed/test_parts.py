@@ -11,22 +11,22 @@ import torch
 from torch import nn
 
 from supancl import BadInput, recipe
-from supancl.branches import Branches
 from supancl.cli import main
-from supancl.data.images import Batch, own_workers
-from supancl.data.parts import in_part
-from supancl.data.views import Masks
+from supancl.core.branches import Branches
+from supancl.core.losses import Align, Contrast, CrossEntropy, Whole, share
+from supancl.core.methods import assemble
+from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
+from supancl.data.store.images import Batch, own_workers
+from supancl.data.views.rank_views import in_part
+from supancl.data.views.specs import Masks
 from supancl.detect.layouts import DetectData
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
 from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
-from supancl.losses import Align, Contrast, CrossEntropy, Whole, share
-from supancl.methods import assemble
-from supancl.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.start import check_ranks, pick_device, with_speed
-from supancl.train import _advanced, _uncompiled
-from supancl.trainer import Trainer
+from supancl.training.loop import _advanced, _uncompiled
+from supancl.training.preflight import check_ranks, pick_device, with_speed
+from supancl.training.step import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -279,7 +279,7 @@ def test_ranks_of_a_machine_share_its_cores(
     told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.images.cores", lambda: cores)
+    monkeypatch.setattr("supancl.data.store.images.cores", lambda: cores)
     assert own_workers() == expected
 
 

@@ -17,9 +17,9 @@ import torch.distributed
 from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from supancl.data.views import Crops
+from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, opened, traffic
-from supancl.trainer import Trainer
+from supancl.training.step import Trainer
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from supancl.evaluate import Features
+from supancl.probes import Features
 
 
 def blobs(n: int, classes: int = 4, width: int = 6, noise: float = 0.8, seed: int = 0) -> Features:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from supancl.evaluate.transfer import WEIGHTS
+from supancl.probes.transfer import WEIGHTS
 from tests.evaluate.blobs import blobs
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "evaluate.py"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate import Features, collapse, effective_rank, variance
+from supancl.probes import Features, collapse, effective_rank, variance
 from tests.evaluate.blobs import blobs
 
 

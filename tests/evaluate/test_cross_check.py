@@ -80,7 +80,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def test_transfer_is_the_number_of_scikit_learn(metric: str) -> None:
     import torch
 
-    from supancl.evaluate import Features, transfer
+    from supancl.probes import Features, transfer
 
     values, labels = digits()
     parts = {"train": slice(0, 400), "validation": slice(400, 600), "test": slice(600, None)}
@@ -98,7 +98,7 @@ def test_transfer_is_the_number_of_scikit_learn(metric: str) -> None:
 def test_few_shot_is_the_number_of_scikit_learn() -> None:
     import torch
 
-    from supancl.evaluate import Features, few_shot, sample_episodes
+    from supancl.probes import Features, few_shot, sample_episodes
 
     values, labels = digits()
     features = Features(torch.from_numpy(values), torch.from_numpy(labels))

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from supancl import linear_accuracy
-from supancl.evaluate import Features, few_shot, knn_accuracies, logistic, neighbours, sample_episodes
+from supancl.probes import Features, few_shot, knn_accuracies, logistic, neighbours, sample_episodes
 from tests.evaluate.blobs import blobs
 
 
@@ -47,7 +47,7 @@ def test_where_one_side_has_no_label_there_is_no_accuracy_for_any_k(side: str) -
 
 
 def test_the_iterations_of_a_transfer_are_those_of_all_its_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("supancl.evaluate.transfer")
+    module = importlib.import_module("supancl.probes.transfer")
     counted: list[int] = []
 
     def solve(*args: object, **named: object) -> object:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from supancl import embed, knn_accuracy, linear_accuracy, variance
-from supancl.data.views import evaluation_view
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput
-from supancl.evaluate import Features, knn_predict
+from supancl.probes import Features, knn_predict
 from tests.tiny import SIDE, tiny_data
 
 

@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.data.images import ArrayImages, Batch, PackedImages, decode, padded
-from supancl.data.sources import Split, whole
-from supancl.data.views import evaluation_view
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.data.splits import Split, whole
+from supancl.data.store.images import ArrayImages, Batch, PackedImages, decode, padded
+from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput
-from supancl.evaluate.features import embed, whole_view
+from supancl.probes.features import embed, whole_view
 from tests.files import noise
 
 SIZE = 32

@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
 from supancl.errors import BadInput, SupanclError
-from supancl.evaluate import Features, few_shot, paired_difference, sample_episodes
-from supancl.evaluate.fewshot import dual_logistic
+from supancl.probes import Features, few_shot, paired_difference, sample_episodes
+from supancl.probes.fewshot import dual_logistic
 from tests.evaluate.blobs import blobs
 
 
@@ -70,7 +70,7 @@ def test_classifiers_of_huge_features_converge_by_shorter_steps(scale: float) ->
 
 
 def test_a_solution_that_is_not_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supancl.evaluate.fewshot.MOST_STEPS", 1)
+    monkeypatch.setattr("supancl.probes.fewshot.MOST_STEPS", 1)
     with pytest.raises(SupanclError, match="did not converge in 1 steps"):
         few_shot(blobs(100), 3, 2, episodes=3)
 
@@ -214,6 +214,6 @@ def test_a_feature_that_is_no_number_is_named() -> None:
 def test_episodes_are_the_same_however_many_keys_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.arange(90) % 9
     whole = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
-    monkeypatch.setattr(sys.modules["supancl.evaluate.fewshot"], "MOST_KEYS", 70)
+    monkeypatch.setattr(sys.modules["supancl.probes.fewshot"], "MOST_KEYS", 70)
     pieces = sample_episodes(labels, ways=3, shots=2, queries=3, episodes=300, seed=5)
     assert all(torch.equal(one, other) for one, other in zip(whole[:3], pieces[:3], strict=True))

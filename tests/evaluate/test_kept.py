@@ -13,14 +13,14 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from supancl.config import to_json
-from supancl.data import cache
-from supancl.data.cache import Cache
-from supancl.data.images import ArrayImages, FileImages, PackedImages
-from supancl.data.sources import Split, whole
-from supancl.encoders import EncoderSpec
-from supancl.evaluate import kept
-from supancl.evaluate.kept import KeptFeatures, encoder_key, pixels_key
-from supancl.judge import Look
+from supancl.core.encoders import EncoderSpec
+from supancl.data.splits import Split, whole
+from supancl.data.store import cache
+from supancl.data.store.cache import Cache
+from supancl.data.store.images import ArrayImages, FileImages, PackedImages
+from supancl.evaluate import Look
+from supancl.evaluate import feature_cache as kept
+from supancl.evaluate.feature_cache import KeptFeatures, encoder_key, pixels_key
 from tests.files import noise, picture
 from tests.judge.made import SPEC, encoder, run_folder, subject
 
@@ -37,12 +37,12 @@ def counted(tmp_path, monkeypatch):
     """A subject, and how often its encoder has been asked."""
     run = subject(run_folder(tmp_path / "run"))
     calls = []
-    monkeypatch.setattr("supancl.judge.subject.embed", counting(calls))
+    monkeypatch.setattr("supancl.evaluate.subject.embed", counting(calls))
     return run, calls
 
 
 def counting(calls):
-    from supancl.evaluate import embed
+    from supancl.probes import embed
 
     def embed_and_count(*arguments):
         calls.append(arguments[1])

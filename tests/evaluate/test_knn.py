@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from supancl.errors import BadInput
-from supancl.evaluate import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
-from supancl.evaluate.knn import best
+from supancl.probes import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
+from supancl.probes.knn import best
 from tests.evaluate.blobs import blobs
 
 

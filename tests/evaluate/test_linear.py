@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 
 from supancl.errors import BadInput
-from supancl.evaluate import Features, linear_probe, sgd_probe
-from supancl.evaluate.linear import halve, hold_out, shuffled
+from supancl.probes import Features, linear_probe, sgd_probe
+from supancl.probes.linear import halve, hold_out, shuffled
 from tests.evaluate.blobs import blobs
 
 
@@ -94,7 +94,7 @@ def test_no_image_chooses_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong labels in one half change the weight of the other half alone."""
     train, test = blobs(60, noise=2.0), blobs(200, noise=2.0, seed=1)
     half = halve(test.labels)
-    monkeypatch.setattr("supancl.evaluate.linear.halve", lambda *_: half)
+    monkeypatch.setattr("supancl.probes.linear.halve", lambda *_: half)
     wrong = Features(test.values, torch.where(half, (test.labels + 1) % 4, test.labels))
     before, after = (linear_probe(train, each, "halves", WEIGHTS) for each in (test, wrong))
     assert before.weight_by_half[0] == after.weight_by_half[0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from supancl.evaluate import Features, linear_probe
+from supancl.probes import Features, linear_probe
 
 ASKED = 2400
 

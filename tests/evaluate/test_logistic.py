@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
 
-from supancl.evaluate.logistic import Memory, Problem, answers, onto_axes, path, predicted, principal_axes, solve
+from supancl.probes.logistic import Memory, Problem, answers, onto_axes, path, predicted, principal_axes, solve
 from tests.evaluate.blobs import blobs
 
 

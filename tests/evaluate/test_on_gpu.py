@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from supancl.evaluate import Features, collapse, few_shot, knn_accuracies, knn_leave_one_out, linear_probe, transfer
+from supancl.probes import Features, collapse, few_shot, knn_accuracies, knn_leave_one_out, linear_probe, transfer
 from tests.evaluate.blobs import blobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

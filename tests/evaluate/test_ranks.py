@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import rankdata
 
 from supancl.errors import BadInput
-from supancl.evaluate import Score, rank_encoders
-from supancl.evaluate.ranks import shared_ranks
-from supancl.report.score_table import score_table
+from supancl.probes import Score, rank_encoders
+from supancl.probes.ranks import shared_ranks
+from supancl.reports.score_table import score_table
 
 RESULTS = {
     "simsiam": {"pets": [70.0, 71.0, 72.0], "a_b": 50.0},

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from supancl.errors import BadInput
-from supancl.evaluate import Features, accuracy, transfer
-from supancl.evaluate.transfer import WEIGHTS
+from supancl.probes import Features, accuracy, transfer
+from supancl.probes.transfer import WEIGHTS
 from tests.evaluate.blobs import blobs
 
 

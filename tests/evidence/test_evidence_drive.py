@@ -15,9 +15,9 @@ from evidence.results import choose, read_results
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
-from supancl.evaluate.kept import VERSION
-from supancl.run import RunFolder
-from supancl.trainer import Trainer
+from supancl.evaluate.feature_cache import VERSION
+from supancl.training.step import Trainer
+from supancl.weights.run_folder import RunFolder
 
 PLAN = PLANS["digits"]()
 
@@ -113,7 +113,7 @@ def test_a_run_that_the_machine_still_has_goes_on_and_one_that_only_lacks_its_ju
 def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_path: Path, monkeypatch) -> None:
     """Also where a run in between goes on from a checkpoint, and where one of another kind has come before."""
     built: list[Trainer] = []
-    monkeypatch.setattr("supancl.reuse.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
+    monkeypatch.setattr("supancl.training.cuda.reuse.Trainer", lambda *how: built.append(Trainer(*how)) or built[-1])
     pilot, seeds = (
         PLAN.step("pilot-simsiam-0"),
         [replace(PLAN.steps[0], name=f"pilot-supsiam-{n}", seed=n, epochs=2) for n in range(3)],
@@ -122,7 +122,7 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
     for name in ("alone", "together"):  # in both the second seed was stopped after a step
         (tmp_path / name).mkdir()
         with inside(tmp_path / name), monkeypatch.context() as patch:
-            patch.setattr("supancl.train._close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr("supancl.training.loop._close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
             words = words_of(seeds[1], plan, settings_of(seeds[1], plan, None))
             with pytest.raises(Interrupted):
                 called([*words, "--set", "train.checkpoint_every=1", "--quiet"])

@@ -14,8 +14,8 @@ from evidence.imagenet_page import ACCURACIES, imagenet_part
 from evidence.plan import recipe_of, settings_of, words_of
 from evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
 from supancl.cli import build_parser
+from supancl.cli.flags import recipe_from_flags
 from supancl.detect.spec import detect_spec
-from supancl.flags import recipe_from_flags
 from supancl.recipes import recipe
 
 PLAN = imagenet_plan()

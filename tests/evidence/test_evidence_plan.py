@@ -27,12 +27,12 @@ from evidence.plan import (
 )
 from evidence.results import choose, expected_seconds, identity_of, judging_seconds, waiting
 from supancl.cli import build_parser
-from supancl.data.sources import DataSpec, from_arrays
-from supancl.flags import recipe_from_flags
-from supancl.pools import PoolSpec
+from supancl.cli.flags import recipe_from_flags
+from supancl.core.pools import PoolSpec
+from supancl.data.splits import DataSpec, from_arrays
+from supancl.paper import collapse
 from supancl.recipes import recipe
 from supancl.recipes.cifar import BEYOND
-from supancl.studies import collapse
 
 from .made import pilot_results, result, whole
 

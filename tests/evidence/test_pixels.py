@@ -5,9 +5,9 @@ from itertools import pairwise
 import torch
 
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT
-from supancl.data.images import Batch
-from supancl.data.views import evaluation_view
-from supancl.judge.naming import STANDARD
+from supancl.data.store.images import Batch
+from supancl.data.views.specs import evaluation_view
+from supancl.evaluate.naming import STANDARD
 
 
 def test_no_column_is_of_the_crop_that_was_half_a_pixel_off() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from supancl import recipe
-from supancl.checkpoint import save_encoder
-from supancl.data.sources import open_data
-from supancl.encoders import EncoderSpec
-from supancl.judge import Look, Subject, open_subject
-from supancl.run import RunFolder
+from supancl.core.encoders import EncoderSpec
+from supancl.data.splits import open_data
+from supancl.evaluate import Look, Subject, open_subject
+from supancl.weights.checkpoint import save_encoder
+from supancl.weights.run_folder import RunFolder
 from tests.files import archive
 from tests.tiny import Notes
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
-from supancl.judge import FineTuning, Subject, finetune_of
-from supancl.judge.sources import data_for
+from supancl.evaluate import FineTuning, Subject, finetune_of
+from supancl.evaluate.sources import data_for
 from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
 

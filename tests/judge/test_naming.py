@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from supancl.judge import few_shot_of, knn_of, linear_of, transfer_of, variance_of
-from supancl.judge.naming import STANDARD, data_label, data_names, result_name, unusual
+from supancl.evaluate import few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate.naming import STANDARD, data_label, data_names, result_name, unusual
 from tests.judge.made import run_folder, source, subject
 
 

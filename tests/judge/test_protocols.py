@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
-from supancl.judge import Look, few_shot_of, knn_of, linear_of, transfer_of, variance_of
-from supancl.judge.protocols import augmented_epochs, file_name, transfer_metric
-from supancl.judge.sources import data_for
+from supancl.evaluate import Look, few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate.protocols import augmented_epochs, file_name, transfer_metric
+from supancl.evaluate.sources import data_for
+from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.files import archive, noise
 from tests.judge.made import bright, run_folder, source, subject
 
@@ -147,7 +147,7 @@ def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypa
     judge = {"linear": linear_of, "transfer": transfer_of}[protocol]
     assert judge(run, path)["cut_off"] is False
     assert run.reporter.warnings == []
-    room, solver = import_module(f"supancl.evaluate.{protocol}"), {"linear": "polish", "transfer": "solve"}[protocol]
+    room, solver = import_module(f"supancl.probes.{protocol}"), {"linear": "polish", "transfer": "solve"}[protocol]
     plain = getattr(room, solver)
     monkeypatch.setattr(room, solver, lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
     assert judge(run, path)["cut_off"] is True

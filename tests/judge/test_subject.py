@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.checkpoint import save_encoder
-from supancl.data.cifar import FC100_TEST
-from supancl.data.sources import DataSpec, from_arrays
-from supancl.encoders import EncoderSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.splits import DataSpec, from_arrays
 from supancl.errors import BadInput
-from supancl.judge import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
-from supancl.judge.naming import data_name, data_names
-from supancl.judge.sources import (
+from supancl.evaluate import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
+from supancl.evaluate.naming import data_name, data_names
+from supancl.evaluate.sources import (
     data_for,
     few_shot_split,
     judged,
@@ -25,8 +24,9 @@ from supancl.judge.sources import (
     three_splits,
     was_trained_on,
 )
-from supancl.judge.subject import plain_crops
-from supancl.studies.table_runs import grouped, read_entries
+from supancl.evaluate.subject import plain_crops
+from supancl.paper.table_runs import grouped, read_entries
+from supancl.weights.checkpoint import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, class_folders, noise
 from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject

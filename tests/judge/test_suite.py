@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.checkpoint import save_encoder
 from supancl.errors import BadInput, Interrupted, NonFinite
-from supancl.evaluate import FewShot, paired_difference
-from supancl.judge import Look, Plan, Shelf, differences, rankings, suite_of, trained_on
-from supancl.judge.compared import labels
-from supancl.judge.suite import data_key
-from supancl.report.suite_page import write_suite
+from supancl.evaluate import Look, Plan, Shelf, differences, rankings, suite_of, trained_on
+from supancl.evaluate.compared import labels
+from supancl.evaluate.suite import data_key
+from supancl.probes import FewShot, paired_difference
+from supancl.reports.suite_page import write_suite
+from supancl.weights.checkpoint import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, contents, noise
 from tests.judge.made import encoder, run_folder, subject
@@ -58,9 +58,10 @@ def counted(monkeypatch):
     """How often each protocol is run."""
     calls = []
     for name in ("knn_of", "transfer_of", "few_shot_of"):
-        plain = getattr(__import__("supancl.judge.suite", fromlist=["x"]), name)
+        plain = getattr(__import__("supancl.evaluate.suite", fromlist=["x"]), name)
         monkeypatch.setattr(
-            f"supancl.judge.suite.{name}", lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n)
+            f"supancl.evaluate.suite.{name}",
+            lambda *a, name=name, plain=plain, **n: calls.append(name) or plain(*a, **n),
         )
     return calls
 
@@ -127,7 +128,7 @@ def test_features_of_one_view_serve_knn_and_transfer(root, tmp_path, cache_root)
 
 def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatch, counted):
     runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
-    from supancl.judge import suite
+    from supancl.evaluate import suite
 
     plain, done = suite.write_text, []
 
@@ -254,7 +255,7 @@ def test_no_failure_of_one_result_takes_the_others_with_it(fault, why, root, tmp
     def fails(*_arguments, **_named):
         raise fault
 
-    monkeypatch.setattr("supancl.judge.suite.knn_of", fails)
+    monkeypatch.setattr("supancl.evaluate.suite.knn_of", fails)
     found, reporter = measured([run_folder(tmp_path / "run")], small(root, sets=("pets",)), tmp_path / "out")
     assert [result["task"] for result in found.results] == ["transfer"]
     assert [one["why"] for one in found.failures] == [why]
@@ -265,7 +266,7 @@ def test_a_signal_ends_the_suite(root, tmp_path, monkeypatch):
     def stopped(*_arguments, **_named):
         raise Interrupted("stopped", 15)
 
-    monkeypatch.setattr("supancl.judge.suite.knn_of", stopped)
+    monkeypatch.setattr("supancl.evaluate.suite.knn_of", stopped)
     with pytest.raises(Interrupted):
         measured([run_folder(tmp_path / "run")], small(root), tmp_path / "out")
 

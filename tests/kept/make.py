@@ -27,7 +27,7 @@ from torchvision.models import ResNet
 from supancl import Reporter, pretrain, recipe
 from supancl.cli import main
 from supancl.errors import Interrupted
-from supancl.run import RunFolder
+from supancl.weights.run_folder import RunFolder
 from tests.detect.drawn import TINY, tiny_resnet, write_voc
 
 SMALL = {

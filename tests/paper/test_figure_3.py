@@ -11,8 +11,8 @@ from matplotlib.image import imread
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
-from supancl.data.layouts import imagenet100_classes
-from supancl.studies.figure import BIRDS, DOGS
+from supancl.data.sources.layouts import imagenet100_classes
+from supancl.paper.figure import BIRDS, DOGS
 from tests.files import TINY, archive, class_folders, noise, supancl
 from tests.judge.made import run_folder
 

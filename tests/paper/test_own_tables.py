@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
-from supancl.data.benchmarks import BENCHMARKS
-from supancl.run import RunFolder
-from supancl.studies import toy
-from supancl.studies.toy_train import Size
+from supancl.data.sources.benchmarks import BENCHMARKS
+from supancl.paper import toy
+from supancl.paper.toy_train import Size
+from supancl.weights.run_folder import RunFolder
 from tests.detect.drawn import TINY, write_voc
 from tests.kept.make import narrow_resnet
 from tests.paper.made import DIGITS, SMALL, colours, edit, ours, run, table

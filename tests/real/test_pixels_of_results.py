@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.data.images import Batch, decode
-from supancl.evaluate.features import whole_view
+from supancl.data.store.images import Batch, decode
+from supancl.probes.features import whole_view
 
 SIZE = 32  # the input of the CIFAR encoders
 

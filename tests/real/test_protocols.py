@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.judge import few_shot_of, transfer_of
+from supancl.evaluate import few_shot_of, transfer_of
 from tests.judge.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")

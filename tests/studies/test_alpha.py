@@ -16,16 +16,17 @@ import pytest
 import torch
 from rich.console import Console
 
-import supancl.trainer
+import supancl.training.step
 from supancl import recipe
 from supancl.cli import main
-from supancl.data.sources import open_data
-from supancl.evaluate import Features
-from supancl.report import pictures
-from supancl.run import RunFolder
-from supancl.studies import alpha, many
-from supancl.studies.alpha import few_shot_accuracy, parse_alphas, recommendation
-from supancl.studies.many import FAILED, Trained, interval, left_out_classes, reach_of_all
+from supancl.data.splits import open_data
+from supancl.probes import Features
+from supancl.reports import pictures
+from supancl.sweeps import alpha
+from supancl.sweeps import runner as many
+from supancl.sweeps.alpha import few_shot_accuracy, parse_alphas, recommendation
+from supancl.sweeps.runner import FAILED, Trained, interval, left_out_classes, reach_of_all
+from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders
 from tests.tiny import poisoned, tiny_data
 
@@ -342,7 +343,7 @@ def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> No
 
 
 def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(supancl.trainer, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
     small = {
         "data.limit": 128,
         "encoder.width": 16,

@@ -8,9 +8,9 @@ import pytest
 
 from supancl import recipe
 from supancl.cli import main
-from supancl.methods import COLLAPSE_CELLS, METHODS
-from supancl.monitor import COLLAPSED_RANK
-from supancl.studies.collapse import MEASURES, PAPER, cell, line
+from supancl.core.methods import COLLAPSE_CELLS, METHODS
+from supancl.paper.collapse import MEASURES, PAPER, cell, line
+from supancl.training.monitor import COLLAPSED_RANK
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from supancl import monitor, train
-from supancl.branches import Branches
 from supancl.cli import main
-from supancl.pools import Pool
+from supancl.core.branches import Branches
+from supancl.core.pools import Pool
+from supancl.paper import paper_numbers, toy_tables
 from supancl.recipes import RECIPES
-from supancl.studies import paper_numbers, toy_tables
-from supancl.trainer import Trainer
+from supancl.training import loop as train
+from supancl.training import monitor
+from supancl.training.step import Trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAPER, MONITOR = (DOCS / "paper.md").read_text(), " ".join((DOCS / "monitor.md").read_text().split())

@@ -11,9 +11,9 @@ import pytest
 
 from supancl import recipe
 from supancl.detect.spec import detect_spec
-from supancl.judge.protocols import TRAINED_IMAGES
-from supancl.run import RunFolder
-from supancl.studies.table_entry import Entry
+from supancl.evaluate.protocols import TRAINED_IMAGES
+from supancl.paper.table_entry import Entry
+from supancl.weights.run_folder import RunFolder
 from tests.studies.test_tables import IMAGENET, laid, make_run
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1.0"

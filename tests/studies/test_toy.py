@@ -18,14 +18,14 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor, nn
 
-from supancl.branches import Branches
-from supancl.data.views import Masks
+from supancl.core.branches import Branches
+from supancl.core.losses import Align
+from supancl.core.pools import Queue
+from supancl.data.views.specs import Masks
 from supancl.errors import BadInput
-from supancl.losses import Align
-from supancl.pools import Queue
-from supancl.studies import toy, toy_tables
-from supancl.studies.toy_measure import draw_downstream, first_of_each
-from supancl.studies.toy_train import (
+from supancl.paper import toy, toy_tables
+from supancl.paper.toy_measure import draw_downstream, first_of_each
+from supancl.paper.toy_train import (
     DECAY,
     FULL,
     MOMENTUM,

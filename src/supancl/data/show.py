@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl.data.decoding import CACHE_FROM
-from supancl.data.images import ArrayImages, in_order, shrunk, size_of, why
-from supancl.data.sources import DataSpec, Progress, Source, Split
+from supancl.data.splits import DataSpec, Progress, Source, Split
+from supancl.data.store.decoding import CACHE_FROM
+from supancl.data.store.images import ArrayImages, in_order, shrunk, size_of, why
 from supancl.errors import BadInput
 from supancl.files import digest
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from supancl.core.encoders import EncoderSpec
 from supancl.detect.model import Detector, look_of, open_body
 from supancl.detect.saving import is_detector, load_detector
 from supancl.detect.spec import DetectSpec
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import write_atomically, write_text
 

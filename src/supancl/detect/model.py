@@ -25,11 +25,11 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
+from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detect.spec import DetectSpec
-from supancl.encoders import Encoder, EncoderSpec
 from supancl.errors import BadInput, counted
-from supancl.evaluate.kept import encoder_key
-from supancl.importing import open_encoder
+from supancl.evaluate.feature_cache import encoder_key
+from supancl.weights.importing import open_encoder
 
 STRIDE = 16  # of res4
 FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from supancl.checkpoint import SCHEMA_VERSION, read_safetensors, save_safetensors
 from supancl.config import from_json, to_json
+from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, look_of, resnet_of
 from supancl.detect.spec import DetectSpec
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput
 from supancl.files import beside, write_text
-from supancl.run import RunFolder, commit, jsonable, versions
+from supancl.weights.checkpoint import SCHEMA_VERSION, read_safetensors, save_safetensors
+from supancl.weights.run_folder import RunFolder, commit, jsonable, versions
 
 
 @dataclass(frozen=True)

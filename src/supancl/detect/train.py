@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.checkpoint import save_checkpoint
 from supancl.config import flattened, to_json
+from supancl.core.encoders import EncoderSpec
 from supancl.data.order import seeded
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
@@ -34,12 +34,13 @@ from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import autocast, detect, measure_norms
 from supancl.distributed import by_one
-from supancl.encoders import EncoderSpec
 from supancl.errors import BadInput, Interrupted, NonFinite, counted
-from supancl.run import MetricsLog
-from supancl.signals import signals_noted
-from supancl.start import pick_device
-from supancl.train import Reporter, state_to_resume
+from supancl.reporter import Reporter
+from supancl.training.loop import state_to_resume
+from supancl.training.preflight import pick_device
+from supancl.training.signals import signals_noted
+from supancl.weights.checkpoint import save_checkpoint
+from supancl.weights.run_folder import MetricsLog
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
 LEFT_OPEN = {"device": "auto", "precision": "auto"}

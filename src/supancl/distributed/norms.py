@@ -1,4 +1,4 @@
-"""Batch norm over all ranks."""
+"""Batch norm per view where several views come as one batch, and over all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from torch import Tensor, nn
 
 from supancl.distributed.exchange import Sum
 from supancl.errors import BadInput
-from supancl.layers import PerView
+
+
+class PerView(nn.modules.batchnorm._BatchNorm):
+    """A batch norm that sees `views` batches in one: statistics of each, running ones updated view after view."""
+
+    views = 1
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor
+        if self.views == 1 or not self.training:
+            made = super().forward(features)
+            return made
+        return torch.cat([super(PerView, self).forward(view) for view in features.chunk(self.views)])
 
 
 class OfAllRanks(PerView):

@@ -1,40 +1,40 @@
-"""How good an encoder is: all it takes is images -> features, however the encoder was trained."""
+"""An encoder and a source become features and figures: what `evaluate` and `embed` do."""
 
-from supancl.evaluate.features import Features, embed
-from supancl.evaluate.fewshot import Difference, FewShot, few_shot, paired_difference, sample_episodes
-from supancl.evaluate.knn import knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
-from supancl.evaluate.linear import LinearProbe, SgdProbe, linear_accuracy, linear_probe, sgd_probe
-from supancl.evaluate.ranks import Ranking, Score, rank_encoders
-from supancl.evaluate.transfer import Transfer, accuracy, transfer
-from supancl.evaluate.variance import Collapse, Variance, collapse, effective_rank, variance
+from typing import Any
+
+from supancl.evaluate.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
+from supancl.evaluate.embedding import embed_to_file
+from supancl.evaluate.finetune import FineTuning, finetune_of
+from supancl.evaluate.protocols import few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate.subject import Look, Shelf, Subject, make_look, open_subject
+from supancl.evaluate.suite import Plan, Suite, suite_of
+from supancl.moved import moved_attribute
 
 __all__ = [
-    "Collapse",
-    "Difference",
-    "Features",
-    "FewShot",
-    "LinearProbe",
-    "Ranking",
-    "Score",
-    "SgdProbe",
-    "Transfer",
-    "Variance",
-    "accuracy",
-    "collapse",
-    "effective_rank",
-    "embed",
-    "few_shot",
-    "knn_accuracies",
-    "knn_accuracy",
-    "knn_leave_one_out",
-    "knn_predict",
-    "linear_accuracy",
-    "linear_probe",
-    "neighbours",
-    "paired_difference",
-    "rank_encoders",
-    "sample_episodes",
-    "sgd_probe",
-    "transfer",
-    "variance",
+    "FineTuning",
+    "Look",
+    "Plan",
+    "Shelf",
+    "Subject",
+    "Suite",
+    "differences",
+    "drawn_from",
+    "embed_to_file",
+    "few_shot_of",
+    "finetune_of",
+    "knn_of",
+    "linear_of",
+    "make_look",
+    "open_subject",
+    "queries_of",
+    "rankings",
+    "suite_of",
+    "trained_on",
+    "transfer_of",
+    "unlike",
+    "variance_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return moved_attribute(__name__, name)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
+from supancl.core.losses import Align, Contrast
 from supancl.errors import BadInput
-from supancl.losses import Align, Contrast
 from supancl.recipes import cifar, digits, imagenet100, toy, vit
-from supancl.recipes.own import NotRegistered, register
+from supancl.recipes.plugins import NotRegistered, register
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

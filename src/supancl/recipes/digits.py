@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from supancl.branches import HeadSpec
-from supancl.data.sources import DataSpec
-from supancl.data.views import Crops
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
+from supancl.core.branches import HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.splits import DataSpec
+from supancl.data.views.specs import Crops
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
-from supancl.schedules import ScheduleSpec
 
 SIAM_HEADS = HeadSpec(MLP((256,), 256, last_norm="batch-no-affine"), MLP((64,), 256))
 BYOL_HEADS = HeadSpec(MLP((256,), 64), MLP((256,), 64))

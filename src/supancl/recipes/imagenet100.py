@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from supancl.branches import HeadSpec
-from supancl.data.sources import DataSpec
-from supancl.data.views import Crops
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
-from supancl.losses import Contrast
-from supancl.pools import PoolSpec
+from supancl.core.branches import HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Contrast
+from supancl.core.pools import PoolSpec
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.splits import DataSpec
+from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
-from supancl.schedules import ScheduleSpec
 
 # a 3-layer projector whose last batch norm has no affine: SimSiam, App. C
 SIAM_HEADS = HeadSpec(MLP((2048, 2048), 2048, last_norm="batch-no-affine"), MLP((512,), 2048))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from supancl.branches import BranchSpec, HeadSpec
 from supancl.config import (
     Count,
     Fraction,
@@ -22,15 +21,16 @@ from supancl.config import (
     replaced,
     validated,
 )
-from supancl.data.sources import DataSpec
-from supancl.data.views import Crops, ViewSpec
-from supancl.encoders import EncoderSpec, check_size
+from supancl.core.branches import BranchSpec, HeadSpec
+from supancl.core.encoders import EncoderSpec, check_size
+from supancl.core.losses import Align, Contrast, Loss
+from supancl.core.methods import METHODS, Method
+from supancl.core.pools import PoolSpec
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.splits import DataSpec
+from supancl.data.views.specs import Crops, ViewSpec
 from supancl.errors import BadInput, counted
-from supancl.losses import Align, Contrast, Loss
-from supancl.methods import METHODS, Method
-from supancl.pools import PoolSpec
-from supancl.recipes.own import STANDINS, check_known, own_sections
-from supancl.schedules import ScheduleSpec
+from supancl.recipes.plugins import STANDINS, check_known, own_sections
 
 OUR_CHOICE = "our choice"
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from supancl.branches import HeadSpec
-from supancl.data.sources import DataSpec
-from supancl.data.views import Masks
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
-from supancl.losses import Align
-from supancl.pools import PoolSpec
+from supancl.core.branches import HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Align
+from supancl.core.pools import PoolSpec
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.splits import DataSpec
+from supancl.data.views.specs import Masks
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
-from supancl.schedules import ScheduleSpec
 
 SOURCES = {
     "data": "App. B",

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from supancl.branches import HeadSpec
-from supancl.data.sources import DataSpec
-from supancl.data.views import Crops
-from supancl.encoders import EncoderSpec
-from supancl.heads import MLP
-from supancl.losses import Contrast
-from supancl.methods import MOCO3
+from supancl.core.branches import HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.heads import MLP
+from supancl.core.losses import Contrast
+from supancl.core.methods import MOCO3
+from supancl.core.schedules import ScheduleSpec
+from supancl.data.splits import DataSpec
+from supancl.data.views.specs import Crops
 from supancl.recipes.head_sources import HEAD_SOURCES
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
-from supancl.schedules import ScheduleSpec
 
 # MoCo-v3 ends both MLPs with a batch norm without affine; the paper keeps its settings
 MOCO_HEADS = HeadSpec(

@@ -1,0 +1,138 @@
+"""The command line: `supancl COMMAND`. Every command takes --json FILE, --quiet and --debug."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from rich.console import Console
+
+from supancl import __version__, paper
+from supancl.cli import commands
+from supancl.cli.console import make_console, say_error
+from supancl.cli.flags import OneLineParser, common
+from supancl.distributed import speaks
+from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.recipes.plugins import fault_in_own
+from supancl.weights.run_folder import jsonable
+
+
+def module_of(name: str) -> Any:
+    room = "cli" if name in commands.COMMANDS else "sweeps" if name == "alpha" else "paper"
+    return import_module(f"supancl.{room}.{name}{'_' if iskeyword(name) else ''}")
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser; only the chosen command's own flags are filled in, so that no other one is imported."""
+    parser = OneLineParser(prog="supancl", description="Pretrain image encoders with (supervised) ANCL.")
+    parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
+    below = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    for name, text in {**commands.COMMANDS, **paper.COMMANDS}.items():
+        # a command with others below it gives the common flags to those
+        parents = [] if name in commands.NESTED else [common()]
+        parser_of = below.add_parser(name, parents=parents, help=text, description=text)
+        if name == chosen:
+            module_of(name).arguments(parser_of)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(next((word for word in words if not word.startswith("-")), None))
+    if not words:  # whoever names no command wants to know which there are; nothing was done all the same
+        parser.print_help(sys.stderr)
+        return BadInput.exit_code
+    args = parser.parse_args(words)
+    console = make_console(args.quiet, args.json == "-")
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
+    try:
+        check_json(args.json)
+        write_json(args.json, result_of(args, console))
+        return 0
+    except SupanclError as error:
+        return report_error(error, args.debug)
+    except KeyboardInterrupt:
+        say_error("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        return 0
+    except MemoryError:
+        say_error("out of memory; lower --batch-size or data.memory_gb")
+        return BadInput.exit_code
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
+            named = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
+            return report_error(BadInput(named), args.debug)
+        if fault := fault_in_own(error):
+            return report_error(BadInput(fault), args.debug)
+        return report_error(error, args.debug, "internal error, please report it with --debug: ")
+
+
+def result_of(args: argparse.Namespace, console: Console) -> Any:
+    try:
+        return module_of(args.command).command(args, console)
+    except CheckFailed as error:
+        write_json(args.json, error.result)
+        raise
+
+
+def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
+    if debug:
+        traceback.print_exc()
+    text = " ".join(str(error).split()) or type(error).__name__
+    say_error(prefix + (f"{type(error).__name__}: {text}" if prefix else text))
+    return getattr(error, "exit_code", 1)
+
+
+def check_json(where: str | None) -> None:
+    """Whether the result can be written is asked before the work, not after it."""
+    if where in (None, "-") or not speaks():  # of several ranks one writes
+        return
+    path = Path(str(where))
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "Permission denied"
+    else:
+        return
+    raise BadInput(f"--json {where}: cannot be written ({reason}); name another file, or - for standard output")
+
+
+def write_json(where: str | None, result: dict[str, Any]) -> None:
+    if where is None or not speaks():  # of several ranks one writes
+        return
+    text = json.dumps(jsonable(result), indent=2)
+    if where == "-":
+        print(text)
+        return
+    try:
+        Path(where).write_text(text + "\n")
+    except OSError as error:
+        raise BadInput(
+            f"--json {where}: cannot be written ({error.strerror}); name another file, or - for standard output"
+        ) from None
+
+
+def entry() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a question mark, not an error
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    script = Path(sys.argv[0])
+    if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
+        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""`supancl embed`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.encoders import add_encoder_flags, subjects
+from supancl.evaluate import embed_to_file
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_encoder_flags(parser)
+    parser.add_argument("--data", required=True, help="anything that pretrain's --data takes")
+    parser.add_argument("--out", required=True, help="the .npz to write")
+    parser.add_argument(
+        "--view",
+        default="margin",
+        choices=("margin", "whole"),
+        help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
+    )
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    (subject,) = subjects(args, console, keeps=False)
+    result = embed_to_file(subject, args.data, Path(args.out), args.view)
+    sizes = ", ".join(f"{name} {count} x {result['width']}" for name, count in result["splits"].items())
+    held_out = f"; the run held {result['train_held_out']} of train out" if result["train_held_out"] else ""
+    console.print(f"{args.out}: {sizes}{held_out}")
+    return result

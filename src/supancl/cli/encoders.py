@@ -1,0 +1,118 @@
+"""Flags of every command that takes encoders, and how they become subjects."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.console import Terminal
+from supancl.cli.flags import add_skip_flag
+from supancl.errors import BadInput
+from supancl.evaluate import Shelf, Subject, make_look, open_subject
+
+ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
+
+
+def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    parser.add_argument("encoder", nargs="+" if several else None, metavar="ENCODER", help=ENCODER)
+    add_feature_flags(parser)
+
+
+def add_feature_flags(parser: argparse.ArgumentParser) -> None:
+    """How features are taken, for commands that name their encoders in another way."""
+    add_foreign_flags(parser)
+    parser.add_argument(
+        "--layer",
+        default="pooled",
+        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
+    )
+    parser.add_argument("--normalize", action="store_true", help="features of unit length")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
+    parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
+    parser.add_argument(
+        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
+    )
+    add_skip_flag(parser)
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
+    """What files of other libraries do not say of themselves."""
+    parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
+    parser.add_argument("--mean", help="of the encoder's input: a,b,c")
+    parser.add_argument("--std", help="of the encoder's input: a,b,c")
+    parser.add_argument("--branch", default="online", choices=("online", "target"), help="which, where a file has both")
+    parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
+
+
+def foreign(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "size": args.size,
+        "mean": numbers(args.mean, "--mean"),
+        "std": numbers(args.std, "--std"),
+        "branch": args.branch,
+        "prefix": args.prefix,
+    }
+
+
+def numbers(text: str | None, flag: str) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5")
+    return found
+
+
+def whole_numbers(text: str, flag: str) -> list[int]:
+    """At least one, each from 1 on."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadInput(f"{flag} {text}: wanted whole numbers with commas between them, such as 1,5") from None
+    for value in found:
+        at_least(value, 1, flag)
+    return list(dict.fromkeys(found))
+
+
+def names(text: str | None) -> list[str]:
+    """What stands between the commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def at_least(value: float, least: float, flag: str, above: bool = False) -> None:
+    """Refuse what is too small; what is no number is never large enough."""
+    if not (value > least if above else value >= least):
+        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
+
+
+def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[Subject]:
+    """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
+    at_least(args.batch_size, 1, "--batch-size")
+    look = make_look(
+        args.device,
+        layer=args.layer,
+        normalize=args.normalize,
+        batch_size=args.batch_size,
+        keep=not args.no_cache,
+        skip_bad_images=args.skip_bad_images,
+        partial=args.partial,
+        shelf=Shelf(),
+    )
+    named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
+    places = [Path(where).resolve() for where in named]
+    for where, place in zip(named, places, strict=True):
+        if places.count(place) > 1:
+            raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
+    reporter = Terminal(console)
+    found = [open_subject(where, look, reporter, **foreign(args)) for where in named]
+    for run in (subject.run for subject in found if keeps and subject.run is not None):
+        run.check_evaluations()
+    return found

@@ -1,0 +1,339 @@
+"""`supancl evaluate knn|linear|variance|transfer|fewshot|finetune|suite`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.comparing import add_sets, measured, printed, progress_console, sources
+from supancl.cli.console import Terminal, table
+from supancl.cli.encoders import add_encoder_flags, at_least, names, numbers, subjects, whole_numbers
+from supancl.cli.flags import OneLineParser, common
+from supancl.errors import BadInput, CheckFailed, counted
+from supancl.evaluate import (
+    FineTuning,
+    Plan,
+    Subject,
+    few_shot_of,
+    finetune_of,
+    knn_of,
+    linear_of,
+    suite_of,
+    transfer_of,
+    variance_of,
+)
+from supancl.evaluate.finetune import check_whole
+from supancl.evaluate.naming import data_names
+from supancl.evaluate.suite import PROTOCOLS, make_out
+from supancl.reports.suite_page import write_suite
+
+
+class Incomplete(CheckFailed):
+    """Some results of a suite could not be had; those that could are there."""
+
+    exit_code = BadInput.exit_code
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    below = parser.add_subparsers(dest="protocol", required=True, parser_class=OneLineParser)
+
+    def add(name: str, text: str, several: bool = False) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = below.add_parser(name, parents=[common()], help=text, description=text)
+        add_encoder_flags(made, several)
+        return made
+
+    knn = add("knn", "k nearest neighbours among the training images")
+    add_one(knn, view=True)
+    knn.add_argument("--k", default="20", help="neighbours; several with commas, the first one counts")
+    knn.add_argument("--temperature", type=float, default=0.1)
+    knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
+    knn.add_argument("--leave-one-out", action="store_true", help="the judged images compared with one another")
+    linear = add("linear", "a linear classifier on frozen features")
+    add_one(linear, view=True)
+    linear.add_argument("--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as the paper")
+    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded anew every epoch")
+    linear.add_argument("--epochs", type=int, help="of sgd (100); the rate falls at 60%% and 80%%")
+    linear.add_argument("--lr", type=float, help="of sgd, at a batch of 256 (30)")
+    linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
+    linear.add_argument("--seed", type=int, default=0, help="of the part held out of training, and of sgd")
+    variance = add("variance", "intra-class variance, effective rank, neural collapse")
+    add_one(variance, view=True, splits=("held-out", "test", "train"))
+    add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", several=True))
+    add_few_shot(add("fewshot", "N-way K-shot episodes on one or more data sets", several=True))
+    add_finetune(add("finetune", "train encoder and a new classifier together"))
+    add_suite(add("suite", "every protocol on every data set that is in a folder", several=True))
+
+
+def add_one(
+    parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
+) -> None:
+    """What every protocol on one source takes."""
+    parser.add_argument("--data", help="a source (default: the run's own)")
+    parser.add_argument(
+        "--split",
+        default="held-out",
+        choices=splits,
+        help="images judged: val, else test, else a tenth of train; or test",
+    )
+    if view:
+        parser.add_argument(
+            "--view",
+            default="margin",
+            choices=("margin", "whole"),
+            help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
+        )
+
+
+def add_transfer(parser: argparse.ArgumentParser) -> None:
+    add_sets(parser)
+    parser.add_argument("--metric", choices=("top-1", "mean-per-class"), help="default: the registry's, or top-1")
+
+
+def add_few_shot(parser: argparse.ArgumentParser) -> None:
+    add_sets(parser)
+    parser.add_argument("--ways", type=int, default=5, help="classes of an episode")
+    parser.add_argument("--shots", default="1,5", help="labelled images of each class; several with commas")
+    parser.add_argument("--queries", type=int, default=16, help="images asked about of each class")
+    add_fill_flag(parser)
+    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes, which all encoders share")
+
+
+def add_fill_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fill-queries",
+        action="store_true",
+        help="classes with few images: queries drawn with replacement, as in the authors' code",
+    )
+
+
+def add_finetune(parser: argparse.ArgumentParser) -> None:
+    add_one(parser)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--train-batch", type=int, default=64)
+    parser.add_argument("--lr", default="0.01,0.1,1", help="several: compared on held-out training images")
+    parser.add_argument("--weight-decay", type=float, default=1e-4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
+
+
+def add_suite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
+    parser.add_argument("--out", required=True, help="folder of results; the same one again goes on")
+    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
+    parser.add_argument("--protocols", default=",".join(PROTOCOLS), help=f"of {', '.join(PROTOCOLS)}")
+    parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
+    parser.add_argument("--ways", type=int, default=5)
+    parser.add_argument("--shots", default="1,5")
+    parser.add_argument("--episodes", type=int, default=2000)
+    add_fill_flag(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes")
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    protocols: dict[str, Callable[[argparse.Namespace, Console], dict[str, Any]]] = {
+        "knn": knn,
+        "linear": linear,
+        "variance": variance,
+        "transfer": transfer,
+        "fewshot": fewshot,
+        "finetune": finetune,
+        "suite": suite,
+    }
+    return protocols[args.protocol](args, console)
+
+
+# --- one encoder ------------------------------------------------------------------------------------------------------
+
+
+def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    ks = whole_numbers(args.k, "--k")
+    at_least(args.temperature, 0, "--temperature", above=True)
+    (subject,) = subjects(args, console)
+    result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view)
+    for k, value in result["by_k"].items():
+        console.print(
+            f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
+            f"{result['references']} references, {result['classes']} classes"
+        )
+    return result
+
+
+def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    of_sgd = {"epochs": args.epochs, "lr": args.lr, "batch_size": args.probe_batch}
+    given = {name: value for name, value in of_sgd.items() if value is not None}
+    flags = {"epochs": "--epochs", "lr": "--lr", "batch_size": "--probe-batch"}
+    for name, value in given.items():
+        at_least(value, 0 if name == "lr" else 1, flags[name], above=name == "lr")
+    at_least(args.seed, 0, "--seed")
+    if given and args.probe == "lbfgs":
+        raise BadInput(
+            f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
+            "solved and not trained; add --probe sgd, or leave it out"
+        )
+    (subject,) = subjects(args, console)
+    result = linear_of(
+        subject,
+        args.data,
+        args.probe,
+        augmented=args.augmented,
+        seed=args.seed,
+        split=args.split,
+        view=args.view,
+        **given,
+    )
+    how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
+    console.print(
+        f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
+        f"{result['classes']} classes"
+    )
+    return result
+
+
+def ridge_described(result: dict[str, Any]) -> str:
+    """The ridge's weight, and which images it was chosen on."""
+    if "weight_by_half" in result:
+        first, second = result["weight_by_half"]
+        weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
+        return f"ridge weight {weights}, of each half chosen on the other"
+    images = counted(result["chosen_on_images"], "image")
+    return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
+
+
+def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    (subject,) = subjects(args, console)
+    result = variance_of(subject, args.data, args.split, args.view)
+    rows = [
+        ["S_W", result["within"]],
+        ["S_T", result["total"]],
+        ["S_W/S_T", result["ratio"]],
+        ["effective rank", result["effective_rank"]],
+        ["NC1 tr(S_W S_B^+)/C", result["nc1"]],
+        ["NC2 norms", result["nc2_norms"]],
+        ["NC2 angles", result["nc2_angles"]],
+        ["NC2 distance from simplex", result["nc2_simplex"]],
+        ["NC4 % not nearest to own mean", result["nc4"]],
+    ]
+    console.print(
+        table(
+            f"{result['images']} {result['split']} images",
+            ["measure", "value"],
+            [[name, f"{value:.4g}"] for name, value in rows],
+        )
+    )
+    widest = sorted(result["spread"].items(), key=lambda item: -item[1])
+    console.print("widest classes: " + ", ".join(f"{name} {value:.3f}" for name, value in widest[:5]))
+    return result
+
+
+def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    lrs = numbers(args.lr, "--lr") or []
+    at_least(args.epochs, 1, "--epochs")
+    at_least(args.train_batch, 2, "--train-batch")  # batch norm needs two
+    at_least(args.weight_decay, 0, "--weight-decay")
+    at_least(args.seed, 0, "--seed")
+    for lr in lrs:
+        at_least(lr, 0, "--lr", above=True)
+    check_whole(args.layer, args.normalize)
+    (subject,) = subjects(args, console)
+    how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
+    result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None, args.split)
+    console.print(
+        f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
+        f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+        f"{result['mean_per_class']:.2f}%"
+    )
+    return result
+
+
+# --- several encoders -------------------------------------------------------------------------------------------------
+
+
+def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    found = sources(args, "transfer")
+    judged = subjects(args, progress_console(args.format, console))
+    tasks = [
+        ("transfer", name, _transfer(source, args.metric, name))
+        for name, source in zip(data_names(found), found, strict=True)
+    ]
+    return printed(measured(judged, tasks), args.format, console)
+
+
+def _transfer(source: str, metric: str | None, name: str) -> Callable[[Subject], dict[str, Any]]:
+    return lambda subject: transfer_of(subject, source, metric, name=name)
+
+
+def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    shots = check_episodes(args)
+    at_least(args.queries, 1, "--queries")
+    found = sources(args, "few-shot")
+    judged = subjects(args, progress_console(args.format, console))
+    tasks = [
+        (f"fewshot {args.ways}w{each}s", name, _few_shot(source, each, args, name))
+        for name, source in zip(data_names(found), found, strict=True)
+        for each in shots
+    ]
+    return printed(measured(judged, tasks), args.format, console)
+
+
+def check_episodes(args: argparse.Namespace) -> list[int]:
+    """The shots; what is wrong with an episode is said before an encoder is opened."""
+    at_least(args.ways, 2, "--ways")
+    at_least(args.episodes, 1, "--episodes")
+    at_least(args.seed, 0, "--seed")
+    return whole_numbers(args.shots, "--shots")
+
+
+def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
+    return lambda subject: few_shot_of(
+        subject,
+        source,
+        args.ways,
+        shots,
+        args.queries,
+        args.episodes,
+        args.seed,
+        name=name,
+        most_shots=max(whole_numbers(args.shots, "--shots")),
+        fill_queries=args.fill_queries,
+    )
+
+
+def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    at_least(args.k, 1, "--k")
+    plan = Plan(
+        Path(args.root),
+        names(args.protocols),
+        names(args.sets),
+        args.ways,
+        check_episodes(args),
+        episodes=args.episodes,
+        seed=args.seed,
+        k=args.k,
+        fill_queries=args.fill_queries,
+    )
+    plan.tasks()  # what is wrong with it is said before an encoder is opened
+    out = Path(args.out)
+    make_out(out)
+    found = suite_of(subjects(args, console), plan, out, Terminal(console))
+    if not found.results:
+        raise BadInput(
+            f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
+            f"{found.failures[0]['why']}"
+        )
+    told = printed(found.results, "text", console) | {"failures": found.failures}
+    page = write_suite(found.results, told, out)
+    console.print(f"page: {page}")
+    told |= {"page": str(page)}
+    if found.failures:
+        asked = counted(len(found.failures) + len(found.results), "result")
+        raise Incomplete(
+            f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
+            f"{out}, and the same command again goes on",
+            told,
+        )
+    return told

@@ -1,0 +1,141 @@
+"""Flags: those of every command, those of the ones that train (shorthands for fields of the recipe, and --set)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from supancl.cli.console import say_error
+from supancl.config import parsed
+from supancl.errors import BadInput, nearest
+from supancl.recipes import Recipe, recipe
+
+# what others call a field of the recipe
+FIELDS = {
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "temperature": "loss.temperature",
+    "arch": "encoder.name",
+    "backbone": "encoder.name",
+}
+# what others have a command for, and where it is done here
+ELSEWHERE = {
+    "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
+    "docs/own-data.md; a detector: supancl detect export",
+    **{
+        name: f"did you mean 'evaluate {name}'?"
+        for name in ("knn", "linear", "transfer", "fewshot", "variance", "finetune", "suite")
+    },
+}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse's errors as one line, with the nearest command for an unknown one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
+        return found, unknown
+
+    def _meant(self, given: str) -> str:
+        """The flag that an unknown one is nearest to, or, where there is --set, the field of a recipe."""
+        flag = given.partition("=")[0]
+        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        if not flag.startswith("--"):
+            return ""
+        name = flag[2:].replace("-", "_")
+        if "--set" in known:
+            fields = [field for field in recipe("cifar100.supsiam").fields() if field.rpartition(".")[2] == name]
+            if not fields and name in FIELDS:
+                fields = [FIELDS[name]]
+            if fields:
+                return f"; did you mean {' or '.join(f'--set {field}=X' for field in fields)}?"
+        close = get_close_matches(flag, known, n=1, cutoff=0.7)
+        return f"; did you mean {close[0]}?" if close else ""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message:
+            given = message.split("invalid choice: ")[1].split("'")[1]
+            choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
+            if choices and given not in choices:
+                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else nearest(given, choices)
+                message = f"unknown command {given!r}{way}"
+        elif self._subparsers and message.startswith("the following arguments are required"):
+            message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
+        say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
+        raise SystemExit(BadInput.exit_code)
+
+
+def common() -> OneLineParser:
+    shared = OneLineParser(add_help=False)
+    shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
+    shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return shared
+
+
+class Override(argparse.Action):
+    """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        given: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
+        if self.dest == "set":
+            name, equals, value = str(values).partition("=")
+            if not equals:
+                parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
+            given[name] = (parsed(value), f"--set {values}")
+        elif self.nargs == 0:
+            given[self.dest] = (True, str(option))
+        else:
+            # strings that look like numbers stay what they are where a name is wanted
+            literal = values if self.dest == "data.source" else parsed(values)
+            given[self.dest] = (literal, f"{option} {values}")
+        namespace.overrides = given
+
+
+SHORTHANDS: dict[str, tuple[str, str]] = {
+    # flag -> (field, help)
+    "--data": ("data.source", "digits, toy, a folder, .npz, .csv, .tar shards, torchvision:NAME@ROOT, hf:NAME"),
+    "--epochs": ("train.epochs", "number of epochs"),
+    "--batch-size": ("train.batch_size", "images per step"),
+    "--seed": ("train.seed", "seed of weights, order and views"),
+    "--device": ("train.device", "auto, cpu or cuda"),
+    "--precision": ("train.precision", "fp32 or bf16"),
+    "--accumulate": ("train.accumulate", "micro-batches per step"),
+    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, beside one an epoch"),
+    "--on-collapse": ("train.on_collapse", "warn or stop"),
+    "--on-nan": ("train.on_nan", "stop, skip or rollback"),
+}
+SWITCHES: dict[str, tuple[str, str]] = {
+    "--compile": ("train.compile", "compile the step"),
+    "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
+    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
+}
+
+
+def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
+    """The shorthands and --set, for every command that trains."""
+    for flag, (field, text) in SHORTHANDS.items():
+        parser.add_argument(flag, dest=field, action=Override, metavar="X", help=f"{text} ({field})")
+    for flag, (field, text) in SWITCHES.items():
+        parser.add_argument(flag, dest=field, action=Override, nargs=0, help=f"{text} ({field})")
+    parser.add_argument("--set", dest="set", action=Override, metavar="FIELD=VALUE", help="any field of the recipe")
+    parser.add_argument(
+        "--compat", choices=("paper", "released-code"), default=None, help="follow the paper, or the authors' code"
+    )
+    parser.set_defaults(overrides={})
+
+
+def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
+    built = recipe(name, args.compat or "paper")
+    # all at once: two fields may only be right together
+    built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
+    return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
+
+
+def add_skip_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])

@@ -1,0 +1,79 @@
+"""`supancl pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.console import Terminal
+from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.config import flattened
+from supancl.errors import BadInput, program
+from supancl.recipes import Recipe
+from supancl.recipes.recipe import resolve_warmup
+from supancl.training.loop import pretrain
+from supancl.training.preflight import HOW, other_settings, stays
+from supancl.weights.run_folder import RunFolder
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", help="a recipe's name (supancl recipes lists them)")
+    parser.add_argument("--out", help="run folder (default: runs/RECIPE-NNN)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument("--init", help="start the encoder from a run folder or an encoder.safetensors")
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    if args.recipe is None and not (args.resume and args.out):
+        raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
+    if args.resume and args.init is not None:
+        raise BadInput("--init starts a run and --resume continues one; give one of them")
+    folder = RunFolder(Path(args.out)) if args.out else None
+    if args.resume and folder is not None and folder.holds_run:
+        kept = folder.read_recipe()[0]
+        check_agrees(kept, args, folder)
+        how = {field: value for field, (value, _) in args.overrides.items() if field in (*HOW, "data.source")}
+        chosen = kept.with_set(how) if how else None
+    else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
+        chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
+    run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
+    made = RunFolder(run.folder)
+    labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
+    console.print(
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
+    )
+    last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
+    return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}
+
+
+def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
+    """A run continues with its own settings; whatever is asked for beside --resume must be what it has.
+
+    But for how its steps are run, and what is done where one gave no numbers: where the compiler or a loss fails, one
+    may go on without.
+    """
+    if args.recipe is not None and args.recipe != kept.name:
+        raise BadInput(f"{folder.path} holds a run of {kept.name}, not of {args.recipe}; choose another --out")
+    if args.compat is not None and args.compat != kept.compat:
+        raise BadInput(
+            f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
+            "a run continues with its own settings"
+        )
+    for field, (value, flag) in args.overrides.items():
+        if field in HOW or (field == "data.source" and stays(str(value), kept.data.source)):
+            continue
+        asked = resolve_warmup(kept.with_set({field: value}))
+        if replace(asked, sources={}) != replace(kept, sources={}):
+            now = flattened(kept).get(field)
+            raise BadInput(
+                f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
+                f"{other_settings(field, folder)}"
+            )

@@ -1,0 +1,1 @@
+"""What the paper defines: encoder, heads, branches, pools, losses, schedules, and methods as a table of rows."""

@@ -1,0 +1,96 @@
+"""Every method of the paper as a row: where targets come from, which pool, which loss, whether it predicts.
+
+A method is a row, not a class. To make another one, replace what differs:
+
+>>> from dataclasses import replace
+>>> from supancl.core.pools import PoolSpec
+>>> MINE = replace(METHODS["byol"], loss=Align(alpha=0.3), pool=PoolSpec("class-queues", 20))
+>>> MINE.loss.supervised, MINE.branches.target
+(True, 'momentum')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from supancl.core.branches import Branches, BranchSpec, HeadSpec
+from supancl.core.encoders import EncoderSpec
+from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
+from supancl.core.pools import Pool, PoolSpec
+from supancl.distributed import ALONE, Ranks
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table: branches, predictor, pool, loss."""
+
+    branches: BranchSpec
+    loss: Loss
+    pool: PoolSpec = PoolSpec()
+    predictor: bool = False
+
+
+_SHARED = BranchSpec(target="shared")
+_STOPPED = BranchSpec(target="stop-gradient")
+_QUEUE = PoolSpec("queue", size=8192)  # Sec. 5.1
+_MOCO = BranchSpec(target="momentum", momentum=0.999, momentum_end=0.999)  # App. C
+_MOCO3 = BranchSpec(target="momentum", momentum=0.99)  # App. G
+
+SIMCLR = Method(_SHARED, Contrast(temperature=0.1))
+SUPCON = replace(SIMCLR, loss=Contrast(positives="own-class", temperature=0.1))
+MOCO2 = Method(_MOCO, Contrast(against="pool", temperature=0.2), _QUEUE)
+SUPMOCO = replace(MOCO2, loss=Contrast(positives="own-class", against="other-view+pool", temperature=0.07))
+MOCO3 = Method(_MOCO3, Contrast(against="other-view", temperature=0.2), predictor=True)
+SIMSIAM = Method(_STOPPED, Align(alpha=1.0), predictor=True)
+SUPSIAM = replace(SIMSIAM, loss=Align(alpha=0.5), pool=_QUEUE)
+BYOL = Method(BranchSpec(target="momentum", momentum=0.996), Align(alpha=1.0), predictor=True)
+SUPBYOL = replace(BYOL, loss=Align(alpha=0.5), pool=_QUEUE)
+CROSSENTROPY = Method(_SHARED, CrossEntropy())
+
+METHODS: dict[str, Method] = {
+    "simclr": SIMCLR,
+    "supcon": SUPCON,
+    "moco2": MOCO2,
+    "supmoco": SUPMOCO,
+    "moco3": MOCO3,
+    "simsiam": SIMSIAM,
+    "supsiam": SUPSIAM,
+    "byol": BYOL,
+    "supbyol": SUPBYOL,
+    "crossentropy": CROSSENTROPY,
+    # Table 8: without a pool the class mean is taken over the batch
+    "supsiam-nopool": replace(SUPSIAM, pool=PoolSpec()),
+    "supbyol-nopool": replace(SUPBYOL, pool=PoolSpec()),
+}
+
+COLLAPSE_CELLS: dict[tuple[bool, bool], str] = {
+    # (pool, EMA) -> method: the four cells of Table 8
+    (False, False): "supsiam-nopool",
+    (True, False): "supsiam",
+    (False, True): "supbyol-nopool",
+    (True, True): "supbyol",
+}
+
+
+def assemble(
+    encoder: EncoderSpec,
+    heads: HeadSpec,
+    branches: BranchSpec,
+    pool: PoolSpec,
+    loss: Loss,
+    classes: int,
+    ranks: Ranks = ALONE,
+) -> tuple[Branches, Pool | None]:
+    """The two things of a run that hold tensors: the branches and the pool."""
+    body = encoder.build()
+    projector = heads.projector if heads.projector.out is not None else replace(heads.projector, out=classes)
+    width = projector.out
+    assert width is not None
+    predictor = None
+    if heads.predictor is not None:
+        predictor = replace(heads.predictor, out=width).build(width)  # a prediction is compared with a projection
+    built = Branches(
+        body, projector.build(body.width), predictor, branches.target, normalize=not isinstance(loss, CrossEntropy)
+    )
+    # to a contrastive loss a target without a label is still a negative
+    return built, pool.build(width, classes, unlabelled=isinstance(loss, Contrast), ranks=ranks)

@@ -1,0 +1,309 @@
+"""The data sets of the paper's evaluations, one row each: sizes, metric, official layout, where to get them.
+
+Sizes are those of the paper's data table. Where the published data differ, the row has what is published and a remark
+gives the paper's figure. `split` is (train, val, test) of transfer; `images` is what few-shot draws its episodes from:
+the whole data set (the test classes of FC100, the test set of Traffic Signs), as in the paper's table and its released
+code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from supancl.data.sources import cifar, layouts
+from supancl.data.sources.cifar import ArrayReader
+from supancl.data.sources.layouts import FileReader
+
+Metric = Literal["top1", "per_class"]
+Use = Literal["transfer", "few-shot", "pretrain"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One data set. `files` and `arrays` map the file (or folder/) by which a layout is known to its reader."""
+
+    title: str
+    classes: int
+    folders: tuple[str, ...]  # names its folder may have below ROOT; ROOT may also be that folder
+    where: str
+    cite: str
+    split: tuple[int, int, int] | None = None
+    images: int | None = None
+    metric: Metric = "top1"
+    files: dict[str, FileReader] = field(default_factory=dict)
+    arrays: dict[str, ArrayReader] = field(default_factory=dict)
+    per_class: tuple[int, int] | None = None  # train and val images drawn from each class, the rest is test
+    class_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # fewest and most images of a class, by split
+    class_order: tuple[str, ...] = ()  # label order, where it is not that of the sorted names
+    pretraining: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """What it is for, the main use first."""
+        if self.pretraining:
+            return ("pretrain",)
+        transfer: tuple[Use, ...] = ("transfer",) if self.split else ()
+        return (*transfer, "few-shot") if self.images else transfer
+
+
+_KRIZHEVSKY = "Krizhevsky (2009), Learning multiple layers of features from tiny images"
+_CIFAR100 = {"meta": cifar.cifar_python("CIFAR100")}
+_CIFAR100_NPZ = {"cifar100.npz": cifar.cifar_npz("cifar100.npz")}
+_CIFAR100_WHERE = """\
+https://www.cs.toronto.edu/~kriz/cifar.html: cifar-100-python.tar.gz
+  cifar-100-python/{train,test,meta}
+or, with train_images, train_labels, test_images, test_labels and class_names in it,
+  cifar100.npz"""
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "cifar10": Benchmark(
+        title="CIFAR10",
+        classes=10,
+        split=(45000, 5000, 10000),
+        folders=("cifar-10-batches-py",),
+        arrays={"batches.meta": cifar.cifar_python("CIFAR10"), "cifar10.npz": cifar.cifar_npz("cifar10.npz")},
+        cite=_KRIZHEVSKY,
+        where="""\
+https://www.cs.toronto.edu/~kriz/cifar.html: cifar-10-python.tar.gz
+  cifar-10-batches-py/{data_batch_1,...,data_batch_5,test_batch,batches.meta}
+or, with train_images, train_labels, test_images, test_labels and class_names in it,
+  cifar10.npz""",
+    ),
+    "cifar100": Benchmark(
+        title="CIFAR100",
+        classes=100,
+        split=(45000, 5000, 10000),
+        folders=("cifar-100-python",),
+        arrays=_CIFAR100 | _CIFAR100_NPZ,
+        cite=_KRIZHEVSKY,
+        where=_CIFAR100_WHERE,
+    ),
+    "dtd": Benchmark(
+        title="DTD (split 1)",
+        classes=47,
+        split=(1880, 1880, 1880),
+        images=5640,
+        folders=("dtd", "dtd/dtd"),
+        files={"labels/train1.txt": layouts.dtd},
+        cite="Cimpoi et al. (2014), Describing textures in the wild",
+        where="""\
+https://www.robots.ox.ac.uk/~vgg/data/dtd: dtd-r1.0.1.tar.gz
+  dtd/images/CLASS/*.jpg
+  dtd/labels/{train1,val1,test1}.txt""",
+    ),
+    "food101": Benchmark(
+        title="Food101",
+        classes=101,
+        split=(68175, 7575, 25250),
+        folders=("food-101", "food101"),
+        files={"meta/train.json": layouts.food101},
+        cite="Bossard et al. (2014), Food-101: mining discriminative components with random forests",
+        where="""\
+https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101: food-101.tar.gz
+  food-101/images/CLASS/*.jpg
+  food-101/meta/{train,test}.json""",
+    ),
+    "mit67": Benchmark(
+        title="MIT67",
+        classes=67,
+        split=(4690, 670, 1340),
+        folders=("mit67", "indoorCVPR_09"),
+        files={"TrainImages.txt": layouts.mit67},
+        cite="Quattoni and Torralba (2009), Recognizing indoor scenes",
+        where="""\
+https://web.mit.edu/torralba/www/indoor.html: indoorCVPR_09.tar, TrainImages.txt, TestImages.txt
+  mit67/Images/CLASS/*.jpg (or mit67/indoorCVPR_09/Images/CLASS/*.jpg)
+  mit67/{TrainImages,TestImages}.txt""",
+    ),
+    "sun397": Benchmark(
+        title="SUN397 (split 1)",
+        classes=397,
+        split=(15880, 3970, 19850),
+        folders=("SUN397", "sun397"),
+        files={"Training_01.txt": layouts.sun397, "Partitions/Training_01.txt": layouts.sun397},
+        cite="Xiao et al. (2010), SUN database: large-scale scene recognition from abbey to zoo",
+        where="""\
+https://vision.princeton.edu/projects/2010/SUN: SUN397.tar.gz, Partitions.zip (unpacked inside SUN397)
+  SUN397/a/abbey/*.jpg, ...
+  SUN397/{Training_01,Testing_01}.txt (or SUN397/Partitions/...)""",
+    ),
+    "caltech101": Benchmark(
+        title="Caltech101",
+        classes=101,
+        split=(2525, 505, 5647),
+        metric="per_class",
+        per_class=(25, 5),
+        folders=("caltech101", "caltech-101"),
+        files={"101_ObjectCategories/": layouts.caltech101},
+        cite="Fei-Fei et al. (2004), Learning generative visual models from few training examples",
+        where="""\
+https://data.caltech.edu/records/mzrjq-6wc02: caltech-101.zip, and in it 101_ObjectCategories.tar.gz
+  caltech101/101_ObjectCategories/CLASS/*.jpg""",
+        remarks=(
+            "there is no official split: 25 and 5 images of each class are drawn for train and val, the rest is "
+            "test; BACKGROUND_Google is left out",
+        ),
+    ),
+    "cub200": Benchmark(
+        title="CUB200",
+        classes=200,
+        split=(4994, 1000, 5794),
+        images=11788,
+        metric="per_class",
+        folders=("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub200"),
+        files={"train_test_split.txt": layouts.cub200},
+        cite="Wah et al. (2011), The Caltech-UCSD Birds-200-2011 dataset",
+        where="""\
+https://www.vision.caltech.edu/datasets/cub_200_2011: CUB_200_2011.tgz
+  CUB_200_2011/images/CLASS/*.jpg
+  CUB_200_2011/{images,train_test_split}.txt""",
+        remarks=(
+            "published: 5,994 train + val and 5,794 test images, 11,788 in all; the paper's table has 4,990 + "
+            "1,000 and 5,794, and for few-shot 11,745 (learn2learn, which the released code uses, leaves out 43 "
+            "images that are also in ImageNet)",
+        ),
+    ),
+    "dogs": Benchmark(
+        title="Dogs",
+        classes=120,
+        split=(10800, 1200, 8580),
+        metric="per_class",
+        folders=("StanfordDogs", "stanford-dogs", "dogs"),
+        files={"train_list.mat": layouts.dogs, "lists/train_list.mat": layouts.dogs},
+        cite="Khosla et al. (2011), Novel dataset for fine-grained image categorization",
+        where="""\
+http://vision.stanford.edu/aditya86/ImageNetDogs: images.tar, lists.tar
+  StanfordDogs/Images/CLASS/*.jpg
+  StanfordDogs/{train_list,test_list}.mat (or StanfordDogs/lists/...)""",
+        remarks=(
+            "the images are taken from ImageNet: 20 of the 120 breeds are classes of ImageNet-100, so an encoder "
+            "pretrained on it (the paper's too) may have met images that are tested here",
+        ),
+    ),
+    "flowers102": Benchmark(
+        title="Flowers",
+        classes=102,
+        split=(1020, 1020, 6149),
+        images=8189,
+        metric="per_class",
+        folders=("flowers-102", "flowers102", "flowers"),
+        files={"setid.mat": layouts.flowers102},
+        cite="Nilsback and Zisserman (2008), Automated flower classification over a large number of classes",
+        where="""\
+https://www.robots.ox.ac.uk/~vgg/data/flowers/102: 102flowers.tgz, imagelabels.mat, setid.mat
+  flowers-102/jpg/image_00001.jpg, ...
+  flowers-102/{imagelabels,setid}.mat""",
+        remarks=("the official lists name no classes: they are called 001 to 102",),
+    ),
+    "pets": Benchmark(
+        title="Pets",
+        classes=37,
+        split=(2940, 740, 3669),
+        metric="per_class",
+        folders=("oxford-iiit-pet", "pets"),
+        files={"annotations/trainval.txt": layouts.pets, "trainval/Abyssinian/": layouts.split_folders},
+        cite="Parkhi et al. (2012), Cats and dogs",
+        where="""\
+https://www.robots.ox.ac.uk/~vgg/data/pets: images.tar.gz, annotations.tar.gz
+  oxford-iiit-pet/images/*.jpg
+  oxford-iiit-pet/annotations/{trainval,test}.txt
+or sorted into class folders,
+  pets/{trainval,test}/CLASS/*.jpg""",
+    ),
+    "aircraft": Benchmark(
+        title="Aircraft",
+        classes=100,
+        images=10000,
+        folders=("fgvc-aircraft-2013b", "aircraft"),
+        files={"data/images_variant_train.txt": layouts.aircraft},
+        cite="Maji et al. (2013), Fine-grained visual classification of aircraft",
+        where="""\
+https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft: fgvc-aircraft-2013b.tar.gz
+  fgvc-aircraft-2013b/data/images/*.jpg
+  fgvc-aircraft-2013b/data/images_variant_{train,val,test}.txt""",
+        remarks=("classes are the 100 variants",),
+    ),
+    "fc100": Benchmark(
+        title="FC100",
+        classes=20,
+        images=12000,
+        folders=("cifar-100-python",),
+        arrays={mark: cifar.fc100(reader) for mark, reader in (_CIFAR100 | _CIFAR100_NPZ).items()},
+        cite="Oreshkin et al. (2018), TADAM: task dependent adaptive metric for improved few-shot learning",
+        where="FC100 is a division of CIFAR100 by superclass; CIFAR100 is all it needs.\n" + _CIFAR100_WHERE,
+        remarks=(
+            "the meta-test classes: the twenty of aquatic mammals, insects, medium-sized mammals and people, with "
+            "the training and test images of CIFAR100",
+        ),
+    ),
+    "fungi": Benchmark(
+        title="Fungi",
+        classes=1394,
+        images=89760,
+        folders=("fgvc_fungi", "fungi"),
+        files={"train.json": layouts.fungi},
+        cite="Schroeder and Cui (2018), FGVCx fungi classification challenge 2018",
+        where="""\
+https://github.com/visipedia/fgvcx_fungi_comp: fungi_train_val.tgz, train_val_annotations.tgz
+  fgvc_fungi/images/CLASS/*.JPG
+  fgvc_fungi/{train,val}.json""",
+        remarks=("training and validation images together; the challenge's test images have no published labels",),
+    ),
+    "omniglot": Benchmark(
+        title="Omniglot",
+        classes=1623,
+        images=32460,
+        folders=("omniglot", "omniglot-py", "omniglot/python"),
+        files={"images_background/": layouts.omniglot},
+        cite="Lake et al. (2015), Human-level concept learning through probabilistic program induction",
+        where="""\
+https://github.com/brendenlake/omniglot, folder python: images_background.zip, images_evaluation.zip
+  omniglot/{images_background,images_evaluation}/ALPHABET/CHARACTER/*.png""",
+        remarks=("each character of the fifty alphabets is a class of 20 drawings",),
+    ),
+    "traffic-signs": Benchmark(
+        title="Traffic Signs (GTSRB)",
+        classes=43,
+        images=12630,
+        folders=("gtsrb", "GTSRB"),
+        files={"GT-final_test.csv": layouts.gtsrb, "test/00000/": layouts.test_folders},
+        cite="Houben et al. (2013), Detection of traffic signs in real-world images",
+        where="""\
+https://benchmark.ini.rub.de/gtsrb_dataset.html: GTSRB_Final_Test_Images.zip, GTSRB_Final_Test_GT.zip
+  gtsrb/GTSRB/Final_Test/Images/*.ppm
+  gtsrb/GT-final_test.csv
+or sorted into class folders,
+  gtsrb/test/CLASS/*.jpg""",
+        remarks=("the test set, which is what the paper's 12,630 images are; the training images are not used",),
+    ),
+    "imagenet100": Benchmark(
+        title="ImageNet-100",
+        classes=100,
+        split=(126689, 5000, 0),
+        pretraining=True,
+        folders=("imagenet100", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
+        files={"train/": layouts.imagenet100},
+        class_sizes={"train": (732, 1300), "val": (50, 50)},
+        class_order=layouts.imagenet100_classes(),
+        cite="Deng et al. (2009), ImageNet; classes of Tian et al. (2019), Contrastive multiview coding",
+        where="""\
+https://www.image-net.org: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar; val sorted into class folders too
+  imagenet/train/n02869837/*.JPEG, ... (all thousand classes may be there)
+  imagenet/val/n02869837/*.JPEG, ...""",
+        remarks=(
+            "labels follow the order of the class list, not that of the sorted names",
+            "126,689 is the number of training images usually quoted for this list; the check looks at each class "
+            "instead: 732 to 1,300 images for training, as in ImageNet, and 50 in val",
+        ),
+    ),
+}
+
+ALIASES = {
+    "flowers": "flowers102",
+    "food": "food101",
+    "caltech": "caltech101",
+    "gtsrb": "traffic-signs",
+    "imagenet-100": "imagenet100",
+}

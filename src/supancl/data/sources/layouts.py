@@ -1,0 +1,316 @@
+"""Official layouts of the benchmark data sets: which file belongs to which split and class.
+
+A reader takes the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
+train, val or test; "trainval" and "all" are divided later (dividing.py). torchvision has classes for most of these
+layouts, but keeps their lists private, knows no split of SUN397 and counts Caltech101's files instead of reading their
+names; so the split files are parsed here, and the tests compare the outcome with torchvision's data sets.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from supancl.data.store.images import SUFFIXES
+from supancl.errors import BadInput
+
+Entry = tuple[str, Path, str]
+
+
+class Listing(NamedTuple):
+    """What the split files (or folders) say there is, and what a reader looked for in vain."""
+
+    entries: list[Entry]
+    absent: tuple[str, ...] = ()
+
+
+FileReader = Callable[[Path], Listing]
+
+
+# --- split files ------------------------------------------------------------------------------------------------------
+
+
+def dtd(folder: Path) -> Listing:
+    """labels/{train,val,test}1.txt hold 'banded/banded_0002.jpg': split 1 of ten."""
+    return Listing(
+        [
+            (split, folder / "images" / line, line.split("/")[0])
+            for split in ("train", "val", "test")
+            for line in _lines(folder / "labels" / f"{split}1.txt", "/")
+        ]
+    )
+
+
+def food101(folder: Path) -> Listing:
+    """meta/{train,test}.json map a class to its images, without '.jpg'."""
+    entries = []
+    for official, split in (("train", "trainval"), ("test", "test")):
+        path = folder / "meta" / f"{official}.json"
+        listed = _json(path)
+        if not isinstance(listed, dict) or not all(isinstance(images, list) for images in listed.values()):
+            raise _garbled(path, "wanted {class: [image, ...]}")
+        entries += [
+            (split, folder / "images" / f"{image}.jpg", name) for name, images in listed.items() for image in images
+        ]
+    return Listing(entries)
+
+
+def mit67(folder: Path) -> Listing:
+    """TrainImages.txt and TestImages.txt hold 'gameroom/bt_132294gameroom2.jpg'."""
+    images = folder / "Images"
+    if not images.is_dir() and (folder / "indoorCVPR_09" / "Images").is_dir():
+        images = folder / "indoorCVPR_09" / "Images"
+    return Listing(
+        [
+            (split, images / line, line.split("/")[0])
+            for official, split in (("Train", "trainval"), ("Test", "test"))
+            for line in _lines(folder / f"{official}Images.txt", "/")
+        ]
+    )
+
+
+def sun397(folder: Path) -> Listing:
+    """Training_01.txt and Testing_01.txt hold '/a/abbey/sun_....jpg'; a class may be two folders deep."""
+    lists = folder / "Partitions" if (folder / "Partitions").is_dir() else folder
+    entries = []
+    for official, split in (("Training", "trainval"), ("Testing", "test")):
+        path = lists / f"{official}_01.txt"
+        for line in _lines(path, "/"):
+            letter, *names = line.strip("/").split("/")
+            if len(names) < 2:
+                raise _garbled(path, f"wanted /LETTER/CLASS/IMAGE, found {line!r}")
+            entries.append((split, folder.joinpath(letter, *names), "/".join(names[:-1])))
+    return Listing(entries)
+
+
+def cub200(folder: Path) -> Listing:
+    """images.txt: '1 001.Black_footed_Albatross/....jpg'; train_test_split.txt: '1 0', where 1 is training."""
+    images, training = _pairs(folder / "images.txt"), _pairs(folder / "train_test_split.txt")
+    unknown = sorted(set(images) ^ set(training), key=lambda number: (len(number), number))
+    if unknown:
+        raise BadInput(
+            f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
+            f"{and_more(unknown)}; unpack CUB_200_2011.tgz again"
+        )
+    return Listing(
+        [
+            ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
+            for number, image in images.items()
+        ]
+    )
+
+
+def dogs(folder: Path) -> Listing:
+    """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
+    lists = folder / "lists" if (folder / "lists").is_dir() else folder
+    return Listing(
+        [
+            (split, folder / "Images" / str(image), str(image).split("/")[0])
+            for official, split in (("train", "trainval"), ("test", "test"))
+            for image in _mat(lists / f"{official}_list.mat", "file_list")
+        ]
+    )
+
+
+def flowers102(folder: Path) -> Listing:
+    """setid.mat numbers the images of each split from 1, imagelabels.mat gives each image's class from 1."""
+    labels = [int(label) for label in _mat(folder / "imagelabels.mat", "labels")]
+    entries = []
+    for key, split in (("trnid", "train"), ("valid", "val"), ("tstid", "test")):
+        for number in map(int, _mat(folder / "setid.mat", key)):
+            if not 1 <= number <= len(labels):
+                raise _garbled(folder / "setid.mat", f"image {number} has no label in imagelabels.mat")
+            entries.append((split, folder / "jpg" / f"image_{number:05d}.jpg", f"{labels[number - 1]:03d}"))
+    return Listing(entries)
+
+
+def pets(folder: Path) -> Listing:
+    """annotations/{trainval,test}.txt hold 'Abyssinian_100 1 1 1'; the class is the name without its number."""
+    entries = []
+    for split in ("trainval", "test"):
+        for line in _lines(folder / "annotations" / f"{split}.txt", " "):
+            if not line.startswith("#"):
+                image = line.split()[0]
+                entries.append((split, folder / "images" / f"{image}.jpg", image.rsplit("_", 1)[0]))
+    return Listing(entries)
+
+
+def aircraft(folder: Path) -> Listing:
+    """data/images_variant_{train,val,test}.txt hold '1025794 707-320'."""
+    return Listing(
+        [
+            (split, folder / "data" / "images" / f"{image}.jpg", variant)
+            for split in ("train", "val", "test")
+            for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
+        ]
+    )
+
+
+def fungi(folder: Path) -> Listing:
+    """train.json and val.json list images and annotations; the class carries its number, for some names occur twice."""
+    entries = []
+    for split in ("train", "val"):
+        path = folder / f"{split}.json"
+        listed = _json(path)
+        try:
+            names = {row["id"]: f"{row['id']:04d}.{str(row['name']).strip()}" for row in listed["categories"]}
+            files = {row["id"]: folder / row["file_name"] for row in listed["images"]}
+            entries += [(split, files[row["image_id"]], names[row["category_id"]]) for row in listed["annotations"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _garbled(path, f"wanted images, annotations and categories; {error!r}") from None
+    return Listing(entries)
+
+
+def gtsrb(folder: Path) -> Listing:
+    """GT-final_test.csv: Filename;...;ClassId, for GTSRB/Final_Test/Images."""
+    path = folder / "GT-final_test.csv"
+    rows = csv.DictReader(_lines(path, ";"), delimiter=";", skipinitialspace=True)
+    try:
+        return Listing(
+            [
+                ("test", folder / "GTSRB" / "Final_Test" / "Images" / row["Filename"], f"{int(row['ClassId']):05d}")
+                for row in rows
+            ]
+        )
+    except (KeyError, TypeError, ValueError):
+        raise _garbled(path, "wanted the columns Filename and ClassId, divided by ';'") from None
+
+
+# --- class folders ----------------------------------------------------------------------------------------------------
+
+
+def caltech101(folder: Path) -> Listing:
+    """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
+    return Listing(
+        [
+            ("all", path, name)
+            for path, name in _class_folders(folder / "101_ObjectCategories")
+            if name != "BACKGROUND_Google"
+        ]
+    )
+
+
+def omniglot(folder: Path) -> Listing:
+    """images_background and images_evaluation: ALPHABET/CHARACTER/0001_01.png; each character is a class."""
+    entries, absent = [], []
+    for part in ("images_background", "images_evaluation"):
+        if not (folder / part).is_dir():
+            absent.append(f"{part}/")
+            continue
+        for alphabet in _folders(folder / part):
+            entries += [("all", path, f"{alphabet.name}/{name}") for path, name in _class_folders(alphabet)]
+    return Listing(entries, tuple(absent))
+
+
+def split_folders(folder: Path) -> Listing:
+    """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
+    return Listing(
+        [
+            (split, path, name)
+            for split in ("trainval", "train", "val", "test")
+            if (folder / split).is_dir()
+            for path, name in _class_folders(folder / split)
+        ]
+    )
+
+
+def test_folders(folder: Path) -> Listing:
+    """test/CLASS/IMAGE alone, whatever lies beside it."""
+    return Listing([("test", path, name) for path, name in _class_folders(folder / "test")])
+
+
+def imagenet100(folder: Path) -> Listing:
+    """train/WNID and val/WNID of the hundred classes, in a tree that may hold all thousand."""
+    entries, absent = [], []
+    for split in ("train", "val"):
+        for name in imagenet100_classes():
+            found = sorted(_images(folder / split / name))
+            entries += [(split, path, name) for path in found]
+            absent += [] if found else [f"{split}/{name}/"]
+    return Listing(entries, tuple(absent))
+
+
+@cache
+def imagenet100_classes() -> tuple[str, ...]:
+    """The class list of "Contrastive multiview coding"; a class's place in it is its label."""
+    return tuple(
+        resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text(encoding="utf-8").split()
+    )
+
+
+# --- reading lists ----------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise _absent(path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _garbled(path, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _lines(path: Path, divider: str) -> list[str]:
+    """The lines that are not empty; each must have the divider in it."""
+    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    wrong = next((line for line in lines if divider not in line), None)
+    if wrong is not None:
+        raise _garbled(path, f"no {divider!r} in the line {wrong[:60]!r}")
+    if not lines:
+        raise _garbled(path, "it is empty")
+    return lines
+
+
+def _pairs(path: Path) -> dict[str, str]:
+    """'KEY VALUE' in each line."""
+    return {key: value.strip() for key, value in (line.split(" ", 1) for line in _lines(path, " "))}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except ValueError as error:
+        raise _garbled(path, str(error)) from None
+
+
+def _mat(path: Path, key: str) -> list[Any]:
+    from scipy.io import loadmat
+
+    if not path.is_file():
+        raise _absent(path)
+    try:
+        return list(loadmat(path, squeeze_me=True)[key].reshape(-1))
+    except Exception as error:  # a broken file makes scipy raise nearly anything
+        raise _garbled(path, f"no list {key!r} in it ({type(error).__name__})") from None
+
+
+def _absent(path: Path) -> BadInput:
+    return BadInput(f"{path}: not there; it belongs to the official data, so download and unpack them again")
+
+
+def _garbled(path: Path, reason: str) -> BadInput:
+    return BadInput(f"{path}: not the official list ({reason}); download and unpack it again")
+
+
+def and_more(things: list[str]) -> str:
+    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            yield path
+
+
+def _class_folders(folder: Path) -> Iterable[tuple[Path, str]]:
+    for child in _folders(folder):
+        yield from ((path, child.name) for path in sorted(_images(child)))

@@ -1,0 +1,194 @@
+"""What is kept about a tar shard, so that it need not be looked through again: one small file each, in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from supancl.data.sources.tars import samples
+from supancl.data.store.cache import TARS, Progress, cache_root
+from supancl.data.store.images import file_stamp, in_order, why
+from supancl.errors import BadInput
+from supancl.files import reason, write_atomically
+
+VERSION = 2
+ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
+# what a file that is gone, cut short or altered makes zipfile and json raise
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
+REMAKING = threading.Lock()  # two threads would write into one temporary file
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """A shard as it was when it was indexed; its arrays stay on disk."""
+
+    tar: Path
+    path: Path
+    stamp: tuple[int, int]
+    images: int
+    labelled: int
+    digest: bytes  # of names and labels
+
+    def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+        """Offsets, lengths, labels as numbers (-1: none), and the class names that the numbers stand for."""
+        self.check()
+        *arrays, classes = self._parts(*ARRAYS, "classes")
+        offsets, lengths, codes = (np.frombuffer(*array) for array in zip(arrays, ARRAYS.values(), strict=True))
+        return offsets, lengths, codes, json.loads(classes)
+
+    def members(self) -> list[str]:
+        """The names of its images within the shard."""
+        return self._parts("members")[0].decode("utf-8", "surrogateescape").split("\0")
+
+    def _parts(self, *names: str) -> list[bytes]:
+        """Some of what is kept; what was evicted meanwhile, or is damaged, is made anew from the shard."""
+        with suppress(*DAMAGE):
+            return _parts(self.path, *names)
+        with REMAKING:
+            try:
+                return _parts(self.path, *names)  # another thread may have made it
+            except DAMAGE:
+                self.check()
+                _index(self.tar)
+            try:
+                return _parts(self.path, *names)
+            except DAMAGE as error:
+                raise BadInput(
+                    f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); go on with --resume"
+                ) from None
+
+    def check(self) -> None:
+        """That the shard is what was indexed: its images are found by where they lay then."""
+        try:
+            changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
+        except OSError as error:
+            changed = why(error)
+        if changed:
+            raise BadInput(
+                f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
+                "continue with --resume"
+            )
+
+
+def indexed(
+    files: Sequence[Path], seen: Callable[[int, list[str]], None], progress: Progress | None = None
+) -> list[Sidecar]:
+    """What is kept of each shard; what is not there, or no longer true, is found out.
+
+    `seen` is given the class names of each shard, by its number: together they may be too many to be held.
+    """
+    tars = [path.resolve() for path in files]
+    with suppress(OSError):
+        os.utime(cache_root() / TARS)  # last used: what eviction goes by
+    found: dict[int, Sidecar] = {}
+
+    def read(numbers: Iterable[int]) -> list[int]:
+        """The shards of which nothing is known."""
+        unknown = []
+        for number, known in in_order(lambda number: (number, _kept(tars[number])), numbers):
+            if known is None:
+                unknown.append(number)
+            else:
+                found[number] = known[0]
+                seen(number, known[1])
+        return unknown
+
+    missing = read(range(len(tars)))
+    if missing:
+        _index_all([tars[number] for number in missing], progress)
+        for number in read(missing):
+            raise BadInput(f"{tars[number]}: changes while it is being read; begin when it has been written")
+    return [found[number] for number in range(len(tars))]
+
+
+def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
+    """Each process in an order of its own: several share the work, and what two do at once comes out the same."""
+
+    def index(tar: Path) -> None:
+        if _kept(tar) is None:  # another process may have done it meanwhile
+            _index(tar)
+
+    mixed = random.Random().sample(tars, len(tars))  # not by the process's number, which containers have in common
+    for done, _ in enumerate(in_order(index, mixed), start=1):
+        if progress is not None:
+            progress("indexing tar shards", done, len(tars))
+
+
+def sidecar_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
+    """By the shard's time too: machines that share a cache may each have the shard on a disk of their own."""
+    content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
+    return cache_root() / TARS / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+
+
+def _kept(tar: Path) -> tuple[Sidecar, list[str]] | None:
+    """The sidecar of a shard and its class names, where there is one and the shard is still the same."""
+    try:
+        stamp = file_stamp(tar)
+        path = sidecar_path(tar, stamp)
+        about, classes = (json.loads(part) for part in _parts(path, "about", "classes"))
+        if about["version"] != VERSION or about["stamp"] != list(stamp):
+            return None
+        digest = bytes.fromhex(about["digest"])
+        return Sidecar(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
+    except (*DAMAGE, TypeError):
+        return None
+
+
+def _parts(path: Path, *names: str) -> list[bytes]:
+    """Some of what is kept, each checked by its own sum.
+
+    Not numpy's archive: it parses a header for every array, which several threads of Python 3.11 must not do at once
+    (now and then "SystemError: AST constructor recursion depth mismatch").
+    """
+    with zipfile.ZipFile(path) as kept:
+        return [kept.read(name) for name in names]
+
+
+def _index(tar: Path) -> None:
+    """Look through a shard once; only its headers and labels are read."""
+    stamp = file_stamp(tar)
+    path = sidecar_path(tar, stamp)
+    found = list(samples(tar))
+    labels = [label for _, label in found]
+    classes = sorted(set(labels) - {""})
+    codes = {label: i for i, label in enumerate(classes)} | {"": -1}
+    members = "\0".join(item.member for item, _ in found).encode("utf-8", "surrogateescape")
+    names = "\n".join(Path(item.member).name for item, _ in found).encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(json.dumps(labels).encode() + names).digest()
+    labelled = sum(label != "" for label in labels)
+    about = {
+        "version": VERSION,
+        "tar": str(tar),
+        "stamp": stamp,
+        "images": len(found),
+        "labelled": labelled,
+        "digest": digest.hex(),
+    }
+    columns = [item.offset for item, _ in found], [item.length for item, _ in found], [codes[label] for label in labels]
+    parts = {"about": json.dumps(about).encode(), "classes": json.dumps(classes).encode(), "members": members}
+    parts |= {name: np.array(column, ARRAYS[name]).tobytes() for name, column in zip(ARRAYS, columns, strict=True)}
+
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w") as kept:
+            for name, content in parts.items():
+                kept.writestr(name, content)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the cache {path.parent} cannot be written ({reason(error)}); {ELSEWHERE}") from None
+    write_atomically(path, write, ELSEWHERE)

@@ -1,0 +1,127 @@
+"""Features kept on disk, named by everything they depend on: weights, pixels, view and layer. Nothing goes stale."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from supancl.config import to_json
+from supancl.core.encoders import Encoder, EncoderSpec
+from supancl.data.splits import Split
+from supancl.data.store import cache
+from supancl.data.store.cache import FEATURES, CachedImages, cache_root
+from supancl.data.store.images import ArrayImages, FileImages, PackedImages, stamp_of
+from supancl.errors import BadInput
+from supancl.files import reason, unwritable, write_atomically
+
+VERSION = 2  # of the view and of how features are taken: 2 since crops begin at whole pixels
+
+
+def encoder_key(encoder: Encoder) -> str:
+    """Of the architecture and every weight.
+
+    Of its settings only the name and what is not usual: one that a later version adds leaves the key as it was.
+    """
+    usual = to_json(EncoderSpec())
+    told = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
+    content = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    for name, value in sorted(encoder.body.state_dict().items()):
+        content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()[:24]
+
+
+def pixels_key(split: Split) -> str | None:
+    """Of the images in their order; by content where it is at hand, else by each file's size and time.
+
+    Then also by how files are read, for which the cache has a number: the same file may have given other pixels.
+    """
+    content, store = hashlib.sha256(), split.store
+    index = split.index.cpu()
+    if isinstance(store, ArrayImages):
+        content.update(str((tuple(store.pixels.shape[1:]), store.pixels.dtype)).encode())
+        for rows in index.split(4096):
+            content.update(store.pixels[rows.to(store.pixels.device)].cpu().contiguous().numpy().data)
+    elif isinstance(store, CachedImages):
+        rows_of = index.numpy()
+        content.update(np.ascontiguousarray(store.checksums[rows_of]).data)
+        content.update(store.sizes[index].contiguous().numpy().data)
+    elif isinstance(store, PackedImages):
+        content.update(store.sizes.cpu()[index].contiguous().numpy().data)
+        for i in index.tolist():
+            content.update(store.image(i).cpu().contiguous().numpy().data)
+    elif isinstance(store, FileImages):
+        try:
+            content.update(str((cache.VERSION, store.channels, store.short_side, store.resample)).encode())
+            for i in index.tolist():
+                content.update(f"{store.items[i]}{stamp_of(store.items[i])}".encode())
+        except OSError:
+            return None  # it has gone; whoever decodes it will say so
+    else:
+        return None
+    return content.hexdigest()[:24]
+
+
+class KeptFeatures:
+    """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
+
+    def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
+        self.folder, self.most = (root or cache_root()) / FEATURES, most
+
+    def path(self, weights: str, split: Split, how: str) -> Path | None:
+        """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""
+        pixels = pixels_key(split)
+        if pixels is None:
+            return None
+        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, how]).encode()).hexdigest()[:24]
+        return self.folder / f"{key}.safetensors"
+
+    def read(self, path: Path, rows: int) -> Tensor | None:
+        """The features, or None where they are not there or not what was written."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                values: Tensor = opened.get_tensor("values")
+                checksum = (opened.metadata() or {}).get("crc32")
+        except (OSError, SafetensorError):
+            return None
+        if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # last used
+        return values
+
+    def write(self, path: Path, values: Tensor) -> str:
+        """Keep them; a cache that cannot be written is no reason to fail. Gives why it could not be, else nothing."""
+        values = values.contiguous()
+        metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, lambda temporary: save_file({"values": values}, temporary, metadata=metadata))
+        except (OSError, BadInput) as error:
+            return unwritable(self.folder) or reason(error)
+        with contextlib.suppress(OSError):
+            self._make_room(path)
+        return ""
+
+    def _make_room(self, newest: Path) -> None:
+        files = [
+            (status.st_mtime, status.st_size, path)
+            for path in self.folder.iterdir()
+            if (status := path.stat()) and path != newest and not path.name.startswith(".")
+        ]
+        total = newest.stat().st_size + sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= self.most:
+                return
+            path.unlink(missing_ok=True)
+            total -= size

@@ -1,0 +1,233 @@
+"""Full fine-tuning: the encoder and a new classifier trained together, for those whose next step that is."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from supancl.core.encoders import Encoder
+from supancl.data.order import epoch_order, seeded
+from supancl.data.sources.readers import check_apart
+from supancl.data.splits import Split, resident
+from supancl.data.views.specs import evaluation_view
+from supancl.errors import BadInput, NonFinite
+from supancl.evaluate.classes import check_each, warn_unknown
+from supancl.evaluate.protocols import file_name, finished, of_data
+from supancl.evaluate.sources import data_for, judged, own_source
+from supancl.evaluate.subject import Subject, plain_crops
+from supancl.files import check_place, write_atomically
+from supancl.probes.linear import hold_out
+from supancl.probes.transfer import accuracy
+from supancl.weights.checkpoint import save_encoder
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """SGD with Nesterov momentum and a cosine, on random crops and flips."""
+
+    epochs: int = 20
+    batch_size: int = 64
+    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # of a batch of 256; the best on held-out training images is taken
+    weight_decay: float = 1e-4
+    seed: int = 0
+
+
+def finetune_of(
+    subject: Subject,
+    source: str | None = None,
+    how: FineTuning | None = None,
+    out: Path | None = None,
+    split: str = "held-out",
+) -> dict[str, Any]:
+    """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
+    since, how = time.perf_counter(), how or FineTuning()
+    check_whole(subject.look.layer, subject.look.normalize)
+    where = own_source(subject, source)
+    if subject.encoder.spec.name == "linear":
+        raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
+    if out is not None:  # all before the data are read, which may take an hour
+        check_apart(where, out)
+        check_new(out)
+    data = data_for(subject, source)
+    images, judged_from, split = judged(subject, data, split, where)
+    train, test = labelled(data.train), labelled(images)
+    if len(torch.unique(train.labels)) < 2 or not len(test):
+        raise BadInput(
+            f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
+            f"there are {len(train)} and {len(test)}"
+        )
+    warn_unknown(subject, data.classes, where, train.labels, test.labels)
+    if len(how.lrs) > 1:
+        check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
+    if out is not None:
+        make_folder(out)
+    try:
+        chosen, tried = choose_lr(subject, train, len(data.classes), how)
+        model = trained(subject, train, len(data.classes), chosen, how)
+    except BaseException:
+        if out is not None:
+            out.rmdir()  # nothing is in it yet
+        raise
+    if out is not None:
+        save(model, data.classes, out)
+    answers = predictions(model, test, subject)
+    return finished(
+        subject,
+        file_name("finetune", subject, source),
+        since,
+        protocol="finetune",
+        **of_data(subject, source, data, judged_from),
+        split=split,
+        accuracy=accuracy(answers, test.labels),
+        mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
+        lr=chosen,
+        lrs=list(how.lrs),
+        tried={f"{lr:g}": value for lr, value in tried.items()},
+        epochs=how.epochs,
+        batch_size=how.batch_size,
+        weight_decay=how.weight_decay,
+        seed=how.seed,
+        images=len(train),
+        queries=len(test),
+        classes=len(data.classes),
+        out=None if out is None else str(out),
+    )
+
+
+def check_whole(layer: str, normalize: bool) -> None:
+    if layer != "pooled" or normalize:
+        raise BadInput(
+            "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
+        )
+
+
+def labelled(split: Split) -> Split:
+    return split.take((split.labels >= 0).nonzero()[:, 0])
+
+
+def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> tuple[float, dict[float, float]]:
+    """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
+    if len(how.lrs) == 1:
+        return how.lrs[0], {}
+    held = hold_out(train.labels)
+    fit, judge = train.take((~held).nonzero()[:, 0]), train.take(held.nonzero()[:, 0])
+    tried: dict[float, float] = {}
+    for lr in how.lrs:
+        try:
+            tried[lr] = accuracy(predictions(trained(subject, fit, classes, lr, how), judge, subject), judge.labels)
+            told = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
+        except NonFinite:
+            tried[lr], told = math.nan, "the loss was no number"
+        subject.reporter.note(f"learning rate {lr:g}: {told}")
+    if all(math.isnan(value) for value in tried.values()):
+        raise NonFinite(
+            f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
+        )
+    return max((lr for lr in how.lrs if not math.isnan(tried[lr])), key=lambda lr: tried[lr]), tried
+
+
+class Classifier(nn.Module):
+    """An encoder with a linear layer on top."""
+
+    def __init__(self, encoder: Encoder, classes: int, seed: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.width, classes)
+        with torch.no_grad():
+            drawn = torch.randn(self.head.weight.shape, generator=torch.Generator().manual_seed(seed))
+            self.head.weight.copy_(0.01 * drawn)
+            self.head.bias.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images))  # type: ignore[no-any-return]
+
+
+def trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    """The encoder's copy and a new linear layer, trained; the caller's random state is left as it was."""
+    device = subject.look.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(how.seed)  # for dropout, where an encoder has it
+        return _trained(subject, train, classes, lr, how)
+
+
+def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    device = subject.look.device
+    model = Classifier(copy.deepcopy(subject.encoder), classes, how.seed).to(device)
+    encoder, batch_size = model.encoder, min(how.batch_size, len(train))
+    model.requires_grad_(True)
+    model.train()
+    views = plain_crops(subject, (0.2, 1.0))
+    each = len(train) // batch_size
+    steps = how.epochs * each
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=how.weight_decay
+    )
+    cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
+    generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
+    here, labels = resident(train, device), train.labels.to(device)
+    total = torch.zeros((), device=device)
+    for step in range(steps):
+        epoch, at = divmod(step, each)
+        positions = epoch_order(len(train), how.seed, epoch)[at * batch_size : (at + 1) * batch_size]
+        batch = here.batch(positions.to(here.index.device)).to(device)
+        view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
+        with _precision(device):
+            loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        cosine.step()
+        total += loss.detach()
+        subject.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
+    if not bool(torch.isfinite(total)):
+        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not a finite number; try a lower --lr")
+    return model.eval()
+
+
+@torch.inference_mode()
+def predictions(model: Classifier, split: Split, subject: Subject) -> Tensor:
+    device, encoder = subject.look.device, model.encoder
+    answers = []
+    for positions in torch.arange(len(split)).split(subject.look.batch_size):
+        batch = split.batch(positions).to(device)
+        with _precision(device):
+            answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())
+    return torch.cat(answers)
+
+
+def _precision(device: torch.device) -> Any:
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
+
+
+def check_new(out: Path) -> None:
+    if out.exists():
+        raise BadInput(f"{out} exists; remove it or choose another --out")
+    check_place(out)
+
+
+def make_folder(out: Path) -> None:
+    """Asked before the work, not after it: whether the result can be kept."""
+    check_new(out)  # again: reading the data takes time
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+
+
+def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
+    """encoder.safetensors as any other, and the linear layer beside it."""
+    save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
+    head = {name: value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
+    write_atomically(out / "classifier.safetensors", lambda path: save_file(head, path))

@@ -1,0 +1,163 @@
+"""What a result is called: after its protocol, its data, and every setting that is not the usual one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
+from supancl.data.splits import absolute_source
+from supancl.evaluate.feature_cache import VERSION
+
+_LOOK = {"layer": "pooled", "normalize": False}
+# what `evaluate PROTOCOL` does unless told otherwise, under the names that a result has for it
+STANDARD: dict[str, dict[str, Any]] = {
+    "knn": {
+        "k": 20,
+        "temperature": 0.1,
+        "metric": "cosine",
+        "leave_one_out": False,
+        "split": "held-out",
+        "view": "margin",
+        **_LOOK,
+    },
+    "linear": {
+        "probe": "lbfgs",
+        "augmented": False,
+        "epochs": 100,
+        "lr": 30.0,
+        "batch_size": 256,
+        "seed": 0,
+        "split": "held-out",
+        "view": "margin",
+        **_LOOK,
+    },
+    "variance": {"split": "held-out", "view": "margin", "layer": "pooled"},  # always of unit features
+    "transfer": {"metric": "top-1", "view": "whole", **_LOOK},
+    "fewshot": {"queries": 16, "fill_queries": False, "episodes": 2000, "seed": 0, "view": "whole", **_LOOK},
+    "finetune": {
+        "epochs": 20,
+        "batch_size": 64,
+        "lrs": [0.01, 0.1, 1.0],
+        "weight_decay": 1e-4,
+        "seed": 0,
+        "split": "held-out",
+    },
+}
+# how a file name tells a setting; where nothing is said, by its value alone
+MARKS = {
+    "k": "k{}",
+    "temperature": "t{}",
+    "leave_one_out": "loo",
+    "normalize": "unit",
+    "augmented": "augmented",
+    "epochs": "e{}",
+    "lr": "lr{}",
+    "lrs": "lr{}",
+    "batch_size": "b{}",
+    "weight_decay": "wd{}",
+    "seed": "seed{}",
+    "queries": "q{}",
+    "fill_queries": "filled",
+    "episodes": "ep{}",
+    "layer": "layer-{}",
+}
+
+
+def registered(source: str) -> str | None:
+    """The registry's name of NAME@ROOT; None for any other source."""
+    name, at, _ = source.partition("@")
+    name = ALIASES.get(name, name)
+    return name if at and name in BENCHMARKS else None
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def usual_metric(source: str) -> str:
+    """Of transfer: as the registry has it for its data sets, top-1 for others."""
+    name = registered(source)
+    return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
+
+
+def unusual(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in which a result differs from what its protocol does by itself.
+
+    >>> unusual({"protocol": "knn", "k": 1, "metric": "cosine"})
+    {'k': 1}
+    """
+    usual = dict(STANDARD.get(str(result.get("protocol")), {}))
+    if result.get("by") == "study":
+        return {}  # a study measures its rows in one way of its own
+    if result.get("protocol") == "transfer":
+        usual["metric"] = usual_metric(str(result.get("source") or f"{result.get('data')}@"))
+    return {key: result[key] for key, value in usual.items() if key in result and result[key] != value}
+
+
+def result_name(base: str, result: Mapping[str, Any]) -> str:
+    """The file that a result belongs in: its plain name, and what is unusual about it.
+
+    >>> result_name("knn", {"protocol": "knn", "k": 1, "leave_one_out": True})
+    'knn-k1-loo'
+    """
+    parts = [base]
+    for key, value in unusual(result).items():
+        told = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        parts.append(_plain(MARKS.get(key, "{}").format(told)))
+    return "-".join(parts)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def data_name(source: str) -> str:
+    """What a source is called: the registry's name, or the last part of a path."""
+    name, at, _ = source.partition("@")
+    if at and not Path(source).exists():
+        found = name.rpartition(":")[2].lower()
+        return ALIASES.get(found, found)
+    path = Path(source.rpartition(":")[2])
+    stem = path.stem if path.suffix.lower() in (".npz", ".csv", ".tar") else path.name
+    return _plain(stem) or "data"
+
+
+def data_label(source: str) -> str:
+    """What a result is called after; the registry's names are for NAME@ROOT alone, others of that name get a mark."""
+    name = data_name(source)
+    return f"{name}-{short(source)}" if name in BENCHMARKS and registered(source) is None else name
+
+
+def data_names(sources: Sequence[str]) -> list[str]:
+    """A name of its own for each source: two folders may have the same last part."""
+    names = [data_label(source) for source in sources]
+    told = [
+        name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
+        for name, source in zip(names, sources, strict=True)
+    ]
+    return [name if told.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(told)]
+
+
+def short(source: str) -> str:
+    """Six digits that tell sources of one name apart."""
+    return hashlib.sha256(absolute_source(source).encode()).hexdigest()[:6]
+
+
+def source_of(result: Mapping[str, Any]) -> str:
+    """The source that a kept result is of; empty where it does not say."""
+    named_only = result.get("protocol") in ("transfer", "fewshot")  # their `data` is a name
+    return str(result.get("source") or ("" if named_only else result.get("data")) or "")
+
+
+def _plain(text: str) -> str:
+    """Letters of any script, each in one piece; no longer than a file name may be with what stands around it."""
+    kept = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return kept.encode()[:200].decode(errors="ignore")
+
+
+def has_old_crop(kept: Mapping[str, Any]) -> bool:
+    """Whether a result was measured through the evaluation crop of 0.1.0, which began at half pixels."""
+    return kept.get("view") == "margin" and kept.get("features_version", 1) < VERSION

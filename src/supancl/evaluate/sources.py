@@ -1,0 +1,340 @@
+"""On what is judged: a source with its splits, none of which the run was trained on, or else it is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from supancl.core.encoders import Encoder
+from supancl.data.order import seeded
+from supancl.data.sources import benchmarks
+from supancl.data.sources.benchmark_rows import Use
+from supancl.data.sources.libraries import KINDS
+from supancl.data.splits import (
+    SPLIT_SEED,
+    Data,
+    DataSpec,
+    Source,
+    Split,
+    open_source,
+    prepared,
+    same_source,
+    stratified,
+)
+from supancl.errors import BadInput, counted
+from supancl.evaluate.naming import data_name, registered
+from supancl.evaluate.subject import Subject
+from supancl.probes.features import View
+from supancl.training.preflight import check_same_data
+
+HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
+CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
+LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
+
+
+def evaluation_short_side(encoder: Encoder, view: View = "margin") -> int:
+    """Images need not be decoded larger than what the crop is cut from: 256 for an input of 224 with a margin."""
+    return round(encoder.size * 8 / 7) if view == "margin" else encoder.size
+
+
+def check_kind(encoder: Encoder, split: Split, source: str) -> None:
+    """Vectors are for a linear encoder, images of as many channels as it takes for any other."""
+    pixels = split.batch(torch.zeros(1, dtype=torch.long)).pixels
+    vectors = pixels.ndim == 2
+    if vectors != (encoder.spec.name == "linear"):
+        kind, wants = ("vectors", "images") if vectors else ("images", "vectors (toy)")
+        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {wants}; name other --data")
+    if not vectors and pixels.shape[1] != encoder.spec.channels:
+        raise BadInput(
+            f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
+            f"{counted(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
+            "many"
+        )
+
+
+def is_own(subject: Subject, source: str | None) -> bool:
+    """Whether the run was trained on this source."""
+    return source is None or (subject.recipe is not None and same_source(source, subject.recipe.data.source))
+
+
+def own_source(subject: Subject, source: str | None) -> str:
+    """The named source, or the one of the run itself."""
+    return spec_for(subject, source).source
+
+
+def spec_for(subject: Subject, source: str | None) -> DataSpec:
+    """What to take of a source: the run's own settings without one; what a run held out of it stays held out."""
+    own = None if subject.recipe is None else subject.recipe.data
+    if source is None:
+        if own is None:
+            raise BadInput(f"{subject.where} is no run folder, so it brings no data; name some with --data")
+        return own
+    if own is None or not is_own(subject, source):
+        return DataSpec(source=source)
+    return replace(own, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
+
+
+def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False) -> Source:
+    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
+
+    Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
+    """
+    encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
+    if not as_trained:
+        spec = replace(
+            spec, short_side=evaluation_short_side(encoder, view), resample="bicubic" if view == "whole" else "bilinear"
+        )
+    spec = DataSpec(
+        source=spec.source,
+        short_side=spec.short_side,
+        cache=spec.cache,
+        memory_gb=spec.memory_gb,
+        stream=spec.stream,
+        skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
+        resample=spec.resample,
+    )
+    name, root = registered(spec.source), spec.source.partition("@")[2]
+    use = None if name is None else use or benchmarks.BENCHMARKS[name].uses[0]
+
+    def read() -> Source:
+        found = (
+            open_source(spec, encoder.spec.channels, tell)
+            if name is None
+            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+        )
+        for remark in found.remarks:
+            subject.warn_once(remark)
+        return found
+
+    found = read() if look.shelf is None else look.shelf.get((spec, encoder.spec.channels, use), read)
+    check_kind(encoder, next(iter(found.splits.values())), spec.source)
+    return found
+
+
+def data_for(subject: Subject, source: str | None, view: View = "margin") -> Data:
+    """The named source, or that of the run with what the run held out and left out.
+
+    For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
+    Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
+    """
+    spec = spec_for(subject, source)
+    found = opened(subject, spec, view, as_trained=view == "margin" and is_own(subject, spec.source))
+    check_unchanged(subject, spec.source, found)
+    data = prepared(found, replace(spec, balanced=False))
+    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(subject, spec.source):
+        described = data.described | {"held_out": len(data.test), "held_out_from": "test"}
+        data = replace(data, held_out=data.test, described=described)
+    return data
+
+
+def check_unchanged(subject: Subject, source: str, found: Source) -> None:
+    """What a run held out is drawn anew from its data: of other data, images that it was trained on could be tested."""
+    if subject.run is None or subject.recipe is None or not is_own(subject, source):
+        return
+    if not subject.run.read_data()[0]:
+        return  # nobody wrote down what they were
+    data = prepared(found, subject.recipe.data)
+    check_same_data(
+        subject.run, data, "bring them back, or name a source apart from it with --data", f"{subject.where}: "
+    )
+
+
+class Judged(NamedTuple):
+    """The images judged, the split that they are from, and what a result calls them (`held-out`, `test`)."""
+
+    images: Split
+    judged_from: str
+    split: str
+
+
+def judged(subject: Subject, data: Data, split: str, where: str) -> Judged:
+    """The held-out images or the test split; the test split also where a run held nothing out, which is said."""
+    if split == "held-out" and not len(data.held_out) and data.test is not None:
+        subject.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
+        split = "test"
+    held_out_from = str(data.described["held_out_from"])
+    if split == "held-out":
+        return Judged(data.held_out, held_out_from, split)
+    if data.test is None:
+        raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
+    # where the test split is what is held out, `test` is no other choice than `held-out`
+    return Judged(data.test, "test", "held-out" if held_out_from == "test" else "test")
+
+
+def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
+    """train, val and test. A source without test or val is tested on the images that every run on it holds out."""
+    splits, where = dict(source.splits), spec.source
+    if "test" not in splits and "val" in splits:
+        splits["test"] = splits.pop("val")
+    if "test" not in splits:
+        data = prepared(source, spec)
+        if not len(data.held_out):
+            raise BadInput(
+                f"{where}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "
+                "on; name other data"
+            )
+        splits = {"train": data.train, "test": data.held_out}
+    train = splits["train"]
+    if "val" not in splits:
+        train, splits["val"] = divided(train, 0.2, "val", where)
+    return train, splits["val"], splits["test"]
+
+
+def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
+    known = train.take((train.labels >= 0).nonzero()[:, 0])
+    chosen = stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
+    if not len(chosen):
+        raise BadInput(
+            f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
+            f"or a {name}/ folder"
+        )
+    rest = torch.ones(len(known), dtype=torch.bool)
+    rest[chosen] = False
+    return known.take(rest.nonzero()[:, 0]), known.take(chosen)
+
+
+def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
+    """The images that episodes are drawn from: those not trained on, where the source has such."""
+    name = next(name for name in ("test", "val", "train") if name in source.splits)
+    if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
+        return HELD_OUT, prepared(source, spec).held_out
+    return name, source.splits[name]
+
+
+# --- images that were trained on --------------------------------------------------------------------------------------
+
+
+class Reads(NamedTuple):
+    """What a source reads: a file or a folder, and which data set of the registry that is, where it can be told."""
+
+    place: Path | None = None
+    data_set: str | None = None
+
+
+def reads(source: str) -> Reads:
+    """By path, and by name where a file or a library has the registry's: copies lie in several places."""
+    name, root = registered(source), source.partition("@")[2]
+    if name is not None:
+        try:
+            return Reads(benchmark_place(name, root).resolve(), CUT_FROM.get(name, name))
+        except BadInput:
+            return Reads(None, CUT_FROM.get(name, name))
+    path = Path(source)
+    if source.partition(":")[0] in KINDS and not path.exists():
+        return Reads(None, known_as(data_name(source)))
+    known = [name for name, row in benchmarks.BENCHMARKS.items() if path.suffix and path.name in row.arrays]
+    return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
+
+
+def data_set_of(source: str) -> str | None:
+    """The data set of the registry that a source is by its name: NAME@ROOT, a library's name, a file's or a folder's.
+
+    >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
+    ['cifar10', 'cifar100', 'cifar10']
+    """
+    return registered(source) or reads(source).data_set or known_as(data_name(source))
+
+
+def known_as(name: str) -> str | None:
+    """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
+
+    >>> known_as("OxfordIIITPet"), known_as("cub_200_2011"), known_as("mnist")
+    ('pets', 'cub200', None)
+    """
+    spelled = _bare(name)
+    for known, row in benchmarks.BENCHMARKS.items():
+        # of ImageNet-100 by its name alone: what lies in a folder `imagenet` has other classes too
+        folders = () if row.pretraining else tuple(Path(folder).name for folder in row.folders)
+        if spelled in {_bare(each) for each in (known, *folders)}:
+            return known
+    return LIBRARY_NAMES.get(spelled)
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def benchmark_place(name: str, root: Path | str) -> Path:
+    """Its folder, or, where ROOT itself may hold other things, the one file with its arrays."""
+    place = benchmarks.find_benchmark(name, root)
+    mark = array_mark(name, root)
+    return place.folder if mark is None or mark.suffix != ".npz" else mark
+
+
+def array_mark(name: str, root: Path | str) -> Path | None:
+    """The file by which a data set of arrays is known; None for one of image files."""
+    place = benchmarks.find_benchmark(name, root)
+    if place.arrays is None:
+        return None
+    return next(place.folder / mark for mark in benchmarks.benchmark(name).arrays if (place.folder / mark).is_file())
+
+
+def test_is_apart(subject: Subject, source: str) -> bool:
+    """Whether run and source are the same data set with the same test split, which no run is trained on."""
+    if subject.recipe is None or is_own(subject, source):
+        return False
+    own = subject.recipe.data.source
+    mine, theirs = reads(own).data_set, reads(source).data_set
+    if mine is None or mine != theirs:
+        return False
+    if registered(own) is None and _undivided(subject, mine):
+        return False
+    drawn = benchmarks.BENCHMARKS[mine].per_class is not None  # by the registry, so only it has that test split
+    return not drawn or (registered(own) is not None and registered(source) is not None)
+
+
+def _undivided(subject: Subject, data_set: str) -> bool:
+    """Whether the run's source has one split, in which the test images may be; torchvision's SUN397 is such a one."""
+    assert subject.recipe is not None
+    assert subject.run is not None
+    own = subject.recipe.data
+    one_split = own.holdout is None and subject.run.read_data()[0].get("held_out_from") == "train"
+    return one_split or (data_set == "sun397" and own.source.startswith("torchvision:"))
+
+
+def shares_images(subject: Subject, source: str | None) -> bool:
+    """Whether the run was trained on this source, a copy of it, or a part of it, as far as can be told."""
+    if subject.recipe is None:
+        return False
+    if source is None or is_own(subject, source):
+        return True
+    mine, theirs = reads(subject.recipe.data.source), reads(source)
+    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _touch(mine.place, theirs.place)
+
+
+def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool = False) -> bool:
+    """Whether images judged may be among those the run was trained on; it is said where they are.
+
+    What a run held out of its own source was not, unless `every` image of it is judged; those of the same files under
+    another name, or of FC100 after CIFAR100, may be.
+    """
+    if subject.recipe is None:
+        return False
+    own = subject.recipe.data.source
+    if is_own(subject, source):
+        found = every
+    else:
+        found = shares_images(subject, source) and not (judged_from == "test" and test_is_apart(subject, source))
+    if found:
+        subject.reporter.warn(
+            f"{source}: the run was trained on some of these images ({own}); the result is marked, "
+            "and tables pass it over"
+        )
+    return found
+
+
+def _touch(one: Path | None, other: Path | None) -> bool:
+    """The same file or folder, or a folder within the other."""
+    if one is None or other is None:
+        return False
+    return one == other or (one.is_dir() and other.is_dir() and (one in other.parents or other in one.parents))
+
+
+def not_whole(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
+    """Whether a data set of the registry lacks images, so that figures on it compare with no published ones."""
+    return registered(source) is not None and (bool(skipped) or any(" is not whole" in text for text in remarks))

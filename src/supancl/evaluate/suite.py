@@ -1,0 +1,229 @@
+"""The whole suite: every encoder on every data set that is there, each result kept as soon as it is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
+from supancl.data.store.images import file_stamp
+from supancl.errors import BadInput, Interrupted, SupanclError, nearest
+from supancl.evaluate.compared import check_seeds
+from supancl.evaluate.naming import result_name
+from supancl.evaluate.protocols import few_shot_of, knn_of, transfer_of
+from supancl.evaluate.sources import array_mark
+from supancl.evaluate.subject import Subject
+from supancl.files import check_place, write_text
+from supancl.reporter import Reporter
+from supancl.weights.run_folder import jsonable
+
+PROTOCOLS = ("knn", "transfer", "fewshot")
+VERSION = 3  # of what is measured; results of another number are measured again
+
+OUT_OF_MEMORY = "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured on each encoder, and with which settings."""
+
+    root: Path
+    protocols: Sequence[str] = PROTOCOLS
+    sets: Sequence[str] = ()  # empty: whatever is in the root
+    ways: int = 5
+    shots: Sequence[int] = (1, 5)
+    queries: int = 16
+    episodes: int = 2000
+    seed: int = 0
+    k: int = 20
+    fill_queries: bool = False
+
+    def __post_init__(self) -> None:
+        for protocol in self.protocols:
+            if protocol not in PROTOCOLS:
+                raise BadInput(f"no protocol {protocol!r} in the suite{nearest(protocol, PROTOCOLS)}")
+        object.__setattr__(self, "sets", tuple(official_name(name) for name in self.sets))
+
+    def tasks(self) -> list[Task]:
+        """Data set by data set, so that what is decoded for one protocol serves the next."""
+        transfer = present_benchmarks(self.root, "transfer")
+        episodes = present_benchmarks(self.root, "few-shot")
+        there = tuple(dict.fromkeys((*transfer, *episodes)))
+        for name in self.sets:
+            if name not in there:
+                raise BadInput(f"{name} is not in {self.root}; see: supancl data where {name}")
+        found: list[Task] = []
+        for name in (name for name in there if not self.sets or name in self.sets):
+            if name in transfer:
+                found += [self._knn(name)] * ("knn" in self.protocols)
+                found += [self._transfer(name)] * ("transfer" in self.protocols)
+            if name in episodes and "fewshot" in self.protocols:
+                found += [self._few_shot(name, shots) for shots in self.shots]
+        if not found:
+            wanted = ", ".join(self.protocols)
+            raise BadInput(
+                f"no data set for {wanted} is in {self.root}; supancl data where NAME says how to lay one out"
+            )
+        return found
+
+    def _knn(self, name: str) -> Task:
+        # of the same view as transfer, so that its features serve for both
+        return Task(
+            "knn",
+            name,
+            f"knn-{name}",
+            {"k": self.k, "view": "whole", "split": "test"},
+            lambda subject: knn_of(subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
+        )
+
+    def _transfer(self, name: str) -> Task:
+        return Task(
+            "transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(subject, f"{name}@{self.root}")
+        )
+
+    def _few_shot(self, name: str, shots: int) -> Task:
+        kind = f"{self.ways}w{shots}s"
+        settings = {
+            "ways": self.ways,
+            "shots": shots,
+            "queries": self.queries,
+            "episodes": self.episodes,
+            "seed": self.seed,
+        }
+        settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
+        return Task(
+            f"fewshot {kind}",
+            name,
+            f"fewshot-{name}-{kind}",
+            settings,
+            lambda subject: few_shot_of(
+                subject,
+                f"{name}@{self.root}",
+                self.ways,
+                shots,
+                self.queries,
+                self.episodes,
+                self.seed,
+                fill_queries=self.fill_queries,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Task:
+    protocol: str
+    data: str
+    name: str
+    settings: dict[str, Any]
+    run: Callable[[Subject], dict[str, Any]]
+
+
+@dataclass
+class Suite:
+    """Results in the order of the tasks, and what could not be measured: (encoder, task, data, why)."""
+
+    results: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> Suite:
+    """Every result, measured now or in an earlier call with the same encoder, data and settings.
+
+    What cannot be measured is told and left out; the others go on.
+    """
+    tasks, suite = plan.tasks(), Suite()
+    check_seeds(subjects)
+    make_out(out)
+    files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
+    done, total = 0, len(tasks) * len(subjects)
+    for task in tasks:
+        for subject in subjects:
+            done += 1
+            where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
+            try:
+                result, before = kept_or_measured(subject, task, out, files(task.data))
+            except Interrupted:
+                raise
+            except (SupanclError, torch.OutOfMemoryError) as error:
+                why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
+                reporter.warn(f"{where}: {why}")
+                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data, "why": why})
+                continue
+            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
+            spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
+            reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
+    return suite
+
+
+def make_out(out: Path) -> None:
+    """Asked before the work, not after it: whether results can be kept."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file; name a folder")
+    check_place(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+
+
+def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
+    """The result, and whether it is of an earlier call; `files` is the data set's key."""
+    look = subject.look
+    key = {
+        "version": VERSION,
+        "weights": subject.weights,
+        "layer": look.layer,
+        "normalize": look.normalize,
+        "data": files,
+        "partial": look.partial,
+        "skip_bad_images": look.skip_bad_images,
+        **subject.projector,
+        **task.settings,
+    }
+    name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
+    path = out / folder_name(subject) / "evaluate" / f"{name}.json"
+    result = earlier(path, key)
+    if result is not None:
+        return result, True
+    result = task.run(subject) | {"suite": key}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(jsonable(result), indent=2) + "\n")
+    return result, False
+
+
+def folder_name(subject: Subject) -> str:
+    """A name of its own for every encoder: two runs may have the same last part."""
+    short = hashlib.sha256(str(Path(subject.where).resolve()).encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(subject.where).name)}-{short}"
+
+
+def data_key(name: str, root: Path) -> str:
+    """Of the data set's files and of what its lists say of them: other ones, or changed ones, give other results."""
+    place = find_benchmark(name, root)
+    mark = array_mark(name, root)
+    if place.files is not None:
+        entries = sorted((path, str(split), str(label)) for split, path, label in place.files(place.folder).entries)
+    else:  # beside it there may be anything; of pickles none is opened that is not the published one
+        entries = [(mark, "", "")] if mark is not None else []
+    content = hashlib.sha256()
+    for path, split, label in entries:
+        told = file_stamp(path) if path.is_file() else None
+        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(told)]).encode())
+    return content.hexdigest()[:16]
+
+
+def earlier(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    sound = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    return content if sound else None

@@ -1,0 +1,177 @@
+"""What each ablation of the paper varies: rows as recipes that differ from the base in that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from supancl.config import flattened
+from supancl.core.losses import Align, Contrast
+from supancl.paper.paper_numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
+from supancl.recipes import Recipe
+
+CLASS_QUEUES = (80, 20, 5, 1)  # targets per class in Table 7
+SAMPLES = (1, 4, 16, None)  # M in Table F.2; None is all
+BATCHES = (128, 256)  # Table F.3
+ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)  # Tables 1, 3 and F.1
+
+Rows = dict[str, Recipe]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One ablation: its rows, what it asks of a recipe, and the paper's averages."""
+
+    help: str
+    title: str  # of the column that names the rows
+    paper: str
+    table: str  # that `supancl tables` lays out from its runs
+    reference: str  # the row that the others are compared with
+    varies: Mapping[str, str]  # field -> what to give instead of an override
+    rows: Callable[[Recipe], Rows]
+    refuses: Callable[[Recipe], str | None]
+    average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
+
+
+def pool_rows(base: Recipe) -> Rows:
+    fields: dict[str, dict[str, Any]] = {"queue": {"pool.kind": "queue"}}
+    fields |= {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in CLASS_QUEUES}
+    # of these no M targets can be drawn
+    all_of_them = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
+    fields |= {kind: {"pool.kind": kind, **all_of_them} for kind in ("prototypes", "none")}
+    return with_each(base, fields)
+
+
+def positive_rows(base: Recipe) -> Rows:
+    return with_each(base, {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in SAMPLES})
+
+
+def alpha_rows(base: Recipe) -> Rows:
+    return with_each(base, {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in ALPHAS})
+
+
+def batch_rows(base: Recipe) -> Rows:
+    """The learning rate follows the batch linearly by itself: `optimizer.lr` belongs to `reference_batch`."""
+    return with_each(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
+
+
+def memory_rows(base: Recipe) -> Rows:
+    """Each batch size without and with a memory bank: the pool of Table F.3's rows marked *."""
+    bank = {"pool.kind": "queue", "pool.size": base.pool.size, "loss.against": "both-views+pool"}
+    fields: dict[str, dict[str, Any]] = {}
+    for size in BATCHES:
+        plain = {"train.batch_size": size}
+        fields |= {f"batch-{size}": plain, f"batch-{size}-memory": {**plain, **bank}}
+    return with_each(base, fields)
+
+
+def with_each(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
+    return {name: base.with_set(values, because="study") for name, values in fields.items()}
+
+
+def no_supervised_target(base: Recipe) -> str | None:
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        return f"{base.name} is not a SupSiam or SupBYOL recipe; this study varies their supervised target"
+    if not base.loss.supervised:
+        return f"{base.name} has alpha = 1, so a supervised target has nothing to do; take supsiam or supbyol"
+    return None
+
+
+def no_pool(base: Recipe) -> str | None:
+    refused = no_supervised_target(base)
+    if refused is None and base.pool.kind not in ("queue", "class-queues"):
+        return (
+            f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
+            "take supsiam or supbyol, or --set pool.kind=queue"
+        )
+    return refused
+
+
+def no_alpha(base: Recipe) -> str | None:
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        return f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe"
+    if base.pool.kind == "none":
+        return f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue"
+    return None
+
+
+def no_supcon(base: Recipe) -> str | None:
+    loss = base.loss
+    if isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views" and base.pool.kind == "none":
+        return None
+    return f"{base.name} is not a SupCon recipe without a pool; a memory bank is added to one, such as cifar100.supcon"
+
+
+def _average(rows: Mapping[str, tuple[float, ...]], key: str) -> float | None:
+    return rows[key][0] if key in rows else None
+
+
+def pool_average(row: str, recipe: str) -> float | None:
+    return _average(POOL_DESIGN, row.replace("queues-", "queues "))
+
+
+def batch_average(row: str, recipe: str) -> float | None:
+    """The paper has these rows for SupCon, SupCon with a memory bank and SupSiam."""
+    _, size, *memory = row.split("-")
+    method = recipe.partition(".")[2].partition("-")[0]
+    return _average(BATCH, f"{size} {method}{'-pool' if memory else ''}")
+
+
+STUDIES: dict[str, Study] = {
+    "pool": Study(
+        "the target pool's design (Table 7), and none",
+        "pool",
+        "Table 7",
+        "table7",
+        "queue",
+        {"pool.kind": "--rows"},
+        pool_rows,
+        no_supervised_target,
+        pool_average,
+    ),
+    "positives": Study(
+        "M, how many positives are drawn from the pool (Table F.2)",
+        "positives",
+        "Table F.2",
+        "f2",
+        "M-all",
+        {"loss.samples": "--rows"},
+        positive_rows,
+        no_pool,
+        lambda row, recipe: _average(POSITIVES, row.removeprefix("M-")),
+    ),
+    "batch": Study(
+        "batch size 128 and 256 (Table F.3)",
+        "batch",
+        "Table F.3",
+        "f3",
+        "batch-128",
+        {"train.batch_size": "--rows"},
+        batch_rows,
+        lambda base: None,
+        batch_average,
+    ),
+    "memory": Study(
+        "SupCon with a memory bank at both batch sizes (Table F.3)",
+        "batch, memory bank",
+        "Table F.3",
+        "f3",
+        "batch-128",
+        {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"},
+        memory_rows,
+        no_supcon,
+        batch_average,
+    ),
+    "alpha": Study(
+        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one take `supancl alpha`",
+        "alpha",
+        "Table F.1",
+        "f1",
+        "alpha-0.5",
+        {"loss.alpha": "--rows"},
+        alpha_rows,
+        no_alpha,
+        lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-")),
+    ),
+}

@@ -1,0 +1,205 @@
+"""A table of the paper from nothing but data: its runs are planned, trained, evaluated and laid out, and resumed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from supancl.cli.console import Terminal, table
+from supancl.data.splits import Data
+from supancl.distributed import by_one
+from supancl.errors import BadInput, counted
+from supancl.evaluate import Plan as SuitePlan
+from supancl.evaluate import Subject, suite_of
+from supancl.evaluate.naming import registered
+from supancl.evaluate.sources import data_for
+from supancl.files import write_text
+from supancl.paper.table_cells import fill
+from supancl.paper.table_formats import FORMATS
+from supancl.paper.table_layouts import Layout
+from supancl.paper.table_plan import DONE, FAILED, Plan, PlannedRun, by_source, make_plan
+from supancl.paper.table_runs import read_entries
+from supancl.recipes import Recipe
+from supancl.recipes.recipe import resolve_warmup
+from supancl.sweeps.measures import Judge, Measurement, has_projector
+from supancl.sweeps.runner import (
+    Failed,
+    RunsFailed,
+    check_jobs,
+    check_same_recipe,
+    data_of,
+    default_jobs,
+    place_of,
+    train_all,
+)
+from supancl.training.preflight import check_data, pick_device, with_speed
+from supancl.training.step import Trainer
+from supancl.weights.run_folder import RunFolder
+
+ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+
+
+def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
+    by_one("a table")
+    check_jobs(args.jobs)
+    out = Path(args.out or f"runs/table-{layout.name}")
+    plan = make_plan(layout, args, out)
+    place_of(str(out), out.name, plan.runs[0].recipe)
+    for run in plan.runs:
+        check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
+    states = show_plan(plan, args, console)
+    if args.dry_run:
+        return {"table": layout.name, "out": str(out), "plan": states}
+    failed = train(plan, out, args, console) if set(states.values()) - {DONE} else {}
+    trained = [run for run in plan.runs if run.is_trained]
+    if not trained:
+        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, out)
+    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], out, console)
+    filled = fill(layout, read_entries([str(run.folder) for run in trained]))
+    filled.notes.extend([*notes(plan, failed), *failures])
+    text = FORMATS[args.format](filled)
+    console.print(text, end="")
+    write_text(out / f"table.{ENDINGS[args.format]}", text)
+    console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
+    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
+    if failed:
+        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
+    return result
+
+
+def show_plan(plan: Plan, args: argparse.Namespace, console: Console) -> dict[str, str]:
+    """The runs with their states, and how long the rest will take; returns the states."""
+    states = {run.name: plan.state(run) for run in plan.runs}
+    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
+    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(plan.estimate(args.jobs or default_jobs(plan.runs[0].recipe)))
+    if plan.lacking:
+        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
+    again = [name for name, state in states.items() if state == FAILED]
+    if again and not args.retry:
+        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
+    return states
+
+
+def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
+    """What the table lacks, and why."""
+    found = [f"no recipe, so no line of ours: {', '.join(plan.lacking)}"] if plan.lacking else []
+    absent = [name for name in plan.wanted if name not in plan.present]
+    where = f"not in {plan.benchmarks}" if plan.benchmarks else "no --benchmarks ROOT"
+    if absent:
+        found.append(f"{where}, so blank: {', '.join(absent)} (supancl data where NAME says how to lay one out)")
+    if "ap" in plan.layout.paper.columns:
+        found.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
+    return [*found, *(f"failed, and in no line: {name}: {failure.reason}" for name, failure in failed.items())]
+
+
+def train(plan: Plan, out: Path, args: argparse.Namespace, console: Console) -> dict[str, Failed]:
+    """Train what is not trained yet, source by source; returns the runs that failed."""
+    failed: dict[str, Failed] = {}
+    for runs in by_source(plan.runs):
+        if all(run.is_trained for run in runs):
+            continue
+        recipes, data = {run.name: run.recipe for run in runs}, data_of(runs[0].recipe)
+        if not any(run.images_per_second for run in plan.runs):
+            trial = len(data.train), time_steps(runs[0].recipe, data)
+            console.print(
+                f"{plan.estimate(args.jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
+                f"{runs[0].name} that were not compiled; on a GPU runs are faster)"
+            )
+        failed |= train_all(recipes, data, out, console, args.jobs, args.retry).failed
+    return failed
+
+
+def time_steps(recipe: Recipe, data: Data, most: int = 8) -> float:
+    """Images a second of a few steps as written; nothing of them is kept."""
+    device = pick_device(recipe.train.device)
+    check_data(recipe, data)
+    slow = {"train.compile": False, "train.replay": False}
+    trial = with_speed(recipe.with_set(slow, because="a trial"), device, len(data.train))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        trainer = Trainer(trial, data, device)
+        try:
+            steps = min(most, trainer.steps)
+            untimed = min(2, steps - 1)  # in which a device warms up
+            since = _now(device)
+            for step in range(steps):
+                since = _now(device) if step == untimed else since
+                trainer.advance()
+            return (steps - untimed) * recipe.train.batch_size / max(_now(device) - since, 1e-9)
+        finally:
+            trainer.feed.close()
+
+
+def _now(device: torch.device) -> float:
+    """The time once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+# --- evaluating -------------------------------------------------------------------------------------------------------
+
+
+def evaluate(plan: Plan, runs: list[PlannedRun], out: Path, console: Console) -> list[str]:
+    """Measure what the table's cells need of these runs; returns what could not be measured, and why."""
+    if not runs:
+        return []
+    console.print(f"evaluating {counted(len(runs), 'run')}")
+    judge, failures = Judge(runs[0].recipe.train.device, Terminal(console)), []
+    for run in runs:
+        for wanted in measurements(plan, run, judge):
+            try:
+                judge.result(run.folder, wanted)
+            except BadInput as error:
+                failures.append(f"{run.name}: {wanted.protocol} not measured: {error}")
+    return [*failures, *transfer(plan, runs, judge, out)]
+
+
+def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]:
+    """What the table's columns want of a run on its own data, or on the other CIFAR: on test images where there are."""
+    columns, probe = plan.layout.paper.columns, plan.layout.probe
+    if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
+        return []
+    split = "test" if data_for(judge.subject(run.folder), None).test is not None else "held-out"
+    if plan.layout.by_method:
+        own = registered(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
+        others = [name for name in plan.present if name != own]
+        return [
+            Measurement("linear", split),
+            *(Measurement("linear", "test", source=f"{name}@{plan.benchmarks}") for name in others),
+        ]
+    found = [Measurement("knn", split)] if "knn" in columns else []
+    found += [Measurement("linear", split, probe)] if "linear" in columns else []
+    if "within" in columns:
+        found.append(
+            Measurement("variance", "train", layer="projector")
+            if has_projector(run.folder)
+            else Measurement("variance", split)
+        )
+    return found
+
+
+def transfer(plan: Plan, runs: list[PlannedRun], judge: Judge, out: Path) -> list[str]:
+    """Transfer and few-shot accuracy by the suite, on the data sets that are there."""
+    kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
+    protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
+    if not protocols or not plan.present or plan.benchmarks is None:
+        return []
+    subjects: list[Subject] = [judge.subject(run.folder) for run in runs]
+    suite = suite_of(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", judge.reporter)
+    by_place = {subject.where: subject for subject in subjects}
+    for result in suite.results:  # one of an earlier call may be missing in the run's own folder
+        subject = by_place.get(str(result["encoder"]))
+        if subject is not None and subject.run is not None:
+            content = {key: value for key, value in result.items() if key not in ("task", "group")}
+            subject.keep_result(str(result["base"]), content)
+    return [
+        f"{failure['encoder']}: {failure['task']} on {failure['data']} not measured: {failure['why']}"
+        for failure in suite.failures
+    ]

@@ -1,0 +1,299 @@
+"""The checks of Theorem 4.7: the two gradients of App. A.4, and the flow they drive."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from supancl.paper.theory_checks import EXACT, Check, Settings, compare, slope, worst
+from supancl.paper.theory_formulas import Formulas
+from supancl.paper.theory_world import (
+    Sample,
+    World,
+    exact,
+    features,
+    gradients,
+    loss_of,
+    make_predictor,
+    make_weights,
+    make_world,
+)
+
+STATEMENT = "Thm 4.7"
+RATE = 0.02  # the tolerance of a fitted decay rate, relative
+SOLVED = 1e-6  # the tolerance of a matrix that the solver has followed to the end, relative
+# by more than this share the identity must miss without stop-gradient: seven orders above EXACT. Not a round 0.1: at
+# alpha = 0 the leak scales with W S_B W' and the sides with ||Wp z1||^2, so the share can be a few per cent
+FAILS = 1e-3
+POINTS = 41  # times at which the flow is looked at
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def closed_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
+    """dL/dWp and dL/dW of App. A.3 and A.4 against autograd on exact moments."""
+    world = make_world(4, 8, 0.5, settings.seed)
+    sample = exact(world, settings.seed)
+    w, wp = make_weights(5, 8, settings.seed), make_predictor(5, settings.seed + 1)
+    predictor, encoder = [], []
+    for alpha in (0.0, 0.5, 1.0):
+        for lambda3 in (1.0, 2.0):
+            by_wp, by_w = gradients(sample, w, wp, alpha, lambda3)
+            cell = f"alpha={alpha:g}, lambda3={lambda3:g}"
+            predictor.append(
+                compare(
+                    "App. A.3", "dL/dWp", formulas.predictor_gradient(world, w, wp, alpha, lambda3), by_wp, EXACT, cell
+                )
+            )
+            encoder.append(
+                compare("App. A.4", "dL/dW", formulas.encoder_gradient(world, w, wp, alpha, lambda3), by_w, EXACT, cell)
+            )
+    return [worst(predictor), worst(encoder)]
+
+
+def aligned_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
+    """Wp' dL/dWp = dL/dW W' with stop-gradient, for either form; without it, off by a known amount."""
+    world = make_world(4, 8, 0.5, settings.seed)
+    sample = exact(world, settings.seed)
+    # any Wp, not one near I: at alpha = 0 the leak is 2 (I - Wp) W S_B W'
+    w, wp = make_weights(5, 8, settings.seed), make_weights(5, 5, settings.seed + 1)
+    squared, cosine, leaking, broken = [], [], [], []
+    for alpha in (0.0, 0.5, 1.0):
+        cell = f"alpha={alpha:g}"
+        left, right = formulas.aligned_sides(wp, w, *gradients(sample, w, wp, alpha, 2.0))
+        squared.append(compare(STATEMENT, "Wp' dL/dWp = dL/dW W', squared loss", left, right, EXACT, cell))
+        left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "cosine", True))
+        cosine.append(compare(STATEMENT, "the same, cosine loss on unit-norm features", left, right, EXACT, cell))
+        left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "squared", False))
+        leaking.append(
+            compare(
+                STATEMENT,
+                "dL/dW W' - Wp' dL/dWp without stop-gradient",
+                formulas.leak(world, w, wp, alpha),
+                right - left,
+                EXACT,
+                cell,
+            )
+        )
+        share = (torch.linalg.matrix_norm(right - left) / torch.linalg.matrix_norm(left)).item()
+        # or the rows above would prove nothing
+        broken.append(
+            Check(
+                STATEMENT,
+                "share by which it fails without stop-gradient",
+                None,
+                share,
+                max(0.0, FAILS - share),
+                0.0,
+                f"{cell}; asserted to exceed {FAILS:g}",
+            )
+        )
+    return [worst(squared), worst(cosine), worst(leaking), min(broken, key=_measured)]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """dWp/dt = -predictor_speed dL/dWp - decay Wp and dW/dt = -dL/dW - decay W, from matrices of size `start`."""
+
+    alpha: float = 0.5
+    decay: float = 0.1
+    lambda3: float = 1.0
+    start: float = 1.0
+    predictor_speed: float = 1.0
+    length: float = 3.0
+
+    @property
+    def duration(self) -> float:
+        """Until a part that decays at 2 * decay has fallen by exp(-2 length)."""
+        return self.length / self.decay if self.decay > 0 else 20.0
+
+
+@dataclass(frozen=True)
+class Path:
+    """||Wp'Wp - WW'||, ||Wp'Wp / predictor_speed - WW'|| and ||WW'|| along the flow; Wp'Wp - WW' and W at both ends."""
+
+    times: list[float]
+    differences: list[float]
+    weighted: list[float]
+    sizes: list[float]
+    first_difference: Tensor
+    last_difference: Tensor
+    start: Tensor
+    end: Tensor
+
+    @property
+    def rate(self) -> float:
+        return self.rate_of(self.differences)
+
+    def rate_of(self, values: list[float]) -> float:
+        return -slope([(time, math.log(value)) for time, value in zip(self.times, values, strict=True)])
+
+    @property
+    def ratios(self) -> list[float]:
+        return [difference / size for difference, size in zip(self.differences, self.sizes, strict=True)]
+
+
+def follow(flow: Flow, world: World, seed: int) -> Path:
+    """Solve the flow with gradients by autograd through the shipped loss, the pool refilled with the current W."""
+    sample = exact(world, seed)
+    rows = world.width - 1
+    w = make_weights(rows, world.width, seed, flow.start)
+    wp = make_predictor(rows, seed + 1, flow.start)
+
+    def motion(_time: float, state: Vector) -> Vector:
+        here_p, here = _split(state, rows)
+        by_wp, by_w = gradients(sample, here, here_p, flow.alpha, flow.lambda3)
+        moves = (-flow.predictor_speed * by_wp - flow.decay * here_p, -by_w - flow.decay * here)
+        return torch.cat([move.flatten() for move in moves]).numpy()
+
+    times = np.linspace(0, flow.duration, POINTS)
+    start = torch.cat([wp.flatten(), w.flatten()]).numpy()
+    solved = solve_ivp(motion, (0, flow.duration), start, method="DOP853", t_eval=times, rtol=1e-8, atol=1e-11)
+    states = [_split(state, rows) for state in solved.y.T]
+    pairs = [(p.mT @ p, here @ here.mT) for p, here in states]
+    norm = torch.linalg.matrix_norm
+    return Path(
+        times.tolist(),
+        differences=[norm(predictor - gram).item() for predictor, gram in pairs],
+        weighted=[norm(predictor / flow.predictor_speed - gram).item() for predictor, gram in pairs],
+        sizes=[norm(gram).item() for _, gram in pairs],
+        first_difference=pairs[0][0] - pairs[0][1],
+        last_difference=pairs[-1][0] - pairs[-1][1],
+        start=states[0][1],
+        end=states[-1][1],
+    )
+
+
+def decay(settings: Settings, formulas: Formulas) -> list[Check]:
+    """Wp'Wp - WW' falls as exp(-2 eta t) and turns nowhere; its ratio to ||WW'|| falls too, if WW' does not vanish."""
+    world = make_world(3, 5, 0.5, settings.seed)
+    checks, turned = [], []
+    flows = [Flow(alpha, eta) for alpha, eta in ((0.5, 0.05), (0.5, 0.1), (0.5, 0.15), (0.0, 0.1), (1.0, 0.1))]
+    for flow in [*flows, Flow(lambda3=2.0)]:
+        path = follow(flow, world, settings.seed)
+        which = f"alpha={flow.alpha:g}, eta={flow.decay:g}, lambda3={flow.lambda3:g}"
+        expected = formulas.decay_rate(flow.decay)
+        error = abs(path.rate / expected - 1)
+        checks.append(Check(STATEMENT, f"decay rate, {which}", expected, path.rate, error, RATE))
+        faded = math.exp(-expected * flow.duration)
+        turned.append(
+            compare(
+                STATEMENT,
+                "Wp'Wp - WW' at the end, e^(-2 eta t) c",
+                faded * path.first_difference,
+                path.last_difference,
+                SOLVED,
+                which,
+            )
+        )
+        left = faded * path.differences[0] / path.sizes[-1]
+        checks.append(
+            Check(
+                STATEMENT,
+                f"||Wp'Wp - WW'|| / ||WW'|| at the end, {which}",
+                left,
+                path.ratios[-1],
+                abs(path.ratios[-1] / left - 1),
+                RATE,
+                f"{path.ratios[0]:.3g} at the start; ||WW'|| {path.sizes[0]:.3g} -> {path.sizes[-1]:.3g}",
+            )
+        )
+        if flow.decay == 0.1 and flow.lambda3 == 1:
+            checks.append(_within_share(path, world, flow.alpha))
+    return [*checks, worst(turned), *limits(settings, formulas, world)]
+
+
+def limits(settings: Settings, formulas: Formulas, world: World) -> list[Check]:
+    """Where the theorem's premises end: no weight decay, two learning rates, W that vanishes."""
+    still = follow(Flow(decay=0.0), world, settings.seed)
+    expected = formulas.decay_rate(0.0)
+    checks = [
+        Check(
+            STATEMENT,
+            "decay rate, eta=0",
+            expected,
+            still.rate,
+            abs(still.rate - expected),
+            SOLVED,
+            "without weight decay the difference stays",
+        )
+    ]
+    uneven = follow(Flow(predictor_speed=2.0), world, settings.seed)
+    expected = formulas.decay_rate(0.1)
+    checks.append(
+        Check(
+            STATEMENT,
+            "decay rate, predictor's learning rate doubled, eta=0.1",
+            expected,
+            uneven.rate,
+            abs(uneven.rate / expected - 1),
+            note=f"ratio to ||WW'|| ends at {uneven.ratios[-1]:.3g}",
+        )
+    )
+    weighted = uneven.rate_of(uneven.weighted)
+    checks.append(
+        Check(
+            STATEMENT,
+            "the same of ||Wp'Wp / 2 - WW'||",
+            expected,
+            weighted,
+            abs(weighted / expected - 1),
+            RATE,
+            "two learning rates: Wp'Wp tends to their ratio times WW'",
+        )
+    )
+    lost = follow(Flow(start=0.1, decay=0.5, length=8.0), world, settings.seed)
+    checks.append(
+        Check(
+            STATEMENT,
+            "||Wp'Wp - WW'|| / ||WW'|| where W vanishes, eta=0.5",
+            None,
+            lost.ratios[-1],
+            None,
+            note=f"{lost.ratios[0]:.3g} at the start, {lost.ratios[POINTS // 2]:.3g} halfway; ||WW'|| "
+            f"{lost.sizes[0]:.2g} -> {lost.sizes[-1]:.2g}: both vanish alike",
+        )
+    )
+    return checks
+
+
+def _within_share(path: Path, world: World, alpha: float) -> Check:
+    """The conclusion of Sec. 4.2, W learns to reduce intra-class variance: a figure, as the paper gives no number."""
+
+    def share(w: Tensor) -> float:
+        return (torch.trace(w @ world.within @ w.mT) / torch.trace(w @ w.mT)).item()
+
+    return Check(
+        "Sec. 4.2",
+        f"tr(W S_W W') / tr(W W') at the end, alpha={alpha:g}",
+        None,
+        share(path.end),
+        None,
+        note=f"{share(path.start):.4g} at the start",
+    )
+
+
+def _batch_gradients(
+    sample: Sample, w: Tensor, wp: Tensor, alpha: float, form: Literal["cosine", "squared"], stop_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """With the batch's class mean for z_sup: a pool detaches what it stores, so only here can a gradient flow."""
+    w, wp = w.detach().requires_grad_(), wp.detach().requires_grad_()
+    parts = features(sample, w, wp, unit=form == "cosine", stop_gradient=stop_gradient)
+    total = loss_of(alpha, sample, form)(parts.anchors, parts.targets, sample.labels).total
+    by_wp, by_w = torch.autograd.grad(total, (wp, w))
+    return by_wp, by_w
+
+
+def _split(state: Vector, rows: int) -> tuple[Tensor, Tensor]:
+    flat = torch.from_numpy(np.ascontiguousarray(state))
+    return flat[: rows * rows].view(rows, rows), flat[rows * rows :].view(rows, -1)
+
+
+def _measured(check: Check) -> float:
+    return check.measured if isinstance(check.measured, float) else math.nan

@@ -1,0 +1,309 @@
+"""The checks of Theorem 4.6: the optimal predictor for a given W and lambda3."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from supancl.paper.theory_checks import (
+    EXACT,
+    Check,
+    Settings,
+    compare,
+    covariances_of,
+    sample_seed,
+    sampling_slope,
+    seeded,
+    worst,
+)
+from supancl.paper.theory_formulas import Formulas
+from supancl.paper.theory_world import (
+    DTYPE,
+    Sample,
+    World,
+    drawn,
+    exact,
+    features,
+    gradients,
+    lagrangian,
+    loss_of,
+    make_weights,
+    make_world,
+    norm_squared,
+)
+
+ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
+NOISES = (0.2, 0.5, 1.0)
+MULTIPLIERS = (0.5, 1.0, 2.0)
+CLASSES, WIDTH, ROWS = 4, 8, 5  # more rows than C - 1, so that a rank of C - 1 says something
+SMALLEST = 1e-8  # of the largest singular value: below it a direction counts as gone
+STATEMENT = "Thm 4.6"
+
+
+def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) -> Tensor:
+    """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; alpha has no part in them."""
+    rows = len(w)
+    flat = torch.zeros(rows * rows, dtype=DTYPE, requires_grad=True)
+    wp = flat.view(rows, rows)
+    value = lagrangian(sample, w, wp + wp.mT if symmetric else wp, 0.5, lambda3)
+    (gradient,) = torch.autograd.grad(value, flat, create_graph=True)
+    units = torch.eye(rows * rows, dtype=DTYPE)
+    return torch.stack([torch.autograd.grad(gradient, flat, unit, retain_graph=True)[0] for unit in units])
+
+
+def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric: bool = False) -> Tensor:
+    """The Wp at which the shipped loss is least, over all matrices or over the symmetric ones.
+
+    The squared form is quadratic in Wp, so one Newton step with autograd's derivatives ends at the minimum.
+    """
+    rows = len(w)
+    gradient, _ = gradients(sample, w, torch.zeros(rows, rows, dtype=DTYPE), alpha, lambda3)
+    curvature = hessian(sample, w, lambda3, symmetric)
+    if not symmetric:
+        step: Tensor = torch.linalg.solve(curvature, gradient.flatten())
+        return -step.view(rows, rows)
+    # X + X' does not determine X, hence the pseudo-inverse
+    half: Tensor = torch.linalg.pinv(curvature, hermitian=True) @ (gradient + gradient.mT).flatten()
+    return -(half.view(rows, rows) + half.view(rows, rows).mT)
+
+
+def optimum(settings: Settings, formulas: Formulas) -> list[Check]:
+    """Wp* against the minimiser, the identity it solves, and its rank, over alpha, sigma_e and lambda3."""
+    w = make_weights(ROWS, WIDTH, settings.seed)
+    checks = []
+    for alpha in ALPHAS:
+        optimal, identity, ranks = [], [], []
+        for noise in NOISES:
+            world = make_world(CLASSES, WIDTH, noise, settings.seed)
+            sample = exact(world, settings.seed)
+            for lambda3 in MULTIPLIERS:
+                cell = f"sigma_e={noise:g}, lambda3={lambda3:g}"
+                found = minimiser(sample, w, alpha, lambda3)
+                predicted = formulas.optimal_predictor(world, w, alpha, lambda3)
+                optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, found, EXACT, cell))
+                identity.append(
+                    compare(
+                        STATEMENT,
+                        f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}",
+                        _combination(world, w, formulas.coefficients(alpha)),
+                        lambda3 * found @ covariances_of(sample, w)[0],
+                        EXACT,
+                        cell,
+                    )
+                )
+                ranks.append(_rank_check(found, formulas.rank(world, alpha, ROWS), alpha, cell))
+        checks += [worst(optimal), worst(identity), worst(ranks)]
+    return checks
+
+
+def coefficients(settings: Settings, formulas: Formulas) -> list[Check]:
+    """The weights of S_B, S_W and S_e in lambda3 Wp* E[z1 z1'], fitted.
+
+    At one sigma_e they are not determined (S_B + S_W and S_e are both multiples of I), so the fit spans several.
+    """
+    w = make_weights(ROWS, WIDTH, settings.seed)
+    checks = []
+    for alpha in ALPHAS:
+        columns, values = [], []
+        for noise in NOISES:
+            world = make_world(CLASSES, WIDTH, noise, settings.seed)
+            sample = exact(world, settings.seed)
+            found = minimiser(sample, w, alpha, 1.0)
+            values.append((found @ covariances_of(sample, w)[0]).flatten())
+            scatters = (world.between, world.within, world.augmentation)
+            columns.append(torch.stack([(w @ scatter @ w.mT).flatten() for scatter in scatters], dim=1))
+        fitted = torch.linalg.lstsq(torch.cat(columns), torch.cat(values)[:, None]).solution[:, 0]
+        predicted = list(formulas.coefficients(alpha))
+        error = (fitted - torch.tensor(predicted, dtype=DTYPE)).abs().max().item()
+        checks.append(
+            Check(
+                STATEMENT,
+                f"weights of S_B, S_W, S_e, alpha={alpha:g}",
+                predicted,
+                fitted.tolist(),
+                error,
+                EXACT,
+                f"one fit over sigma_e={', '.join(f'{noise:g}' for noise in NOISES)}",
+            )
+        )
+    return checks
+
+
+def gains(settings: Settings, formulas: Formulas) -> list[Check]:
+    """Wp* W v = gain W v for the eigenvectors v of S_B that lie in the row space of W."""
+    square = make_weights(WIDTH, WIDTH, settings.seed)
+    between, vectors = torch.linalg.eigh(make_world(CLASSES, WIDTH, 0.0, settings.seed).between)
+    spanned = make_weights(ROWS, WIDTH, settings.seed, basis=vectors.flip(1))  # the ROWS leading eigenvectors
+    checks = []
+    for w, which, kept in ((square, "W square", WIDTH), (spanned, "W rows span eigenvectors", ROWS)):
+        for alpha in (0.0, 0.5, 1.0):
+            cells = []
+            for noise in NOISES:
+                sample = exact(make_world(CLASSES, WIDTH, noise, settings.seed), settings.seed)
+                for lambda3 in MULTIPLIERS:
+                    found = minimiser(sample, w, alpha, lambda3)
+                    predicted = formulas.gain(between[-kept:], alpha, noise, lambda3)
+                    cells.append(
+                        _gain_check(
+                            found,
+                            w @ vectors[:, -kept:],
+                            predicted,
+                            f"{which}, alpha={alpha:g}",
+                            f"sigma_e={noise:g}, lambda3={lambda3:g}",
+                        )
+                    )
+            checks.append(worst(cells))
+    general = make_weights(ROWS, WIDTH, settings.seed)
+    sample = exact(make_world(CLASSES, WIDTH, 0.5, settings.seed), settings.seed)
+    found = minimiser(sample, general, 0.5, 1.0)
+    outside = _gain_check(
+        found,
+        general @ vectors,
+        formulas.gain(between, 0.5, 0.5, 1.0),
+        f"any {ROWS} x {WIDTH} W, alpha=0.5",
+        "v is outside the row space of W: no such gain",
+    )
+    return [*checks, dataclasses.replace(outside, tolerance=None)]
+
+
+def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
+    """What the theorem needs or leaves open: convexity, W of any rank, the constraint's lambda3, M, sample size."""
+    world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
+    sample = exact(world, settings.seed)
+    wide, tall = make_weights(ROWS, WIDTH, settings.seed), make_weights(WIDTH + 2, WIDTH, settings.seed)
+    checks = []
+    for w, which in ((wide, "of full row rank"), (tall, "not of full row rank")):
+        least = torch.linalg.eigvalsh(hessian(sample, w, 2.0))[0]
+        predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
+        # rounding leaves an eigenvalue of 1e-16 where there is none: 0 is compared as 0
+        predicted = torch.where(predicted < 1e-12, 0.0, predicted)
+        checks.append(
+            compare(
+                STATEMENT,
+                f"least curvature in Wp, W {which}",
+                predicted,
+                least,
+                EXACT,
+                "" if w is wide else "many minimisers; Wp* is one of them",
+            )
+        )
+        by_wp, _ = gradients(sample, w, formulas.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
+        checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp, EXACT))
+    lambda3 = formulas.multiplier(world, wide, 0.5)
+    found = minimiser(sample, wide, 0.5, lambda3)
+    checks.append(
+        compare(
+            STATEMENT,
+            "E ||Wp* z1||^2 at the constraint's own lambda3",
+            torch.ones((), dtype=DTYPE),
+            norm_squared(features(sample, wide, found).anchors),
+            EXACT,
+            f"lambda3={lambda3:.4f}",
+        )
+    )
+    single = minimiser(exact(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
+    predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
+    checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single, EXACT))
+
+    def estimate(size: int, repeat: int) -> Tensor:
+        seed = sample_seed(settings.seed, size, repeat)
+        with seeded(seed):
+            return minimiser(drawn(world, size, seed), wide, 0.5, 1.0)
+
+    checks.append(
+        sampling_slope(
+            STATEMENT,
+            "exponent of the error of a drawn sample's minimiser",
+            predicted,
+            estimate,
+            settings.samples,
+            formulas.sampling_rate,
+        )
+    )
+    return checks
+
+
+def distances(settings: Settings, formulas: Formulas) -> list[Check]:
+    """Reported, not asserted: how far Wp* is from being symmetric, and from the normalised loss's minimiser."""
+    world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
+    w = make_weights(ROWS, WIDTH, settings.seed)
+    sample = drawn(world, settings.samples, settings.seed)
+    checks = []
+    for alpha in (0.0, 0.5, 1.0):
+        optimal = formulas.optimal_predictor(world, w, alpha, 1.0)
+        size = torch.linalg.matrix_norm(optimal)
+        skew = (torch.linalg.matrix_norm(optimal - optimal.mT) / size).item()
+        checks.append(
+            Check(
+                STATEMENT,
+                f"asymmetry ||Wp* - Wp*'|| / ||Wp*||, alpha={alpha:g}",
+                0.0,
+                skew,
+                skew,
+                note="0 would be Assumption 4.1",
+            )
+        )
+        symmetric = minimiser(exact(world, settings.seed), w, alpha, 1.0, symmetric=True)
+        checks.append(compare(STATEMENT, f"minimiser over symmetric Wp, alpha={alpha:g}", optimal, symmetric, None))
+        found = _normalised_minimiser(sample, w, alpha, optimal)
+        # the normalised loss does not see the scale of Wp, so the scale that fits best is taken
+        scaled = found * ((found * optimal).sum() / found.square().sum())
+        checks.append(
+            compare(
+                STATEMENT,
+                f"minimiser of the normalised loss, alpha={alpha:g}",
+                optimal,
+                scaled,
+                None,
+                f"best scale; N = {settings.samples}",
+            )
+        )
+    return checks
+
+
+def _normalised_minimiser(sample: Sample, w: Tensor, alpha: float, start: Tensor) -> Tensor:
+    """Of the loss that the library trains with: unit-norm features, here with all positives of the pool."""
+    sample = dataclasses.replace(sample, draws=None)
+
+    def value(flat: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, object]:
+        wp = torch.from_numpy(flat).view_as(start).requires_grad_()
+        parts = features(sample, w, wp, unit=True)
+        total = loss_of(alpha, sample)(parts.anchors, parts.targets, sample.labels, parts.pool).total
+        (by_wp,) = torch.autograd.grad(total, wp)
+        return total.item(), by_wp.flatten().numpy()
+
+    found = minimize(value, start.flatten().numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    return torch.from_numpy(found.x).view_as(start)
+
+
+def _combination(world: World, w: Tensor, weights: tuple[float, float, float]) -> Tensor:
+    scatters = (world.between, world.within, world.augmentation)
+    inner = torch.stack([weight * scatter for weight, scatter in zip(weights, scatters, strict=True)]).sum(0)
+    return w @ inner @ w.mT
+
+
+def _gain_check(wp: Tensor, inside: Tensor, predicted: Tensor, which: str, note: str) -> Check:
+    """Shows the gains of the leading and the last eigenvector; the error is that of the vectors Wp W v, all of them."""
+    moved = wp @ inside
+    measured = (moved * inside).sum(0) / inside.square().sum(0)
+    whole = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, moved, EXACT, note)
+    # the eigenvalues ascend
+    return dataclasses.replace(whole, predicted=predicted[[-1, 0]].tolist(), measured=measured[[-1, 0]].tolist())
+
+
+def _rank_check(found: Tensor, predicted: int, alpha: float, cell: str) -> Check:
+    values = torch.linalg.svdvals(found)
+    measured = int((values > SMALLEST * values[0]).sum())
+    return Check(
+        STATEMENT,
+        f"rank of Wp*, alpha={alpha:g}",
+        float(predicted),
+        float(measured),
+        float(abs(measured - predicted)),
+        0.5,
+        cell,
+    )

@@ -1,0 +1,197 @@
+"""The population of Assumptions 4.1-4.4, samples of it, and the shipped loss on a linear model.
+
+Everything is float64. A sample is either drawn (its moments are off by the Monte-Carlo error) or exact: a
+finite sample whose empirical moments are the population's, so that a mean over it is the expectation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from supancl.core.losses import Align
+from supancl.core.pools import Queue
+
+DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class World:
+    """Class means (C, d) and covariances (C, d, d) with total mean 0 and total covariance I, and sigma_e."""
+
+    means: Tensor
+    covariances: Tensor
+    noise: float
+
+    @property
+    def classes(self) -> int:
+        return len(self.means)
+
+    @property
+    def width(self) -> int:
+        return self.means.shape[1]
+
+    @property
+    def between(self) -> Tensor:
+        """S_B"""
+        return self.means.mT @ self.means / self.classes
+
+    @property
+    def within(self) -> Tensor:
+        """S_W"""
+        return self.covariances.mean(0)
+
+    @property
+    def augmentation(self) -> Tensor:
+        """S_e"""
+        return self.noise**2 * torch.eye(self.width, dtype=DTYPE)
+
+
+def make_world(classes: int, width: int, noise: float, seed: int) -> World:
+    """A population as general as the assumptions allow: every class has its own covariance."""
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(classes, width, generator=generator, dtype=DTYPE)
+    means = means - means.mean(0)
+    # the largest eigenvalue of S_B becomes 0.8, so that S_W = I - S_B stays positive definite
+    means = means * math.sqrt(0.8 * classes) / torch.linalg.matrix_norm(means, 2)
+    within = torch.eye(width, dtype=DTYPE) - means.mT @ means / classes
+    shapes = torch.randn(classes, width, 2 * width, generator=generator, dtype=DTYPE)
+    shapes = shapes @ shapes.mT
+    # shapes average to I, so the covariances average to S_W
+    level = _power(shapes.mean(0), -0.5)
+    outer = _power(within, 0.5) @ level
+    return World(means, outer @ shapes @ outer.mT, noise)
+
+
+def make_weights(rows: int, columns: int, seed: int, scale: float = 1.0, basis: Tensor | None = None) -> Tensor:
+    """A matrix of full rank with singular values between 0.5 and 1.5 times `scale`.
+
+    Its right singular vectors are columns of `basis` if one is given; random ones otherwise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(rows, rows, generator=generator, dtype=DTYPE)).Q
+    right = torch.linalg.qr(torch.randn(columns, columns, generator=generator, dtype=DTYPE)).Q
+    rank = min(rows, columns)
+    values = scale * torch.linspace(0.5, 1.5, rank, dtype=DTYPE)
+    right = right if basis is None else basis
+    product: Tensor = (left[:, :rank] * values) @ right[:, :rank].mT
+    return product
+
+
+def make_predictor(rows: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Not symmetric, but not far from a multiple of I, as a trained predictor is."""
+    return scale * torch.eye(rows, dtype=DTYPE) + 0.3 * make_weights(rows, rows, seed, scale)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Two views (2, B, d) of inputs, and the inputs (P, d) whose targets fill the pool.
+
+    `draws` is M of Eq. 2: None takes all of a class. Where every anchor is to have a supervised target of its own
+    (M = 1 without the luck of the draw), `labels` number the anchors and the pool holds one target for each number.
+    """
+
+    views: Tensor
+    labels: Tensor
+    stored: Tensor
+    stored_labels: Tensor
+    classes: int
+    draws: int | None
+
+
+def drawn(world: World, size: int, seed: int) -> Sample:
+    """`size` anchors and a pool of `size` others, classes drawn uniformly; one target per anchor (M = 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(world.classes, (2, size), generator=generator)
+    roots = torch.linalg.cholesky(world.covariances)
+    latent = torch.randn(2, size, world.width, generator=generator, dtype=DTYPE)
+    inputs = world.means[labels]
+    for label, root in enumerate(roots):
+        inputs[labels == label] += latent[labels == label] @ root.mT
+    # uniform, not Gaussian: the statements are about moments only
+    noise = torch.rand(3, size, world.width, generator=generator, dtype=DTYPE) * 2 - 1
+    noise = noise * math.sqrt(3) * world.noise
+    return Sample(inputs[0] + noise[:2], labels[0], inputs[1] + noise[2], labels[1], world.classes, draws=1)
+
+
+def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
+    """A sample with the moments of the population: views and pool, first and second moments, class by class.
+
+    Independent parts (the input, the pool's input, three augmentations) become orthogonal columns.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    width, rows = world.width, 6 * world.width
+    columns = torch.randn(world.classes, rows, 5 * width, generator=generator, dtype=DTYPE)
+    columns = torch.linalg.qr(columns - columns.mean(1, keepdim=True)).Q * math.sqrt(rows)
+    first, second, *noise = columns.split(width, dim=-1)
+    roots = torch.linalg.cholesky(world.covariances).mT
+    inputs = (world.means[:, None] + first @ roots).flatten(0, 1)
+    others = (world.means[:, None] + second @ roots).flatten(0, 1)
+    shifts = [world.noise * part.flatten(0, 1) for part in noise]
+    views = torch.stack([inputs + shifts[0], inputs + shifts[1]])
+    labels = torch.arange(world.classes).repeat_interleave(rows)
+    if one_target_each:
+        labels = torch.arange(len(labels))
+    return Sample(views, labels, others + shifts[2], labels, int(labels.max()) + 1, draws=None)
+
+
+class Features(NamedTuple):
+    """What the loss is given: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
+
+    anchors: Tensor
+    targets: Tensor
+    pool: Queue
+
+    def own(self) -> Tensor:
+        """z2 for the anchors of view 1 and the reverse, as `Align` pairs them."""
+        return self.targets.flip(0)
+
+
+def features(sample: Sample, w: Tensor, wp: Tensor, unit: bool = False, stop_gradient: bool = True) -> Features:
+    """The linear model of Assumption 4.1; `unit` normalises as the library's branches do."""
+    z = sample.views @ w.mT
+    anchors = z @ wp.mT
+    stored = sample.stored @ w.detach().mT
+    if unit:
+        z, anchors, stored = F.normalize(z, dim=-1), F.normalize(anchors, dim=-1), F.normalize(stored, dim=-1)
+    pool = Queue(len(stored), w.shape[0], sample.classes).double()
+    pool.push(stored, sample.stored_labels)
+    return Features(anchors, z.detach() if stop_gradient else z, pool)
+
+
+def loss_of(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
+    return Align(alpha=alpha, form=form, samples=sample.draws)
+
+
+def norm_squared(rows: Tensor) -> Tensor:
+    """E ||row||^2, by the shipped distance to zero."""
+    return Align(form="squared").distance(rows, torch.zeros_like(rows)).mean()
+
+
+def lagrangian(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: float = 1.0) -> Tensor:
+    """The shipped squared loss plus (lambda3 - 1)(E ||Wp z1||^2 - 1).
+
+    The squared form holds ||Wp z1||^2 once itself, so this is Eq. 5 with its lambda3, at lambda1 = alpha and
+    lambda2 = 1 - alpha (which only weigh stop-gradient terms); lambda3 = 1 is the shipped loss alone.
+    """
+    parts = features(sample, w, wp)
+    total = loss_of(alpha, sample)(parts.anchors, parts.targets, sample.labels, parts.pool).total
+    return total + (lambda3 - 1) * (norm_squared(parts.anchors) - 1)
+
+
+def gradients(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(dL/dWp, dL/dW) of the Lagrangian by autograd through the shipped loss."""
+    w, wp = w.detach().requires_grad_(), wp.detach().requires_grad_()
+    by_wp, by_w = torch.autograd.grad(lagrangian(sample, w, wp, alpha, lambda3), (wp, w))
+    return by_wp, by_w
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    product: Tensor = (vectors * values**exponent) @ vectors.mT
+    return product

@@ -1,0 +1,207 @@
+"""The toy study beside the paper: its numbers, the summary over seeds, and Tables 1 and 2 as text."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from supancl.config import to_json
+from supancl.paper.toy_measure import KINDS, SIGMAS, Row
+from supancl.paper.toy_train import FULL
+
+ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
+TWO = tuple(f"{kind} {sigma:g}" for kind in KINDS for sigma in SIGMAS)
+ACCURACIES = ("k-NN", "linear", *TWO)  # where best and second-best are marked
+
+# Tables 1 (toy part) and 2 as printed, a row per alpha in the order of the columns above
+PRINTED: dict[float, tuple[float, ...]] = {
+    0.0: (-0.7115, -0.4212, 0.338, 33.94, 60.51, 60.78, 43.60, 37.44, 35.40, 96.67, 83.76, 74.42),
+    0.2: (-0.7423, -0.4140, 0.363, 36.36, 61.35, 61.58, 44.02, 37.24, 35.31, 97.13, 84.71, 75.09),
+    0.5: (-0.8116, -0.1654, 0.799, 79.97, 61.18, 61.89, 44.25, 37.96, 35.69, 97.60, 85.87, 76.00),
+    0.8: (-0.8473, -0.0231, 0.971, 97.14, 55.93, 61.18, 44.24, 37.65, 35.98, 97.07, 83.69, 73.73),
+    1.0: (-0.8519, -0.0024, 0.997, 99.70, 38.02, 45.91, 40.40, 36.60, 35.67, 75.84, 59.67, 53.00),
+}
+PAPER = {alpha: dict(zip((*ONE, *TWO), values, strict=True)) for alpha, values in PRINTED.items()}
+
+# how near to the paper is near enough: .05 for losses and for the ratio (in percent: 5), 3 points of accuracy
+TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds; the latter is nan for one seed."""
+
+    mean: float
+    sd: float
+
+
+Summary = dict[float, dict[str, Spread]]
+
+
+def summarize(rows: Sequence[Row]) -> Summary:
+    """alpha -> measure -> mean and standard deviation over seeds."""
+    values = grouped(rows)
+    return {alpha: {name: spread(values[alpha][name]) for name in values[alpha]} for alpha in values}
+
+
+def grouped(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
+    """alpha -> measure -> values in the order of the seeds."""
+    found: dict[float, dict[str, list[float]]] = {}
+    for row in sorted(rows, key=lambda row: (row["alpha"], row["seed"])):
+        by_name = found.setdefault(row["alpha"], {})
+        for name, value in row.items():
+            if name not in ("alpha", "seed"):
+                by_name.setdefault(name, []).append(value)
+    return found
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan)
+
+
+def paired(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) -> list[dict[str, Any]]:
+    """Inner alphas minus alpha = 0, seed by seed: mean and 95% interval (Student's t; none for one seed)."""
+    values = grouped(rows)
+    found = []
+    for measure in measures:
+        for alpha in (alpha for alpha in values if 0 < alpha < 1):
+            difference = np.subtract(values[alpha][measure], values[0.0][measure])
+            mean, sd = spread(difference.tolist())
+            n = len(difference)
+            half = float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) if n > 1 else math.nan
+            interval = [mean - half, mean + half] if n > 1 else None
+            found.append(
+                {
+                    "measure": measure,
+                    "alpha": alpha,
+                    "mean": mean,
+                    "interval": interval,
+                    "n": n,
+                    "paper": PAPER[alpha][measure] - PAPER[0.0][measure],
+                }
+            )
+    return found
+
+
+def trends(summary: Summary) -> dict[str, bool]:
+    """What the paper concludes from its tables, on the means over seeds."""
+
+    def along(name: str) -> list[float]:
+        return [summary[alpha][name].mean for alpha in sorted(summary)]
+
+    def rises(values: Sequence[float]) -> bool:
+        return all(a < b for a, b in itertools.pairwise(values))
+
+    def worst_last(name: str) -> bool:
+        *others, last = along(name)
+        return last < min(others)
+
+    return {
+        "S_W/S_T rises with alpha": rises(along("S_W/S_T")),
+        "l_sup rises with alpha": rises(along("l_sup")),
+        "l_ssl falls with alpha": rises([-value for value in along("l_ssl")]),
+        **{
+            f"alpha = 0.5 beats alpha = 1 by more than 5 points in {name}": summary[0.5][name].mean
+            - summary[1.0][name].mean
+            > 5
+            for name in ("k-NN", "linear")
+        },
+        "alpha = 1 is worst in extrapolation": all(worst_last(name) for name in TWO if name.startswith("extra")),
+    }
+
+
+def levels(summary: Summary) -> list[dict[str, Any]]:
+    """How far each mean is from the paper's number, and whether that is near enough."""
+    return [
+        {
+            "measure": name,
+            "alpha": alpha,
+            "ours": summary[alpha][name].mean,
+            "paper": PAPER[alpha][name],
+            "off": off,
+            "met": abs(off) <= TOLERANCES[name],
+        }
+        for name in TOLERANCES
+        for alpha in sorted(summary)
+        for off in [summary[alpha][name].mean - PAPER[alpha][name]]
+    ]
+
+
+def conditions(result: Mapping[str, Any]) -> str:
+    """The reading, and the sizes that are not App. B's, of what toy.json holds.
+
+    >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
+    "reading 'near', not in App. B's size: epochs 100"
+    """
+    usual = to_json(FULL)
+    other = ", ".join(f"{name} {value}" for name, value in result.get("size", {}).items() if value != usual.get(name))
+    return f"reading {result['reading']['name']!r}" + (f", not in App. B's size: {other}" if other else "")
+
+
+def decimals(name: str) -> int:
+    return 3 if name in ("l_ssl", "l_sup", "S_W") else 1
+
+
+def number(value: float, name: str) -> str:
+    return f"{value:.{decimals(name)}f}"
+
+
+def cell(found: Spread, name: str, alpha: float) -> str:
+    """`61.2 +- 0.3 (61.18)`: ours, its standard deviation, the paper's."""
+    ours = number(found.mean, name)
+    if not math.isnan(found.sd):
+        ours += f" +- {number(found.sd, name)}"
+    return f"{ours} ({PAPER[alpha][name]:g})"
+
+
+Mark = Callable[[str, int], str]
+
+
+def marked(text: str, place: int) -> str:
+    """For a terminal: * after the best, + after the second-best."""
+    return text + {0: " *", 1: " +"}.get(place, "")
+
+
+def marked_in_markdown(text: str, place: int) -> str:
+    """As in the paper: the best in bold, the second-best underlined."""
+    return f"**{text}**" if place == 0 else f"<u>{text}</u>" if place == 1 else text
+
+
+def table(summary: Summary, columns: Sequence[str], mark: Mark) -> list[list[str]]:
+    """A row per alpha, the first cell naming it."""
+    laid = []
+    for alpha in sorted(summary):
+        cells = [f"{alpha:g}"]
+        for name in columns:
+            text = cell(summary[alpha][name], name, alpha)
+            if name in ACCURACIES:
+                better = sum(summary[other][name].mean > summary[alpha][name].mean for other in summary)
+                text = mark(text, better)
+            cells.append(text)
+        laid.append(cells)
+    return laid
+
+
+def header(columns: Sequence[str]) -> list[str]:
+    return ["alpha", *(f"{name} %" if name in ("S_W/S_T", *ACCURACIES) else name for name in columns)]
+
+
+def markdown(summary: Summary, columns: Sequence[str]) -> str:
+    rows = [header(columns), ["---"] * (len(columns) + 1), *table(summary, columns, marked_in_markdown)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+
+
+def paired_lines(differences: Sequence[dict[str, Any]]) -> list[str]:
+    lines = []
+    for row in differences:
+        interval = row["interval"]
+        between = f", 95% interval {interval[0]:+.2f} to {interval[1]:+.2f}" if interval else ""
+        lines.append(
+            f"{row['measure']}, alpha = {row['alpha']:g} minus alpha = 0: {row['mean']:+.2f} points"
+            f"{between} (n = {row['n']}; paper {row['paper']:+.2f})"
+        )
+    return lines

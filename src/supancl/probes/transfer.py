@@ -1,0 +1,130 @@
+"""Linear transfer as in App. E: a ridge chosen on validation, a refit on train and validation, one test."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from supancl.errors import BadInput
+from supancl.probes.checks import check_splits
+from supancl.probes.features import Features
+from supancl.probes.logistic import (
+    Memory,
+    Problem,
+    Solution,
+    answers,
+    onto_axes,
+    path,
+    predicted,
+    principal_axes,
+    solve,
+)
+
+TransferMetric = Literal["top-1", "mean-per-class"]
+WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
+TOLERANCE = 0.05
+COARSE = 4  # times as rough is enough for weights whose accuracy is
+FAR = 0.5  # points below the best
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Accuracy in percent on the test features, and how the ridge's weight was chosen.
+
+    `validation` holds one accuracy for each of `weights` (ascending), of a rougher solution where it is far below the
+    best; `residual` says how near its optimum the tested classifier is, `cut_off` whether it was left too far from it
+    (see `logistic.Solution`), and `iterations` is the sum over all solutions.
+    """
+
+    accuracy: float
+    metric: str
+    weight: float
+    weights: tuple[float, ...]
+    validation: tuple[float, ...]
+    classes: int
+    images: tuple[int, int, int]
+    residual: float
+    iterations: int
+    cut_off: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def accuracy(given: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
+    """In percent: over all images, or the mean over the classes of the accuracy in each.
+
+    >>> given, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
+    >>> accuracy(given, labels), accuracy(given, labels, "mean-per-class")
+    (75.0, 50.0)
+    """
+    right = (given == labels).double()
+    if metric == "top-1":
+        return 100 * float(right.mean())
+    if metric != "mean-per-class":
+        raise BadInput(f"metric = {metric!r}: must be top-1 or mean-per-class")
+    _, row = torch.unique(labels, return_inverse=True)
+    return 100 * float((torch.bincount(row, right) / torch.bincount(row)).mean())
+
+
+def transfer(
+    train: Features,
+    validation: Features,
+    test: Features,
+    metric: TransferMetric = "top-1",
+    weights: tuple[float, ...] = WEIGHTS,
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Transfer:
+    """Summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
+
+    Each weight's optimum is found to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within
+    half a point of the best validation accuracy to `tolerance`, and the best of them is taken, ties going to the
+    smallest weight as in a loop upwards that replaces its best only by a better one. The problem is convex: a path
+    warm-started downwards ends at the same optima as one upwards.
+    Memory: the features once more in `dtype`, on their principal axes, and some arrays of images x classes.
+    """
+    if not weights or min(weights) <= 0:
+        raise BadInput(f"weights = {weights!r}: at least one, and all above 0")
+    splits, classes = check_splits(train=train, validation=validation, test=test)
+    both = torch.cat([splits["train"].values, splits["validation"].values]).to(device)
+    labels = torch.cat([splits["train"].labels, splits["validation"].labels]).to(device)
+    axes = principal_axes(both, dtype)
+    rows, fitted = onto_axes(both, axes), len(splits["train"].labels)
+    del both
+    problem = Problem(rows[:fitted], labels[:fitted], len(classes))
+    scores, starts, iterations = {}, {}, 0
+
+    def noted(solution: Solution) -> int:
+        scores[solution.weight] = accuracy(predicted(solution.parameters, rows[fitted:]), labels[fitted:], metric)
+        starts[solution.weight] = solution.parameters
+        return solution.iterations
+
+    for solution in path(problem, weights, COARSE * tolerance):
+        iterations += noted(solution)
+    near = [weight for weight, score in scores.items() if score >= max(scores.values()) - FAR]
+    memory = Memory(20)
+    for weight in near:
+        memory.move(weight)
+        iterations += noted(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
+    chosen = min(near, key=lambda weight: (-scores[weight], weight))
+    memory.move(chosen)  # the pairs of the train split tell of train and validation too
+    final = solve(Problem(rows, labels, len(classes)), chosen, starts[chosen], memory=memory, tolerance=tolerance)
+    given = answers(final.parameters, axes, splits["test"].values.to(device)).cpu()
+    ascending = sorted(scores)
+    return Transfer(
+        accuracy(given, splits["test"].labels.cpu(), metric),
+        metric,
+        chosen,
+        tuple(ascending),
+        tuple(scores[weight] for weight in ascending),
+        len(classes),
+        (fitted, len(labels) - fitted, len(given)),
+        final.residual,
+        iterations + final.iterations,
+        final.cut_off,
+    )

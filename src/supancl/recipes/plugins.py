@@ -1,0 +1,232 @@
+"""Losses and pools of one's own, in a file of one's own: what a recipe may hold beside the package's sections.
+
+A run is read back from its recipe.json, to go on and to be judged, and a file names no class; so a class that is not
+the package's own is made known under its `kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import traceback
+from typing import Any, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from supancl.config import checked, from_json, hints
+from supancl.core.losses import Align, Loss, Terms
+from supancl.core.pools import PoolSpec
+from supancl.errors import BadInput, SupanclError
+
+
+class NotRegistered(BadInput):
+    """A stored recipe names a kind that no class was registered for."""
+
+
+Section = TypeVar("Section", bound=type)
+
+OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class
+POOL_KINDS = get_args(hints(PoolSpec)["kind"])
+LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
+STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
+CALLED = {  # of a section, with what
+    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, whole=None"},
+    "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
+}
+
+
+def register(section: Section) -> Section:
+    """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
+
+    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`. Defined anew
+    (a notebook's cell, renamed or not, a module reloaded) it takes the place of the one before it.
+
+    >>> from dataclasses import dataclass
+    >>> @register
+    ... @dataclass(frozen=True)
+    ... class Sharper(Align):
+    ...     kind: str = "sharper"
+    """
+    room = "pool" if issubclass(section, PoolSpec) else "loss"
+    fields = {field.name: _default(field) for field in dataclasses.fields(section)} if _frozen(section) else {}
+    kind, name = fields.get("kind"), section.__name__
+    if not isinstance(kind, str):
+        raise BadInput(
+            f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json keeps it"
+        )
+    if kind in (POOL_KINDS if room == "pool" else LOSS_KINDS):
+        raise BadInput(
+            f"{name}: {room}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
+            "would be read back with the other class"
+        )
+    lacks = _lacks(section, room, fields)
+    if lacks:
+        raise BadInput(f"{name}: needs {lacks} (docs/extending.md)")
+    before = OWN.get((room, kind))
+    if before is not None and not _same_definition(section, before) and not _of_notebook(section, before):
+        raise BadInput(
+            f"{name}: {room}.kind = {kind!r} is that of {before.__module__}.{before.__qualname__} already, "
+            "whose runs would be read back with this class; give one of them another kind (one that is "
+            "defined no more goes with its process: restart Python)"
+        )
+    call = section.__call__ if room == "loss" else None  # may be that of a class above it
+    if inspect.isfunction(call) and call.__module__ != Align.__module__:
+        setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too
+    OWN[room, kind] = section
+    return section
+
+
+def check_known(name: str, section: Any, hint: Any) -> None:
+    """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
+    if type(section) in (*get_args(hint), hint):
+        return
+    if type(section) in OWN.values():
+        kind = next(kind for (_, kind), known in OWN.items() if known is type(section))
+        if section.kind != kind:  # the class would train, and the kind be read back
+            raise BadInput(
+                f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
+                f"another {name} take a recipe that has it"
+            )
+        return
+    now = OWN.get((name, getattr(section, "kind", "")))
+    if any(_same_definition(type(section), known) for known in OWN.values()) or (
+        now is not None and _of_notebook(type(section), now)
+    ):
+        raise BadInput(
+            f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the recipe again"
+        )
+    way = (
+        "put @supancl.register above the class (docs/extending.md)"
+        if name in STANDINS
+        else "only losses and pools may be of one's own"
+    )
+    raise BadInput(
+        f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
+        f"recipe.json; {way}"
+    )
+
+
+def has_own(recipe: Any) -> bool:
+    """Whether its loss or its pool is not the package's: then it is no method of the paper's, whatever its name."""
+    return type(recipe.loss) in OWN.values() or type(recipe.pool) in OWN.values()
+
+
+def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
+    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody made known is named."""
+    found = {}
+    for name, known in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
+        values = stored.get(name)
+        kind = values.get("kind") if isinstance(values, dict) else None
+        if not isinstance(kind, str) or kind in known:
+            continue
+        if (name, kind) not in OWN:
+            raise NotRegistered(
+                f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
+                "your own, give this command to the file that defines it: python FILE COMMAND ... "
+                "(docs/extending.md)"
+            )
+        found[name] = from_json(OWN[name, kind], values, name)
+    return found
+
+
+def fault_in_own(error: BaseException) -> str:
+    """What to say of an error that came out of a file with a loss or a pool of one's own; empty of any other."""
+    if isinstance(error, SupanclError):  # says itself what is wrong
+        return ""
+    places = {os.path.abspath(_place(section)) for section in OWN.values()}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if os.path.abspath(frame.filename) in places:
+            return (
+                f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
+                "there (--debug shows the way to it)"
+            )
+    return ""
+
+
+def _looked_at(call: Any) -> Any:
+    """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
+
+    @functools.wraps(call)
+    def looked_at(self: Any, anchors: Tensor, *rest: Any, **named: Any) -> Any:
+        terms, name = call(self, anchors, *rest, **named), type(self).__name__
+        if not isinstance(terms, Terms):
+            raise BadInput(f"{name}: gave {_kind_of(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
+        for field, term in zip(Terms._fields, terms, strict=True):
+            if not isinstance(term, Tensor) or term.ndim:
+                raise BadInput(
+                    f"{name}: {field} is {_kind_of(term)}; wanted a tensor of one number, the mean over the "
+                    "samples (docs/extending.md)"
+                )
+        if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
+            raise BadInput(
+                f"{name}: total has no gradient, so nothing would be learned; was it detached? (docs/extending.md)"
+            )
+        return terms
+
+    return looked_at
+
+
+def _kind_of(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"a {type(value).__name__}{shape}"
+
+
+def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:
+    """What a run would call or ask for and not find, most of it only on several GPUs or at the end of an epoch."""
+    if room == "pool" and section.build is PoolSpec.build:
+        return "a build of its own: PoolSpec's knows the kinds of supancl alone"
+    if room == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
+        return "supervised = True or False: whether it takes labels"
+    for name, wanted in CALLED[room].items():
+        found = next((vars(each)[name] for each in section.__mro__ if name in vars(each)), None)
+        if found is None or (inspect.isfunction(found) and not _takes(found, wanted)):
+            return f"def {name}(self, {wanted})"
+    for name, hint in hints(section).items():
+        if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:
+            try:
+                checked(fields[name], hint, f"{section.__name__}.{name}")
+            except TypeError:
+                return f"another type for {name}: numbers, words, true and false, None and tuples of them can be kept"
+    return ""
+
+
+def _takes(function: Any, wanted: str) -> bool:
+    named = [each for each in wanted.split(", ") if "=" in each]
+    given = dict.fromkeys(each.partition("=")[0] for each in named)
+    places = [None] * (1 + wanted.count(", ") + 1 - len(named))  # the section itself is the first
+    try:
+        inspect.signature(function).bind(*places, **given)
+    except TypeError:
+        return False
+    return True
+
+
+def _same_definition(one: type, other: type) -> bool:
+    """Whether two classes come from one place: a cell run twice, a module reloaded, a script that is imported too."""
+    return one.__qualname__ == other.__qualname__ and _place(one) == _place(other)
+
+
+def _of_notebook(*sections: type) -> bool:
+    """Whether all were written in cells, or at a prompt: one that was renamed there is no second one."""
+    return all(each.__module__ == _place(each) == "__main__" for each in sections)
+
+
+def _place(section: type) -> str:
+    """The file of a class, which has two names as a script and as a module; its module where there is no file."""
+    return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
+
+
+def _kinds(name: str) -> list[str]:
+    return [kind for room, kind in OWN if room == name]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _frozen(section: type) -> bool:
+    return dataclasses.is_dataclass(section) and bool(section.__dataclass_params__.frozen)  # type: ignore[attr-defined]

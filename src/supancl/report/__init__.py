@@ -1,5 +1,0 @@
-"""Pictures and pages."""
-
-from supancl.report.pictures import loss_curves, tsne_panels
-
-__all__ = ["loss_curves", "tsne_panels"]

@@ -1,0 +1,24 @@
+"""Who hears what happens while training: the terminal, a logger, a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Reporter:
+    """Who is told what happens while training. This one tells nobody; the terminal's is in console.py."""
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def reading(self, what: str, done: int, total: int) -> None: ...
+
+    def begins(self, recipe: Any, data: Any, folder: Path, device: str, step: int, steps: int) -> None: ...
+
+    def stepped(self, step: int, row: dict[str, Any] | None) -> None: ...
+
+    def epoch_ended(self, row: dict[str, Any]) -> None: ...
+
+    def ends(self) -> None: ...

@@ -1,0 +1,124 @@
+"""The alpha explorer's one page: table, curves, maps and the recommendation, in a file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from supancl.errors import counted
+from supancl.probes import Features
+from supancl.reports.pictures import COLOURS, tsne_panels
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: right; }
+th { border-bottom: 2px solid #444; } tr:nth-child(even) td { background: #f4f4f4; }
+.answer { font-size: 1.15rem; padding: .8rem 1rem; background: #eef4fb; border-left: 4px solid #4477aa; }
+img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
+"""
+
+
+def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
+    """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
+    groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
+    titles = ("S_W/S_T on held-out images", "losses at the end", "accuracy on held-out images (%)")
+    least = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    alphas = [entry["alpha"] for entry in summary]
+    for axis, keys, title, height in zip(figure.subplots(1, 3), groups, titles, least, strict=True):
+        for i, key in enumerate(keys):
+            values = [entry[key] for entry in summary]
+            if all(value != value for value in values):
+                continue
+            spread = [entry[f"{key}_sd"] for entry in summary]  # not a number where there is one seed, and not drawn
+            axis.errorbar(alphas, values, yerr=spread, marker="o", capsize=3, label=measures[key][0], color=COLOURS[i])
+        axis.margins(y=0.1)
+        low, high = axis.get_ylim()
+        if high - low < height:
+            axis.set_ylim((low + high - height) / 2, (low + high + height) / 2)
+        axis.set_title(title)
+        axis.set_xlabel("alpha")
+        axis.grid(alpha=0.3)
+        if len(keys) > 1 and axis.get_legend_handles_labels()[1]:  # where every run failed, nothing is drawn
+            axis.legend(ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+
+
+def write_page(
+    result: dict[str, Any],
+    laid_out: tuple[list[str], list[list[str]]],
+    measures: Mapping[str, tuple[str, int]],
+    panels: Mapping[str, Features],
+    classes: tuple[str, ...],
+    out: Path,
+) -> Path:
+    """alpha.html, with its pictures inside it and beside it."""
+    curves(result["summary"], measures, out / "curves.png")
+    if panels:
+        tsne_panels(panels, classes, out / "tsne.png")
+    columns, cells = laid_out
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell).replace('+-', '&plusmn;')}</td>" for cell in row) + "</tr>"
+        for row in cells
+    )
+    left_out = ", ".join(result["left_out"])
+    transfer = (
+        f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
+        f"fitted on {counted(result['shots'], 'image')} of each, 50 draws."
+        if left_out
+        else "No class was left out, so transfer was not measured."
+    )
+    failed = "".join(
+        f"<li>alpha = {row['alpha']:g}, seed {row['seed']}: {html.escape(row['failed'])}</li>"
+        for row in result["rows"]
+        if row["failed"]
+    )
+    failed = f"<p>Runs that failed, and are in no mean:</p><ul>{failed}</ul>" if failed else ""
+    maps = (
+        f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
+        f'src="{_inline(out / "tsne.png")}">'
+        if panels
+        else ""
+    )
+    made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
+    epochs = counted(result["epochs"], "epoch")
+    seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result["recipe"])}</title>
+<style>{STYLE}</style></head><body>
+<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
+<p class="answer">{_flags_whole(result["recommendation"])}.</p>
+<p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
+{counted(data["classes"], "class", "classes")} in pretraining, {seeds}.
+alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
+deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
+blocks).</p>
+<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{failed}
+<img alt="values against alpha" src="{_inline(out / "curves.png")}">
+{maps}
+<p class="small">{result["seconds"]:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result["commit"]))}.
+l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
+training, none on a test set. The maps show at most 2,000 images.</p>
+</body></html>
+"""
+    path = out / "alpha.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _flags_whole(text: str) -> str:
+    """Escaped, with flags that no line breaks: a browser would end one between the hyphens of --seeds."""
+    return re.sub(r"--[\w-]+", r'<code style="white-space: nowrap">\g<0></code>', html.escape(text))
+
+
+def _inline(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,159 @@
+"""Pictures of detection: what was found beside what is there, and the curves of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image, ImageColor, ImageDraw, ImageFont
+from torch import Tensor
+
+from supancl.detect.metrics import Found
+from supancl.detect.scenes import Scenes
+from supancl.reports.pictures import COLOURS, plain
+
+SIDE, GAP, CAPTION = 220, 8, 18
+SURE = 0.5  # what a detector is less sure of is not drawn
+
+
+def detection_sheet(scenes: Scenes, found: Sequence[Found], path: Path, count: int = 12, sure: float = SURE) -> None:
+    """Pairs of one image: the truth on the left, what was found on the right; spread evenly over the set.
+
+    Boxes of a class have one colour; difficult boxes and crowds are thin.
+    """
+    chosen = torch.linspace(0, len(scenes) - 1, min(count, len(scenes))).round().long().unique().tolist()
+    columns = min(3, len(chosen))
+    rows = -(-len(chosen) // columns)
+    width, height = 2 * SIDE + 2 * GAP, SIDE + CAPTION + GAP
+    sheet = Image.new("RGB", (columns * (width + GAP) + GAP, rows * height + GAP), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
+    for place, number in enumerate(chosen):
+        left, top = GAP + place % columns * (width + GAP), GAP + place // columns * height
+        scene, answer = scenes.scenes[number], found[number]
+        shown = answer.scores >= sure
+        thin = (scene.difficult | scene.crowd).tolist()
+        truth = [scenes.classes[label] for label in scene.labels.tolist()]
+        pairs = zip(answer.labels[shown].tolist(), answer.scores[shown].tolist(), strict=True)
+        names = [f"{scenes.classes[label]} {score:.2f}" for label, score in pairs]
+        image = scenes.image(number)
+        panels = (
+            (scene.boxes, scene.labels, truth, thin, "truth"),
+            (answer.boxes[shown], answer.labels[shown], names, [False] * len(names), f"found, score >= {sure:g}"),
+        )
+        for side, (boxes, labels, words, lines, title) in enumerate(panels):
+            at = left + side * (SIDE + GAP)
+            drawn = _drawn(image, boxes, labels, words, lines)
+            sheet.paste(drawn, (at, top))
+            pen.text((at, top + drawn.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
+    sheet.save(path)
+
+
+def _drawn(image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], thin: Sequence[bool]) -> Image.Image:
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    scale = SIDE / max(picture.size)
+    picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    for box, label, word, slim in zip((boxes * scale).tolist(), labels.tolist(), words, thin, strict=True):
+        colour = COLOURS[label % len(COLOURS)]
+        pen.rectangle(box, outline=colour, width=1 if slim else 2)
+        corner = (box[0] + 2, max(0.0, box[1] + 1))
+        pen.rectangle(pen.textbbox(corner, word, font=font), fill=colour)
+        pen.text(corner, word, fill=ink(colour), font=font)
+    return picture
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever can be read better on this colour (by the relative luminance of WCAG 2)."""
+    parts = [part / 255 for part in ImageColor.getrgb(colour)[:3]]
+    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return "black" if 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 else "white"
+
+
+def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """The loss and its four parts over the steps, and AP, AP50 and AP75 of every test, one line per run."""
+    panels = (
+        ("loss", "train", "loss"), ("loss_objectness", "train", "RPN: objectness"),
+        ("loss_rpn_box_reg", "train", "RPN: boxes"), ("loss_classifier", "train", "classes"),
+        ("loss_box_reg", "train", "boxes"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
+        ("AP75", "test", "AP75 (%)"),
+    )  # fmt: skip
+    figure = Figure(figsize=(15, 6.4), layout="constrained")
+    for axis, (key, kind, title) in zip(figure.subplots(2, 4).flat, panels, strict=True):
+        for i, (name, rows) in enumerate(metrics.items()):
+            # the last word on a step: a finished run that is continued is tested once more
+            points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
+            if points:
+                style = {"marker": "o"} if kind == "test" else {}
+                axis.plot(
+                    list(points), list(points.values()), label=plain(name), color=COLOURS[i % len(COLOURS)], **style
+                )
+        if kind == "test":
+            axis.set_ylim(bottom=0)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        if key == "loss" and len(metrics) > 1:
+            axis.legend()
+    figure.savefig(path, dpi=110)
+
+
+def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
+    """The loss and AP, AP50, AP75 over the steps: a thin line for every seed, a thick one for the mean of a group."""
+    panels = (("loss", "train", "loss"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
+              ("AP75", "test", "AP75 (%)"))  # fmt: skip
+    figure = Figure(figsize=(16, 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    for axis, (key, kind, title) in zip(axes, panels, strict=True):
+        for i, (name, runs) in enumerate(groups.items()):
+            colour = COLOURS[i % len(COLOURS)]
+            by_step: dict[int, list[float]] = {}
+            for rows in runs:
+                points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
+                axis.plot(list(points), list(points.values()), color=colour, alpha=0.35, linewidth=0.9)
+                for step, value in points.items():
+                    by_step.setdefault(step, []).append(value)
+            means = {
+                step: sum(values) / len(values) for step, values in sorted(by_step.items()) if len(values) == len(runs)
+            }
+            style = {"marker": "o"} if kind == "test" else {}
+            axis.plot(
+                list(means),
+                list(means.values()),
+                color=colour,
+                linewidth=2,
+                label=f"{plain(name)} ({len(runs)})",
+                **style,
+            )
+        if kind == "test":
+            axis.set_ylim(bottom=0)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=110)
+
+
+def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
+    """AP50 of every class, a bar for every group; classes from the best found to the worst."""
+    kinds = {kind for values in groups.values() for kind in values}
+    best = {kind: max((values.get(kind) or 0.0) for values in groups.values()) for kind in sorted(kinds)}
+    order = sorted(best, key=lambda kind: -best[kind])
+    figure = Figure(figsize=(max(6.0, 0.7 * len(order)), 3.8), layout="constrained")
+    axis, width = figure.subplots(), 0.8 / len(groups)
+    for i, (name, values) in enumerate(groups.items()):
+        places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
+        axis.bar(
+            places,
+            [values.get(kind) or 0.0 for kind in order],
+            width,
+            label=plain(name),
+            color=COLOURS[i % len(COLOURS)],
+        )
+    axis.set_xticks(range(len(order)), [plain(kind) for kind in order], rotation=40, ha="right")
+    axis.set_ylabel("AP50 (%)")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,238 @@
+"""Pictures: loss curves and t-SNE maps, drawn without a display."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from supancl.errors import BadInput, counted
+from supancl.probes import Features
+
+# ten colours that stay apart for most colour-blind readers, then again with another marker
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000", "#ee7733", "#009988")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+# colours that belong together, one family for each group of classes
+FAMILIES = (
+    ("#b2182b", "#fdb863", "#7f3b08", "#e66101", "#f7a8a0"),  # reds and browns
+    ("#08519c", "#74c476", "#41b6c4", "#00441b", "#9ecae1"),  # blues and greens
+    ("#54278f", "#df65b0", "#9e9ac8", "#980043", "#d4b9da"),  # violets
+    ("#000000", "#969696", "#525252", "#cccccc", "#737373"),  # greys
+)
+# an undated file of fixed ids: equal points give an equal file
+UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+class Panel(NamedTuple):
+    """A map: a title, two coordinates and a label per image, and a line of small type below the title."""
+
+    title: str
+    points: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    note: str = ""
+
+
+class Sheet(NamedTuple):
+    """What panels are drawn on: width of the whole and largest side of a panel in inches, type size, resolution."""
+
+    width: float
+    side: float
+    font: float
+    dpi: int
+
+
+SCREEN = Sheet(15.0, 4.2, 10.0, 130)
+PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type that can be read in print
+
+
+def plain(text: str) -> str:
+    """A name as it is spelled: matplotlib reads dollars as formulas, and leaves what begins with _ out of legends."""
+    text = " ".join(text.split())
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """One panel each for the loss, its self-supervised term and the live k-NN accuracy, one line per run."""
+    panels = (("loss", "train", "loss"), ("ssl", "train", "l_ssl"), ("knn", "monitor", "k-NN, held out (%)"))
+    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    for axis, (key, kind, title) in zip(axes, panels, strict=True):
+        for i, (name, rows) in enumerate(metrics.items()):
+            points = [(row["step"], row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=plain(name), color=COLOURS[i % len(COLOURS)], linewidth=1.5)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.savefig(path, dpi=130)
+
+
+def tsne_map(features: Features, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Two coordinates per image, by t-SNE of the features at unit length.
+
+    Fewer than three images, or features that are all equal (a collapsed encoder), cannot be laid out: zeros then.
+    """
+    from sklearn.manifold import TSNE
+
+    count = len(features.values)
+    values = features.values.double().numpy()
+    values = values / np.linalg.norm(values, axis=1, keepdims=True).clip(1e-12)
+    if count < 3 or not (values != values[0]).any():
+        return np.zeros((count, 2))
+    mapped: np.ndarray[Any, Any] = TSNE(perplexity=perplexity(count), init="pca", random_state=seed).fit_transform(
+        values
+    )
+    return mapped
+
+
+def perplexity(count: int) -> float:
+    """The perplexity for so many images: 30, or less where they are few, because it must be below their number."""
+    return min(30.0, max(2.0, (count - 1) / 3))
+
+
+def tsne_panels(features: Mapping[str, Features], classes: tuple[str, ...], path: Path, seed: int = 0) -> None:
+    """Draw one map per entry; a class has the same colour and marker in all of them."""
+    panels = [Panel(name, tsne_map(entry, seed), entry.labels.numpy()) for name, entry in features.items()]
+    draw_panels(panels, classes, path)
+
+
+def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any]]:
+    """Colour and marker of each label: groups differ in their family of colours, a single group has all colours.
+
+    >>> styles = class_styles({"dog": [0, 1], "bird": [2]})
+    >>> [styles[label]["color"] in FAMILIES[0] for label in (0, 1, 2)]
+    [True, True, False]
+    """
+    if len(groups) > len(FAMILIES):
+        raise BadInput(f"{len(groups)} groups of classes, but {len(FAMILIES)} families of colours; name fewer groups")
+    styles: dict[int, dict[str, Any]] = {}
+    for family, (group, labels) in zip(FAMILIES, groups.items(), strict=False):
+        colours = family if len(groups) > 1 else COLOURS
+        if len(labels) > len(colours) * len(MARKERS):
+            raise BadInput(
+                f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
+                f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
+            )
+        for place, label in enumerate(labels):
+            styles[label] = {"color": colours[place % len(colours)], "marker": MARKERS[place // len(colours)]}
+    return styles
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    classes: Sequence[str],
+    path: Path,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    sheet: Sheet = SCREEN,
+    most_named: int = 20,
+) -> None:
+    """Draw maps side by side, as PNG, SVG or PDF: a class has one colour and marker, and one entry in the legend.
+
+    `groups` are names of groups with the labels in each: every group has colours and a part of the legend to itself.
+    A legend of more than `most_named` classes is left out.
+    """
+    there = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
+    shown = {group: [label for label in labels if label in there] for group, labels in (groups or {"": there}).items()}
+    shown = {group: labels for group, labels in shown.items() if labels}
+    styles = (
+        class_styles(shown)
+        if groups
+        else {
+            label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+            for label in there
+        }
+    )
+    names = {label: plain(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
+    rows = math.ceil(len(panels) / 5)
+    columns = math.ceil(len(panels) / rows)
+    side = min(sheet.side, sheet.width / columns)
+    entries, legend_columns = legend_entries(shown, names, side * columns, sheet.font)
+    if not 0 < len(there) <= most_named:
+        entries = []
+    line = sheet.font * 1.5 / 72
+    heading = line * (1.2 + any(panel.note for panel in panels))
+    height = rows * (side + heading) + line * math.ceil(len(entries) / legend_columns)
+    with matplotlib.rc_context({"svg.hashsalt": "supancl", "pdf.fonttype": 42, "font.size": sheet.font}):
+        figure = Figure(figsize=(side * columns, height), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).flat
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        for axis, panel in zip(axes, panels, strict=False):
+            draw_map(axis, panel, styles, side, sheet.font)
+        if entries:
+            handles = [
+                Line2D(
+                    [],
+                    [],
+                    linestyle="none",
+                    markeredgewidth=0,
+                    markersize=0.7 * sheet.font,
+                    **(styles[label] if label is not None else {"marker": ""}),
+                )
+                for _, label in entries
+            ]
+            legend = figure.legend(
+                handles,
+                [text for text, _ in entries],
+                loc="outside lower center",
+                ncols=legend_columns,
+                frameon=False,
+                handletextpad=0.2,
+                columnspacing=1.0,
+            )
+            for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
+                text.set_fontweight("normal" if label is not None else "bold")
+        figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
+
+
+def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
+    """Draw one map on an axis that is `side` inches wide; a long title is set in smaller type."""
+    for label in np.unique(panel.labels):
+        chosen = panel.points[panel.labels == label]
+        axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
+    fits = 72 * side / (0.6 * max(1, len(panel.title)))
+    axis.set_title(plain(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font)
+    if panel.note:
+        axis.annotate(
+            panel.note,
+            (0.5, 1),
+            (0, 0.3 * font),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=0.8 * font,
+        )
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[:].set(color="0.6", linewidth=0.5)
+
+
+def legend_entries(
+    groups: Mapping[str, Sequence[int]], names: Mapping[int, str], width: float, font: float
+) -> tuple[list[tuple[str, int | None]], int]:
+    """The words of a legend with their labels, column by column, and the number of columns that fit in the width.
+
+    A named group begins a column with its name, which has no label, and ends it with blanks.
+    """
+    longest = max(map(len, (*groups, *names.values())), default=1)
+    most = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
+    listed: list[list[tuple[str, int | None]]] = [
+        [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()
+    ]
+    if len(groups) < 2:
+        entries = [entry for group in listed for entry in group]
+        return entries, max(1, min(most, len(entries)))
+    most = max(most, len(listed))
+    least = min(6, max(map(len, listed)))  # small groups have a column each
+    tall = next(rows for rows in range(least, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= most)
+    padded = [group + [("", None)] * (-len(group) % tall) for group in listed]
+    return [entry for group in padded for entry in group], sum(map(len, padded)) // tall

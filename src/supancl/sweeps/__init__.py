@@ -1,0 +1,1 @@
+"""Several runs of one question: trained, continued and compared."""

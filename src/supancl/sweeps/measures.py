@@ -1,0 +1,108 @@
+"""Runs of a study, or of a table, judged by the protocols of `supancl evaluate`, whose files they get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from supancl.data.splits import same_source
+from supancl.errors import BadInput
+from supancl.evaluate import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
+from supancl.evaluate.naming import has_old_crop, source_of, unusual
+from supancl.reporter import Reporter
+from supancl.weights.run_folder import RunFolder
+
+PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
+# what a study shows -> the protocol and its field
+JUDGED = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
+VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One call of a protocol: on the run's own data, or on `source`."""
+
+    protocol: str
+    split: str = "held-out"
+    probe: str = "lbfgs"
+    layer: str = "pooled"
+    source: str | None = None
+
+    def is_result(self, kept: dict[str, Any], own: str, weights: str) -> bool:
+        """Whether an evaluation is what this would measure of an encoder with these weights."""
+        if (kept.get("protocol"), kept.get("weights")) != (self.protocol, weights):
+            return False
+        if not same_source(source_of(kept), self.source or own):
+            return False
+        if self.protocol == "linear" and (
+            kept.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in kept)
+        ):  # 0.1.0 did not say, and chose otherwise
+            return False
+        if has_old_crop(kept):
+            return False
+        split = "test" if kept.get("judged") == "test" else kept.get("split")
+        at_hand = split == self.split or kept.get("split") == self.split
+        return at_hand and kept.get("layer") == self.layer and not set(unusual(kept)) - set(VARIED)
+
+    def measure(self, subject: Subject) -> dict[str, Any]:
+        """The protocol's result, which the run folder keeps."""
+        if self.protocol == "knn":
+            return knn_of(subject, self.source, split=self.split)
+        if self.protocol == "linear":
+            return linear_of(subject, self.source, probe=self.probe, split=self.split)
+        return variance_of(subject, self.source, split=self.split)
+
+
+class Judge:
+    """Measures runs one after another, each thing once; the data that one run needs serve the next."""
+
+    def __init__(self, device: str, reporter: Reporter | None = None) -> None:
+        self.device, self.reporter, self.shelf = device, reporter or Reporter(), Shelf()
+        self._last: tuple[Path, str, Subject] | None = None
+
+    def subject(self, run: Path, layer: str = "pooled") -> Subject:
+        """The run's encoder with a layer of it; the one opened last is kept."""
+        if self._last is None or self._last[:2] != (run, layer):
+            look = make_look(self.device, layer=layer, shelf=self.shelf)
+            self._last = run, layer, open_subject(str(run), look, self.reporter)
+        return self._last[2]
+
+    def result(self, run: Path, wanted: Measurement) -> dict[str, Any]:
+        """What an earlier call or `supancl evaluate` found for these weights, else what is measured now."""
+        subject = self.subject(run, wanted.layer)
+        assert subject.recipe is not None
+        own, weights = subject.recipe.data.source, subject.weights
+        kept = next((kept for kept in evaluations_of(run) if wanted.is_result(kept, own, weights)), None)
+        return kept if kept is not None else wanted.measure(subject)
+
+    def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
+        """One number of a result; None, and a warning, where these data cannot give it."""
+        try:
+            return float(self.result(run, wanted)[field])
+        except BadInput as error:
+            self.reporter.warn(f"{run.name}: {wanted.protocol} is not measured: {error}")
+            return None
+
+
+def has_projector(run: Path) -> bool:
+    return (run / PROJECTOR).is_file()
+
+
+def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
+    """The evaluations in a run folder; files that are damaged or half written count as missing."""
+    for file in sorted(RunFolder(run).evaluations.glob("*.json")):
+        content = read_json(file)
+        if content:
+            yield content
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

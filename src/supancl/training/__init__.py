@@ -1,0 +1,1 @@
+"""One step, the loop around it, what is checked before it, and what watches it."""

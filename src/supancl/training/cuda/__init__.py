@@ -1,0 +1,1 @@
+"""What makes a step fast on a GPU without changing it: capture, layers, reuse."""

@@ -1,0 +1,339 @@
+"""Whose checkpoint is it? The names of its tensors say: one row for each way in which a library lays out a model.
+
+Prefixes are written without the wrappers of parallel training and of the compiler ("module.", "_orig_mod.").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from supancl.core.encoders import sincos_positions
+from supancl.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Format:
+    """Where a library's checkpoint keeps the backbone, and how it is told from others with the same prefix."""
+
+    name: str
+    online: str  # the prefix of the backbone that is trained by gradient
+    target: tuple[str, ...] = ()  # of its moving average
+    marks: tuple[str, ...] = ()  # one of these prefixes is there as well; none: no further sign is needed
+    ignored: str = ""  # what else such a file holds
+    place: str = "state_dict"  # of the state dict in the file
+    stem_padding: int = 1  # of a 3 x 3 stem
+    source: str = ""  # library, commit or version, file
+
+
+FORMATS = (
+    Format(
+        "moco",
+        "encoder_q.",
+        ("encoder_k.",),
+        ignored="fc (projector), queue",
+        source="facebookresearch/moco@4397a04 moco/builder.py",
+    ),
+    Format(
+        "moco-v3",
+        "base_encoder.",
+        ("momentum_encoder.",),
+        ignored="fc or head (projector), predictor",
+        source="facebookresearch/moco-v3@38aae44 vits.py, @0c5d00a moco/builder.py",
+    ),
+    Format(
+        "byol-pytorch",
+        "online_encoder.net.",
+        ("target_encoder.net.",),
+        place="top level",
+        ignored="net (the same backbone again), projector, online_predictor",
+        source="lucidrains/byol-pytorch@6717204 byol_pytorch/byol_pytorch.py",
+    ),
+    Format(
+        "simsiam",
+        "encoder.",
+        marks=("encoder.fc.",),
+        ignored="encoder.fc (projector), predictor",
+        source="facebookresearch/simsiam@39ac33e simsiam/builder.py",
+    ),
+    Format(
+        "solo-learn-encoder",
+        "encoder.",
+        ("momentum_encoder.",),
+        ("classifier.",),
+        stem_padding=2,
+        ignored="classifier, projector, predictor, queue (solo-learn's first releases)",
+        source="vturrisi/solo-learn@008f64f solo/methods/base.py",
+    ),
+    Format(
+        "sup-ancl",
+        "encoder.",
+        ("target_encoder.",),
+        ("projector.",),
+        ignored="projector, target_projector, predictor, queue, queue_labels, queue_ptr",
+        source="JH-Oh-23/Sup-ANCL@d4a6430 builder.py (the authors' code)",
+    ),
+    Format(
+        "supcontrast",
+        "encoder.",
+        marks=("head.", "fc."),
+        ignored="head or fc",
+        place="model",
+        source="HobbitLong/SupContrast@2728c67 networks/resnet_big.py",
+    ),
+    # in some of lightly's benchmarks `backbone` is the moving average and its copy is what learns
+    Format(
+        "lightly-query",
+        "query_backbone.",
+        ("backbone.",),
+        ignored="projection heads, online_classifier",
+        source="lightly-ai/lightly@00283d7 benchmarks/imagenet/resnet50/mocov2.py",
+    ),
+    Format(
+        "lightly-student",
+        "student_backbone.",
+        ("teacher_backbone.", "backbone."),
+        ignored="projection and prediction heads, online_classifier",
+        source="lightly-ai/lightly@106fec9 benchmarks/imagenet/resnet50/dino.py",
+    ),
+    Format(
+        "lightly",
+        "backbone.",
+        ("backbone_momentum.", "teacher_backbone.", "momentum_backbone."),
+        ("projection_head.", "prediction_head.", "online_classifier."),
+        ignored="projection and prediction heads, online_classifier, criterion",
+        source="lightly 1.6.0 models/resnet.py; @13602954 examples/pytorch_lightning/byol.py; "
+        "@32c2b47 benchmarks/imagenet/resnet50/byol.py",
+    ),
+    Format(
+        "solo-learn",
+        "backbone.",
+        ("momentum_backbone.",),
+        ("classifier.",),
+        stem_padding=2,
+        ignored="classifier, projector, predictor, queue, momentum_projector, momentum_classifier",
+        source="vturrisi/solo-learn@c980e9e solo/methods/base.py",
+    ),
+    Format(
+        "mmpretrain",
+        "backbone.",
+        ("target_net.0.", "encoder_k.0.", "momentum_encoder.0."),
+        ("neck.", "head."),
+        ignored="neck, head, queue",
+        source="open-mmlab/mmpretrain@0979e78 mmpretrain/models/backbones/resnet.py, @0276306 selfsup/byol.py",
+    ),
+    Format(
+        "vissl",
+        "_feature_blocks.",
+        place="classy_state_dict.base_model.model.trunk",
+        ignored="heads",
+        source="facebookresearch/vissl@0832020 vissl/models/trunks/resnext.py",
+    ),
+    Format(
+        "plain",
+        "",
+        ignored="fc, head, classifier, projection_head, prototypes",
+        place="top level, state_dict or model",
+        source="torchvision 0.29.2 models/resnet.py; timm 1.0.30 models/vision_transformer.py",
+    ),
+)
+
+PLACES = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
+
+# bottleneck blocks or not, and how many in each of the four layers
+RESNETS: dict[tuple[bool, tuple[int, ...]], str] = {
+    (False, (2, 2, 2, 2)): "resnet18", (False, (3, 4, 6, 3)): "resnet34", (True, (3, 4, 6, 3)): "resnet50",
+    (True, (3, 4, 23, 3)): "resnet101", (True, (3, 8, 36, 3)): "resnet152",
+}  # fmt: skip
+VITS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # by width, as timm names them
+
+# an nn.Sequential of a ResNet's children, without and with the modules that have no weights
+UNPACKED = {
+    "2": {"0": "conv1", "1": "bn1", "2": "layer1", "3": "layer2", "4": "layer3", "5": "layer4"},
+    "4": {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"},
+}
+WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod)\.")
+FIRST_BLOCK = re.compile(r"^(?P<prefix>(?:.*\.)?)(?P<layer>layer1|2|4)\.0\.conv1\.weight$")
+PATCHES = "patch_embed.proj.weight"
+
+
+class Identified(NamedTuple):
+    """What a state dict is: the row of FORMATS, the prefix before its backbone's tensors, and which encoder it is."""
+
+    format: str
+    prefix: str
+    architecture: str
+
+
+def identify(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> Identified:
+    """Which library's model this is and where the wanted branch's backbone lies; `prefix` names it outright.
+
+    >>> import torchvision
+    >>> identify(torchvision.models.resnet18().state_dict())
+    Identified(format='plain', prefix='', architecture='resnet18')
+    """
+    row, found = locate(state, branch, prefix)
+    names = backbone(state, found)
+    return Identified(row.name, found, _architecture(names, row, _unpacked(state, found)))
+
+
+def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> tuple[Format, str]:
+    """The row of FORMATS and the prefix as it is in the file."""
+    if branch not in ("online", "target"):
+        raise BadInput(f"branch = {branch!r}: must be online or target")
+    prefixes = {WRAPPER.sub("", name): name for name in _backbones(state)}
+    if prefix is not None:
+        found = prefixes.get(WRAPPER.sub("", prefix))
+        if found is None:
+            known = ", ".join(repr(name) for name in prefixes.values()) or "none"
+            raise BadInput(f"no backbone under the prefix {prefix!r}; backbones were found under: {known}")
+        return Format("given prefix", found), found
+    plain = [WRAPPER.sub("", name) for name in state]
+    for row in FORMATS:
+        if row.online not in prefixes or (row.marks and not any(name.startswith(row.marks) for name in plain)):
+            continue
+        if branch == "online":
+            return row, prefixes[row.online]
+        targets = [prefixes[name] for name in row.target if name in prefixes]
+        if not targets:
+            raise BadInput(f"a {row.name} checkpoint without a target branch; leave branch out")
+        return row, targets[0]
+    return _only_target(prefixes, branch) or _unknown(state, prefixes)
+
+
+def _only_target(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str] | None:
+    """A file that holds a moving average and nothing of what it is the average of: only when asked for by name."""
+    online = {row.online for row in FORMATS}
+    for row in FORMATS:
+        for name in row.target:
+            if name in prefixes and name not in online:
+                if branch == "target":
+                    return row, prefixes[name]
+                raise BadInput(
+                    f"holds a target branch ({prefixes[name]!r}) and no online one; ask for it with branch = target"
+                )
+    return None
+
+
+def _unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> tuple[Format, str]:
+    known = ", ".join(row.name for row in FORMATS)
+    if prefixes:
+        raise BadInput(
+            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({known}) "
+            "has like this; name its prefix (--prefix)"
+        )
+    if any("patch_embed.proj.0.weight" in name for name in state):
+        raise BadInput("a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which no encoder here has")
+    seen = ", ".join(list(state)[:4]) or "no tensor at all"
+    raise BadInput(
+        f"no known format ({known}); its first tensors are {seen}. Name the architecture: "
+        "torchvision:NAME@FILE or timm:NAME@FILE"
+    )
+
+
+def _backbones(state: Mapping[str, Tensor]) -> list[str]:
+    """The prefixes under which a whole ResNet or vision transformer begins."""
+    found = [name.removesuffix(PATCHES) for name in state if name.endswith(PATCHES)]
+    for name in state:
+        match = FIRST_BLOCK.match(name)
+        if match:
+            stem = "conv1.weight" if match["layer"] == "layer1" else "0.weight"
+            if match["prefix"] + stem in state and match["prefix"] not in found:
+                found.append(match["prefix"])
+    return found
+
+
+def _unpacked(state: Mapping[str, Tensor], prefix: str) -> str | None:
+    """Where the first layer of an unpacked ResNet stands among the children; None where they have names."""
+    if f"{prefix}0.weight" not in state:
+        return None
+    return next((at for at in UNPACKED if f"{prefix}{at}.0.conv1.weight" in state), None)
+
+
+def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, by the names that torchvision and timm give them."""
+    names = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    at = _unpacked(state, prefix)
+    if at is not None:
+        renamed = {}
+        for name, value in names.items():
+            first, dot, rest = name.partition(".")
+            renamed[UNPACKED[at].get(first, first) + dot + rest] = value
+        names = renamed
+    names = {name.replace(".shortcut.", ".downsample."): value for name, value in names.items()}
+    return {name: _joined(value, names, name) for name, value in names.items()}
+
+
+def _joined(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
+    """lightly's split batch norm keeps statistics for each part of a batch and uses their mean in eval mode."""
+    norm, _, last = name.rpartition(".")
+    weight = names.get(f"{norm}.weight")
+    if last not in ("running_mean", "running_var") or weight is None or value.ndim != 1 or len(weight) == 0:
+        return value
+    return value.view(-1, len(weight)).mean(0) if len(value) > len(weight) and len(value) % len(weight) == 0 else value
+
+
+def _architecture(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> str:
+    return _vit(names, row) if PATCHES in names else _resnet(names, row, unpacked)
+
+
+def _resnet(names: Mapping[str, Tensor], row: Format, unpacked: str | None) -> str:
+    blocks = tuple(sum(re.fullmatch(rf"layer{layer}\.\d+\.conv1\.weight", name) is not None for name in names)
+                   for layer in (1, 2, 3, 4))  # fmt: skip
+    name = RESNETS.get(("layer1.0.conv3.weight" in names, blocks))
+    if name is None:
+        known = ", ".join(RESNETS.values())
+        raise BadInput(f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {known}")
+    stem, first = tuple(names["conv1.weight"].shape), tuple(names["layer1.0.conv1.weight"].shape)
+    if stem[0] != 64 or first[0] != 64:
+        raise BadInput(
+            f"a {name} of another width (conv1 is {stem}, layer1.0.conv1 is {first}); name the model: "
+            "torchvision:NAME@FILE or timm:NAME@FILE"
+        )
+    if stem[2:] == (7, 7):
+        return name
+    if stem[2:] != (3, 3):
+        raise BadInput(f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 are known")
+    if unpacked == "2":  # lightly's own ResNet calls its first ReLU as a function, which nn.Sequential leaves out
+        return f"cifar-{name}-norelu"
+    return f"cifar-{name}" + (f"-pad{row.stem_padding}" if row.stem_padding != 1 else "")
+
+
+def _vit(names: Mapping[str, Tensor], row: Format) -> str:
+    width, _, patch, _ = names[PATCHES].shape
+    lacking = next((name for name in ("cls_token", "pos_embed", "norm.weight") if name not in names), None)
+    if width not in VITS or lacking:
+        why = f"no {lacking}" if lacking else f"width {width}"
+        raise BadInput(f"a vision transformer with {why}; name the model: timm:NAME@FILE")
+    # the number of heads is in no tensor: MoCo-v3's have 12 at every width below 1024, timm's one for 64 numbers
+    if row.name == "moco-v3" or _is_sincos(names["pos_embed"]):
+        if (width, patch) == (384, 16):
+            return "vit-small"
+        if width < 768:
+            raise BadInput(
+                f"a vision transformer of MoCo-v3's kind with width {width} and patches of {patch}, "
+                "which no encoder here has"
+            )
+    return f"timm:vit_{VITS[width]}_patch{patch}_224"
+
+
+def _is_sincos(position: Tensor) -> bool:
+    side = round((position.shape[1] - 1) ** 0.5)
+    if side * side != position.shape[1] - 1 or position.is_meta:
+        return False
+    expected = torch.cat([torch.zeros(1, position.shape[2]), sincos_positions(side, position.shape[2])])
+    return torch.allclose(position[0].float(), expected, atol=1e-2)  # in half precision too
+
+
+def side_of(names: Mapping[str, Tensor]) -> int | None:
+    """The image side that a vision transformer's positions are for."""
+    if PATCHES not in names or "pos_embed" not in names:
+        return None
+    places = int(names["pos_embed"].shape[1]) - ("cls_token" in names)
+    return round(math.sqrt(places)) * int(names[PATCHES].shape[-1])
