@@ -40,8 +40,9 @@ from supancl.data.sources.tar_index import indexed
 from supancl.data.splits import Data, DataSpec, open_data, whole
 from supancl.data.store.images import ArrayImages, workers
 from supancl.recipes import recipe
+from supancl.training.cuda.capture import WARM_UP
 from supancl.training.preflight import with_speed
-from supancl.training.step import WARM_UP, Trainer
+from supancl.training.trainer import Trainer
 
 CLASSES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 SLOTS = (1_000, 10_000, 100_000, 1_000_000)
@@ -263,14 +264,14 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
     """ResNet-50 at 224 px, batch 128, augmentation included, images resident; on a CPU only what is kept is counted."""
     for variant, (name, settings, classes) in VARIANTS.items():
         trainer = step_trainer(name, settings, classes, device, compiled)
-        parameters = sum(p.numel() for p in trainer.branches.parameters())
-        norms = [part.num_features for part in trainer.branches.modules() if isinstance(part, NORMS)]
+        parameters = sum(p.numel() for p in trainer.model.branches.parameters())
+        norms = [part.num_features for part in trainer.model.branches.modules() if isinstance(part, NORMS)]
         row: Row = {"variant": variant, "parameters": parameters, "norms": len(norms), "norm_channels": sum(norms)}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             for _ in range(WARM_UP):
                 trainer.advance()
-            if trainer.may_replay:
+            if trainer.captured.may_replay:
                 trainer.capture()
             row["step_ms"] = milliseconds(trainer.advance, device, repeats=7, calls=10)
             row["images_per_second"] = trainer.recipe.train.batch_size / row["step_ms"] * 1e3

@@ -20,8 +20,8 @@ from supancl import recipe
 from supancl.data.splits import Data, whole
 from supancl.data.store.images import ArrayImages
 from supancl.recipes import Recipe
-from supancl.training.cuda.capture import from_compiler
-from supancl.training.step import WARM_UP, Trainer
+from supancl.training.cuda.capture import WARM_UP
+from supancl.training.trainer import Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing
 TINY_CNN = {"encoder.name": "cnn", "encoder.width": 16, "views.size": 16, "train.batch_size": 8}
@@ -91,33 +91,25 @@ def wait(device: torch.device) -> None:
 
 def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -> Contender:
     """A trainer, warmed up and captured as `supancl pretrain` does it, with the time and memory that took."""
-    note = ""
     cold = not compiler_cache_filled()
     torch._dynamo.reset()  # what was captured needs its compiled code no more, and the compiler counts instances
     gc.collect()
     peak = Peak(device)
     begin = time.perf_counter()
     trainer = Trainer(chosen, data, device)
-    try:
-        trainer.advance()
-    except Exception as error:
-        if not trainer.compiled or not from_compiler(error):
-            raise
-        note = f"not compiled ({type(error).__name__})"
-        trainer.compile(False)
-        trainer.advance()
-    note = "; ".join([note, *trainer.unsaid]).removeprefix("; ")
+    trainer.advance()
+    note = "; ".join(trainer.compilation.take_failures())
     wait(device)
     first = time.perf_counter() - begin
     for _ in range(WARM_UP - 1):
         trainer.advance()
-    if trainer.may_replay:
+    if trainer.captured.is_due:
         trainer.capture()
     for _ in range(2):
         trainer.advance()
     wait(device)
     facts = {"how": how(trainer), "first_s": first, "ready_s": time.perf_counter() - begin, "peak_gb": peak.gb()}
-    if trainer.compiled:
+    if trainer.compilation.enabled:
         facts["compiler_cache"] = "empty" if cold else "filled before"
     if note:
         facts["note"] = note
@@ -131,8 +123,8 @@ def _within(trainer: Trainer) -> None:
 
 
 def how(trainer: Trainer) -> str:
-    parts = [trainer.recipe.train.precision, "compiled" if trainer.compiled else "as written"]
-    return ", ".join([*parts, "replayed"] if trainer.replay is not None else parts)
+    parts = [trainer.recipe.train.precision, "compiled" if trainer.compilation.enabled else "as written"]
+    return ", ".join([*parts, "replayed"] if trainer.captured.replay is not None else parts)
 
 
 class Peak:

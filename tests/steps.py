@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from supancl.training.step import WARM_UP, Trainer
+from supancl.training.cuda.capture import WARM_UP
+from supancl.training.trainer import Trainer
 
 
 @contextmanager
@@ -34,10 +35,10 @@ def without_tf32() -> Iterator[None]:
 
 def advance(trainer: Trainer) -> float:
     """The loss of the next step, captured after the warm-up where the recipe asks for it."""
-    if trainer.may_replay and trainer.warmed == WARM_UP and trainer.replay is None:
+    if trainer.captured.may_replay and trainer.captured.steps_warmed_up == WARM_UP and trainer.captured.replay is None:
         trainer.capture()
     trainer.advance()
-    return trainer.mean_since()[0]
+    return trainer.mean_losses()[0]
 
 
 def side_by_side(one: Trainer, other: Trainer, steps: int) -> tuple[list[float], list[float], dict[str, list[float]]]:
@@ -69,21 +70,21 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def compared(trainer: Trainer) -> dict[str, list[Tensor]]:
     """What a step changes, the pool's spare slot left out: rows that are not stored are written there, and any wins."""
-    found = {"weights": [weights.detach() for weights in trainer.branches.parameters()]}
-    for name, value in trainer.branches.named_buffers():
+    found = {"weights": [weights.detach() for weights in trainer.model.branches.parameters()]}
+    for name, value in trainer.model.branches.named_buffers():
         found.setdefault(name.rpartition(".")[2], []).append(value)
-    for name, value in trainer.pool.state_dict().items() if trainer.pool is not None else ():
+    for name, value in trainer.model.pool.state_dict().items() if trainer.model.pool is not None else ():
         spare = name in ("targets", "labels", "born")
-        found[name] = [value[: len(trainer.pool.stored().valid)] if spare else value]
+        found[name] = [value[: len(trainer.model.pool.stored().valid)] if spare else value]
     return found
 
 
 def changing(trainer: Trainer) -> Iterator[Tensor]:
     """What a step leaves for the next one, but for what follows from its number and the seed."""
-    for module in (trainer.branches, trainer.pool):
+    for module in (trainer.model.branches, trainer.model.pool):
         if module is not None:
             yield from module.state_dict().values()
-    for weights in trainer.branches.parameters():
-        for value in trainer.optimizer.state.get(weights, {}).values():
+    for weights in trainer.model.branches.parameters():
+        for value in trainer.model.optimizer.state.get(weights, {}).values():
             if isinstance(value, Tensor):
                 yield value

@@ -19,7 +19,7 @@ from supancl.core.pools import Queue
 from supancl.data.views.specs import LocalCrops
 from supancl.errors import BadInput
 from supancl.recipes.recipe import recipe_from_json
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
@@ -318,14 +318,16 @@ def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
     made = tiny_recipe(method, views__local={"count": 2, "size": 5, "scale": [0.1, 0.4]})
     trainer = Trainer(made, tiny_data(), torch.device("cpu"))
     seen = []
-    trainer.branches.register_forward_hook(lambda module, given, out: seen.append((given[1].shape, *map(len, out))))
-    before = [p.clone() for p in trainer.branches.encoder.parameters()]
+    trainer.model.branches.register_forward_hook(
+        lambda module, given, out: seen.append((given[1].shape, *map(len, out)))
+    )
+    before = [p.clone() for p in trainer.model.branches.encoder.parameters()]
     z2 = trainer.advance()
     assert seen == [((2, 8, 1, 5, 5), 4, 2)]
-    after = trainer.branches.encoder.parameters()
+    after = trainer.model.branches.encoder.parameters()
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    if trainer.pool is not None:
-        stored = trainer.pool.stored()
+    if trainer.model.pool is not None:
+        stored = trainer.model.pool.stored()
         assert torch.equal(stored.targets[stored.valid], z2)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from supancl import BadInput
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint, load_weights
 from tests.tiny import tiny_data, tiny_recipe
 

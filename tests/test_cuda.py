@@ -6,6 +6,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from supancl.data.splits import whole
 from supancl.data.store.images import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws
 from supancl.data.views.specs import Crops, render, render_in_chunks
-from supancl.training.cuda.layers import arrange
-from supancl.training.cuda.reuse import restart, serves
-from supancl.training.loop import _capture
-from supancl.training.step import WARM_UP, Trainer
+from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.layers import optimize_for_cuda
+from supancl.training.cuda.reuse import serves
+from supancl.training.loop import capture_step
+from supancl.training.step import Step
+from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.steps import advance, side_by_side, without_tf32
 from tests.test_resume import crash_and_resume
@@ -128,7 +131,7 @@ def test_fifty_steps_are_those_of_the_eager_step(method: str, way: str, precisio
     kind = {"train.precision": precision}
     trainer = digits_trainer(method, **kind, **FAST[way])
     eager, fast, apart = side_by_side(digits_trainer(method, **kind), trainer, 50)
-    assert (trainer.replay is not None) == ("replayed" in way)
+    assert (trainer.captured.replay is not None) == ("replayed" in way)
     close = 1e-3 if precision == "fp32" else 5e-3
     assert fast == pytest.approx(eager, rel=close, abs=close)
     # a learning rate that is off by 1% is 0.01 apart; on a CPU the medians of bf16 against fp32 are at most 0.025
@@ -148,12 +151,14 @@ def test_fifty_steps_are_those_of_the_eager_step(method: str, way: str, precisio
 def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
     trainer = digits_trainer("supbyol", **{"train.replay": True})
     losses_of(trainer, 5)
-    assert trainer.replay is not None
+    assert trainer.captured.replay is not None
     for _ in range(30):
         trainer.advance()
         last = trainer.step - 1
-        assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.rates[0](last), rel=1e-6)
-        assert float(trainer.momentum) == pytest.approx(trainer.momentum_at(last), rel=1e-9)
+        assert float(trainer.model.optimizer.param_groups[0]["lr"]) == pytest.approx(
+            trainer.inputs.schedule.rates[0](last), rel=1e-6
+        )
+        assert float(trainer.inputs.momentum) == pytest.approx(trainer.inputs.schedule.momentum(last), rel=1e-9)
     still = digits_trainer("simsiam", **{"train.replay": True, "optimizer.lr": 1e-9})
     seen = losses_of(still, 12)[4:]
     assert len(set(seen)) == len(seen)  # the weights stand still: what differs is the images and their views
@@ -163,21 +168,22 @@ def test_a_step_that_cannot_be_recorded_goes_on_and_can_be_recorded_later() -> N
     trainer, notes = digits_trainer("supsiam", **{"train.replay": True, "loss.samples": 2}), Notes()
     for _ in range(WARM_UP):
         trainer.advance()
-    push, stream = trainer.push, torch.cuda.current_stream()
-    trainer.push = lambda *what: (float(trainer.momentum), push(*what))  # nobody may look while a step is recorded
-    _capture(trainer, notes)
-    trainer.push = push
+    step, stream = trainer.captured.step, torch.cuda.current_stream()
+    push = lambda *what: (float(trainer.inputs.momentum), step.run.push(*what))  # noqa: E731 - nobody may look while a step is recorded
+    trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
+    capture_step(trainer, notes)
+    trainer.captured.replace_step(step)
     assert len(notes.warnings) == 1
     assert "could not be captured as a CUDA graph" in notes.warnings[0]
-    assert trainer.replay is None
+    assert trainer.captured.replay is None
     assert torch.cuda.current_stream() == stream
     losses = losses_of(trainer, 6)  # draws of the views' generator, and of torch's own
     assert all(math.isfinite(loss) for loss in losses)
-    assert trainer.step == int(trainer.at) == WARM_UP + 6
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 6
     trainer.capture()
     assert all(math.isfinite(loss) for loss in losses_of(trainer, 3))
-    assert trainer.replay is not None
-    assert trainer.step == int(trainer.at) == WARM_UP + 9
+    assert trainer.captured.replay is not None
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 9
 
 
 @pytest.mark.parametrize("settings", [{"train.replay": True}, {}])
@@ -235,12 +241,12 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
     trainer = digits_trainer(method, **settings)
     losses_of(trainer, 8)
     changes: dict = {"train.seed": 3, "loss.alpha": 0.1, "optimizer.lr": 0.02}
-    captured, other = trainer.replay, trainer.recipe.with_set(changes)
+    captured, other = trainer.captured.replay, trainer.recipe.with_set(changes)
     assert captured is not None
     assert serves(trainer, other)
-    restart(trainer, other, open_data(other.data, other.encoder.channels))
+    trainer.restart(other, open_data(other.data, other.encoder.channels))
     expected, again, apart = side_by_side(digits_trainer(method, **settings, **changes), trainer, 30)
-    assert trainer.replay is captured
+    assert trainer.captured.replay is captured
     assert again == pytest.approx(expected, rel=1e-3, abs=1e-3)
     assert max(shares[0] for shares in apart.values()) < 0.02  # nothing of the run before was left
     assert max(statistics.median(shares) for shares in apart.values()) < 0.005
@@ -293,7 +299,7 @@ def test_arranged_layers_compiled_are_the_plain_ones() -> None:
     torch.manual_seed(0)
     plain_one = EncoderSpec("resnet18", size=64).build().cuda().to(memory_format=torch.channels_last)
     arranged = copy.deepcopy(plain_one)
-    arrange(arranged)
+    optimize_for_cuda(arranged)
     images = torch.randn(8, 3, 64, 64, device="cuda")
     found = {}
     with without_tf32(), warnings.catch_warnings():

@@ -12,7 +12,7 @@ from supancl.core.encoders import Encoder
 from supancl.data.splits import Split
 from supancl.probes import Features, embed
 from supancl.training.monitor import COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor, alarm, relative_std
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 
@@ -140,7 +140,7 @@ def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypat
 
 def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_data(unlabelled=1.0)
-    encoder = Trainer(tiny_recipe("simsiam"), data, torch.device("cpu")).branches.encoder
+    encoder = Trainer(tiny_recipe("simsiam"), data, torch.device("cpu")).model.branches.encoder
     seen = []
 
     def counted(encoder: Encoder, split: Split) -> Features:
@@ -178,7 +178,7 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
     for _ in range(RANKS_IN_A_ROW):
         assert not monitor.collapsed
         assert monitor.watch(of_rank(rank)) > 0.9
-        monitor.measure(trainer.branches.encoder, of_rank(rank), None, torch.device("cpu"))
+        monitor.measure(trainer.model.branches.encoder, of_rank(rank), None, torch.device("cpu"))
     assert monitor.collapsed == collapsed
     if collapsed:
         assert "use only" in alarm(tiny_recipe("simsiam"), monitor, 7)
@@ -198,7 +198,7 @@ def test_cifar_recipes_check_every_fifth_epoch_and_say_why() -> None:
 
 def test_on_a_cpu_half_precision_changes_nothing() -> None:
     data = tiny_data()
-    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).branches.encoder
+    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).model.branches.encoder
     rows = [Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"), half) for half in (False, True)]
     assert rows[0] == rows[1]
 
@@ -207,7 +207,7 @@ def test_on_a_cpu_half_precision_changes_nothing() -> None:
 @pytest.mark.parametrize(("half", "close"), [(False, 5e-3), (True, 0.03)])
 def test_on_a_gpu_the_values_are_those_of_a_cpu(half: bool, close: float) -> None:
     data, device = tiny_data(600), torch.device("cuda")
-    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).branches.encoder
+    encoder = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu")).model.branches.encoder
     expected = Monitor(data, True).measure(encoder, of_rank(9), None, torch.device("cpu"))
     found = Monitor(data, True).measure(encoder.to(device), of_rank(9).to(device), None, device, half)
     assert found.pop("knn") == pytest.approx(expected.pop("knn"), abs=10 if half else 5)

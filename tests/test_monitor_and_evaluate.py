@@ -14,7 +14,7 @@ from supancl import from_arrays, pretrain
 from supancl.probes import Features
 from supancl.probes.fixed_ridge import RIDGE, fixed_ridge_accuracy
 from supancl.training.monitor import Monitor, sample_labelled, sample_rows
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.evaluate.blobs import blobs
 from tests.files import supancl
 from tests.tiny import tiny_data, tiny_recipe
@@ -85,7 +85,7 @@ def test_an_earlier_check_may_take_a_sample_and_says_so(tmp_path, capsys, monkey
 def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
     monkeypatch.setattr("supancl.training.monitor.MOST_AT_LAST", 30)
     data = tiny_data(120)
-    encoder = Trainer(tiny_recipe(), data, CPU).branches.encoder
+    encoder = Trainer(tiny_recipe(), data, CPU).model.branches.encoder
     row = Monitor(data, True).measure(encoder, torch.empty(0, 8), None, CPU, last=True)
     assert (row["knn_references"], row["knn_queries"]) == (30, len(data.held_out))
 
@@ -133,14 +133,14 @@ def test_features_that_are_all_one_are_no_error():
 def test_a_check_draws_nothing_from_anybodys_random_numbers():
     data = tiny_data(90)
     trainer = Trainer(tiny_recipe(), data, CPU)
-    states = torch.get_rng_state(), trainer.generator.get_state(), random.getstate()
+    states = torch.get_rng_state(), trainer.model.generator.get_state(), random.getstate()
     rows = [
-        trainer.monitor.measure(trainer.branches.encoder, torch.empty(0, 8), None, CPU, last=last)
+        trainer.monitor.measure(trainer.model.branches.encoder, torch.empty(0, 8), None, CPU, last=last)
         for last in (False, True, False)
     ]
     assert rows[0] == rows[2]
     assert torch.equal(torch.get_rng_state(), states[0])
-    assert torch.equal(trainer.generator.get_state(), states[1])
+    assert torch.equal(trainer.model.generator.get_state(), states[1])
     assert random.getstate() == states[2]
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from supancl.core.pools import Queue
 from supancl.probes import embed
 from supancl.training.monitor import COLLAPSED_RANK, COLLAPSED_STD, IN_A_ROW, RANKS_IN_A_ROW, Monitor
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def test_a_row_holds_its_definitions() -> None:
     data = tiny_data(120)
-    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).model.branches.encoder
     pool = Queue(10, 8, len(data.classes))
     for labels in (torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.long)):
         pool.push(torch.randn(6, 8), labels)
@@ -47,7 +47,7 @@ def test_a_row_holds_its_definitions() -> None:
 
 def test_features_that_are_all_one_have_no_ratio() -> None:
     data = tiny_data(60)
-    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).model.branches.encoder
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.zero_()
@@ -63,7 +63,7 @@ def test_features_that_are_all_one_have_no_ratio() -> None:
 def test_the_least_rank_follows_the_batch_and_the_classes(supervised: bool, size: int, least: float) -> None:
     data = tiny_data(60, 3)
     monitor = Monitor(data, supervised)
-    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).branches.encoder
+    encoder = Trainer(tiny_recipe("supsiam"), data, CPU).model.branches.encoder
     monitor.measure(encoder, torch.randn(size, 64, generator=torch.Generator().manual_seed(0)), None, CPU)
     assert monitor.least_rank == least
     assert monitor.low_ranks == 0
@@ -76,10 +76,10 @@ def test_a_spread_at_the_bound_is_not_low_and_what_was_counted_goes_on_in_the_ne
     assert monitor.low_readings == 0
     monitor.note(COLLAPSED_STD - 1e-6)
     monitor.note(COLLAPSED_STD - 1e-6)
-    monitor.low_ranks, monitor.told = 1, True
+    monitor.low_ranks, monitor.alarm_raised = 1, True
     again = Monitor(data, True)
     again.load(monitor.state())
-    assert (again.low_readings, again.low_ranks, again.collapsed, again.told) == (2, 1, False, True)
+    assert (again.low_readings, again.low_ranks, again.collapsed, again.alarm_raised) == (2, 1, False, True)
     again.note(0.0)
     assert again.collapsed
 

@@ -12,7 +12,7 @@ from supancl.core.branches import HeadSpec
 from supancl.core.pools import UNLABELLED, Queue
 from supancl.paper.table_layouts import is_published
 from supancl.recipes import RECIPES, recipe_from_json, released
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.test_resume import crash_and_resume
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
@@ -95,7 +95,7 @@ def test_byols_momentum_never_leaves_its_start(method):
     made = recipe(f"imagenet100.{method}", compat="released-code")
     assert (made.branches.momentum, made.branches.momentum_end) == (0.996, 0.996)
     trainer = trainer_of(released(tiny_recipe(method, branches__momentum=0.996)))
-    assert {trainer.momentum_at(step) for step in range(trainer.steps + 1)} == {0.996}
+    assert {trainer.inputs.schedule.momentum(step) for step in range(trainer.steps + 1)} == {0.996}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -111,7 +111,7 @@ def trainer_of(made) -> Trainer:
 
 
 def queue_of(seed: int, method: str = "moco2") -> Tensor:
-    pool = trainer_of(released(tiny_recipe(method, train__seed=seed))).pool
+    pool = trainer_of(released(tiny_recipe(method, train__seed=seed))).model.pool
     assert isinstance(pool, Queue)
     stored = pool.stored()
     assert bool(stored.valid.all())

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import supancl.training.step
+import supancl.training.inputs
 from supancl import METHODS, Reporter, pretrain
 from supancl.cli import main
 from supancl.cli.pretrain import check_agrees
@@ -291,7 +291,7 @@ def test_a_setting_is_noted_also_in_a_recipe_json_of_before_there_was_one(asked,
 
 
 def collapsing(monkeypatch) -> None:
-    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.inputs, "relative_std", lambda targets: torch.zeros(()))
 
 
 def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_says_so(monkeypatch, tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.training.cuda.reuse import is_kept, one_step, restart, serves, trainer_for
-from supancl.training.loop import pretrain
-from supancl.training.step import Trainer
+from supancl.training.cuda.reuse import one_step, serves, trainer_for
+from supancl.training.pretrain import pretrain
+from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ def losses_of(trainer, steps=4):
     found = []
     for _ in range(steps):
         trainer.advance()
-        found.append(trainer.mean_since())
+        found.append(trainer.mean_losses())
     return found
 
 
@@ -33,17 +33,17 @@ def test_a_restarted_trainer_is_a_new_one(method, pool, optimizer):
     data = tiny_data(unlabelled=0.2)
     used = Trainer(first, data, CPU)
     losses_of(used)
-    restart(used, second, data)
+    used.restart(second, data)
     fresh = Trainer(second, data, CPU)
     torch.manual_seed(1)
     one = losses_of(used)
     torch.manual_seed(1)
     assert one == losses_of(fresh)
-    for name, value in fresh.branches.state_dict().items():
-        assert torch.equal(used.branches.state_dict()[name], value), name
-    if fresh.pool is not None:
-        for name, value in fresh.pool.state_dict().items():
-            assert torch.equal(used.pool.state_dict()[name], value), name
+    for name, value in fresh.model.branches.state_dict().items():
+        assert torch.equal(used.model.branches.state_dict()[name], value), name
+    if fresh.model.pool is not None:
+        for name, value in fresh.model.pool.state_dict().items():
+            assert torch.equal(used.model.pool.state_dict()[name], value), name
 
 
 def test_a_step_serves_what_differs_in_values_and_nothing_else():
@@ -61,12 +61,12 @@ def test_a_step_serves_what_differs_in_values_and_nothing_else():
         {"optimizer.momentum": 0.5},
     ):
         assert not serves(trainer, first.with_set(changes)), changes
-    trainer.compiled = True
+    trainer.compilation.enabled = True
     assert not serves(trainer, first)
-    trainer.compiled = False
+    trainer.compilation.enabled = False
     # on a CPU alpha is a number of the step itself; a captured one reads it from the device
     assert not serves(trainer, first.with_set({"loss.alpha": 0.1}))
-    trainer.alpha = torch.tensor(0.5)
+    trainer.inputs.alpha = torch.tensor(0.5)
     assert serves(trainer, first.with_set({"loss.alpha": 0.1}))
 
 
@@ -79,10 +79,8 @@ def test_runs_in_one_block_share_a_trainer_and_the_first_ones_encoder_is_its_own
     with one_step():
         run = pretrain(first, data, tmp_path / "a")
         before = {name: value.clone() for name, value in run.encoder.state_dict().items()}
-        assert is_kept(built[-1])
         other = pretrain(second, data, tmp_path / "b")
     assert len(built) == 2  # one alone, one for both
-    assert not is_kept(built[-1])
     for name, value in run.encoder.state_dict().items():
         assert torch.equal(value, before[name])
     for name, value in other.encoder.state_dict().items():

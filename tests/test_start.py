@@ -1,6 +1,7 @@
 """What is chosen by itself, and what is said where the fast way cannot be gone."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,21 +14,22 @@ from supancl.cli.pretrain import check_agrees
 from supancl.data.sources.readers import check_apart
 from supancl.data.splits import open_data, whole
 from supancl.data.store.images import Batch, PackedImages
-from supancl.distributed import Ranks
+from supancl.distributed import ALONE, Ranks
 from supancl.sweeps.runner import train_all
-from supancl.training.cuda.capture import Replay
-from supancl.training.loop import _advanced, _capture
+from supancl.training.cuda.capture import WARM_UP, Replay
+from supancl.training.loop import advance, capture_step
 from supancl.training.preflight import (
     WORTH_COMPILING,
     agrees,
     check_same_device,
     determinism,
     pick_device,
-    settled,
+    resolve_recipe,
     too_large,
     with_speed,
 )
-from supancl.training.step import WARM_UP, Trainer
+from supancl.training.step import Step
+from supancl.training.trainer import Trainer, can_replay
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders, contents
@@ -106,9 +108,9 @@ def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
     made, data, folder = tiny_recipe(), tiny_data(), RunFolder(tmp_path / "run")
     pretrain(made, data, folder.path)
     kept = folder.read_recipe()[0]
-    went_on = settled(kept.with_set({"train.replay": True}), folder, resume=True, init=None).train
+    went_on = resolve_recipe(kept.with_set({"train.replay": True}), folder, resume=True, init=None).train
     assert (went_on.replay, went_on.compile, went_on.precision) == (True, False, "fp32")
-    assert settled(kept, folder, resume=True, init=None).train.replay is False
+    assert resolve_recipe(kept, folder, resume=True, init=None).train.replay is False
     pretrain(made.with_set({"train.replay": True}), data, folder.path, resume=True)
     asks = SimpleNamespace(recipe=None, compat=None, overrides={"train.compile": (True, "--compile")})
     check_agrees(kept, asks, folder)
@@ -120,22 +122,23 @@ def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path: Path) -> None:
 def test_a_capture_that_fails_is_said_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, notes = Trainer(tiny_recipe(), tiny_data(), CPU), Notes()
 
-    def fails() -> None:
+    def fails(*how: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing. More of it")
 
-    trainer.warmed = WARM_UP
-    monkeypatch.setattr(trainer, "capture", fails)
-    _capture(trainer, notes)
+    trainer.captured.may_replay, trainer.captured.steps_warmed_up = True, WARM_UP
+    monkeypatch.setattr("supancl.training.cuda.capture.Replay", fails)
+    assert trainer.captured.is_due
+    capture_step(trainer, notes)
     said = "the step could not be captured as a CUDA graph (operation not permitted when stream is capturing)"
     assert notes.warnings[0].startswith(said)
     assert "train.replay=false" in notes.warnings[0]
-    assert trainer.replay is None
-    assert trainer.warmed != WARM_UP  # it is not tried at every step
+    assert trainer.captured.replay is None
+    assert not trainer.captured.is_due  # it is not tried at every step
     # nor does a step that is never captured go on as if it were to be
     monkeypatch.setattr(
-        "supancl.training.step.aside", lambda device: pytest.fail("a stream of its own for an ordinary step")
+        "supancl.training.cuda.capture.on_side_stream",
+        lambda device: pytest.fail("a stream of its own for an ordinary step"),
     )
-    monkeypatch.setattr(Trainer, "may_replay", True)
     assert trainer.advance() is not None
 
 
@@ -182,21 +185,19 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 
-def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for(monkeypatch) -> None:
-    trainer = packed_trainer((8, 8), replay=True)
-    assert not trainer.may_replay
-    monkeypatch.setattr(trainer, "device", CUDA)
-    assert trainer.may_replay
-    for name, other in (
-        ("feed", packed_trainer((8, 8), (9, 8)).feed),
-        ("ranks", Ranks(2)),
-        ("recipe", trainer.recipe.with_set({"train.on_nan": "skip"})),
-        ("recipe", trainer.recipe.with_set({"train.replay": False})),
+def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for() -> None:
+    one, another = packed_trainer((8, 8), replay=True), packed_trainer((8, 8), (9, 8))
+    usual = {"recipe": one.recipe, "device": CUDA, "ranks": ALONE, "feed": one.feed}
+    assert not one.captured.may_replay
+    assert can_replay(**usual)
+    for changed in (
+        {"feed": another.feed},
+        {"ranks": Ranks(2)},
+        {"device": CPU},
+        {"recipe": one.recipe.with_set({"train.on_nan": "skip"})},
+        {"recipe": one.recipe.with_set({"train.replay": False})},
     ):
-        with monkeypatch.context() as changed:
-            changed.setattr(trainer, name, other)
-            assert not trainer.may_replay, name
-    assert trainer.may_replay
+        assert not can_replay(**usual | changed), changed
 
 
 def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
@@ -313,19 +314,21 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     def fails(targets, labels):
         raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
 
-    step = trainer.optimizer.step
-    monkeypatch.setattr(trainer.optimizer, "step", lambda: taken.append(step()))
+    optimize, step = trainer.model.optimizer.step, trainer.captured.step
+    monkeypatch.setattr(trainer.model.optimizer, "step", lambda: taken.append(optimize()))
     monkeypatch.setattr(torch, "compile", lambda function: fails)
-    trainer.compiled, trainer.push = True, trainer.tried("filling the pool", trainer.pushed)
+    trainer.compilation.enabled = True
+    push = trainer.compilation._try("filling the pool", trainer.model.push_targets)
+    trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
     for _ in range(2):
-        assert _advanced(trainer, notes) is not None
-    assert (len(taken), trainer.step, int(trainer.at), int(trainer.pool.clock)) == (2, 2, 2, 2)
+        assert advance(trainer, notes) is not None
+    assert (len(taken), trainer.step, int(trainer.inputs.step_tensor), int(trainer.model.pool.clock)) == (2, 2, 2, 2)
     assert len(notes.warnings) == 1  # though it failed at both steps' push
     assert "filling the pool could not be compiled" in notes.warnings[0]
     assert "no C compiler" in notes.warnings[0]
-    trainer.unsaid.append("the views could not be compiled")
-    trainer.compile(False)  # the whole step as written, which is said by one line
-    assert trainer.unsaid == []
+    trainer.compilation.failures.append("the views could not be compiled")
+    trainer.compilation.give_up()  # the whole step as written, which is said by one line
+    assert trainer.compilation.failures == []
 
 
 def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +336,9 @@ def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pyt
     trainer.advance()
     assert trainer.feed.thread is not None
     threads, seen = trainer.feed.thread._threads, []
-    monkeypatch.setattr("supancl.training.step.Replay", lambda *how: seen.append([each.is_alive() for each in threads]))
+    monkeypatch.setattr(
+        "supancl.training.cuda.capture.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
+    )
     trainer.capture()
     assert len(seen) == 1
     assert seen[0]
@@ -363,7 +368,7 @@ def test_a_place_or_a_start_that_cannot_be_is_told_before_the_data_are_read(tmp_
     def read(*arguments):
         raise AssertionError("the data were read")
 
-    monkeypatch.setattr("supancl.training.loop.open_data", read)
+    monkeypatch.setattr("supancl.training.pretrain.open_data", read)
     (tmp_path / "file").write_text("mine")
     taken, left = tmp_path / "taken", tmp_path / "left"
     taken.mkdir()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.steps import side_by_side, without_tf32
 from tests.tiny import tiny_data, tiny_recipe
 
@@ -36,7 +36,7 @@ def test_other_draws_are_seen() -> None:
 
 def test_a_pool_that_is_not_filled_is_seen() -> None:
     idle = trainer()
-    idle.push = lambda targets, labels: None
+    idle.model.pool.push = lambda targets, labels: None
     ours, theirs, apart = side_by_side(trainer(), idle, 6)
     assert ours == theirs  # it gets the first one's pool for each step
     assert apart["weights"] == [0.0] * 6
@@ -46,7 +46,7 @@ def test_a_pool_that_is_not_filled_is_seen() -> None:
 
 def test_statistics_that_stand_still_are_seen() -> None:
     still = trainer()
-    for module in still.branches.modules():
+    for module in still.model.branches.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.momentum = 0.0
     ours, theirs, apart = side_by_side(trainer(), still, 6)

@@ -11,7 +11,8 @@ import torch
 from supancl import METHODS, BadInput, NonFinite, Recipe, Reporter, from_arrays, load_encoder, pretrain
 from supancl.data.splits import Data
 from supancl.training.preflight import check_data
-from supancl.training.step import Trainer
+from supancl.training.step import Step
+from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
@@ -41,11 +42,11 @@ def recorded_order(monkeypatch: pytest.MonkeyPatch, recipe) -> list[str]:
 
         monkeypatch.setattr(owner, name, call)
 
-    watch(trainer, "forward", "forward")
+    watch(trainer.model.branches, "forward", "forward")
     watch(torch.Tensor, "backward", "backward")
-    watch(trainer.optimizer, "step", "optimizer")
-    watch(trainer.branches, "update_target", "ema")
-    watch(trainer.pool, "push", "push")
+    watch(trainer.model.optimizer, "step", "optimizer")
+    watch(trainer.model.branches, "update_target", "ema")
+    watch(trainer.model.pool, "push", "push")
     take_step(trainer)
     return calls
 
@@ -63,15 +64,15 @@ def test_released_code_moves_the_target_before_its_forward(monkeypatch: pytest.M
 @pytest.mark.parametrize(("compat", "view"), [("paper", 1), ("released-code", 0)])
 def test_the_pool_gets_z2_and_under_the_released_code_z1(compat: str, view: int, monkeypatch) -> None:
     trainer, seen, pushed = trainer_of(replace(tiny_recipe("supsiam"), compat=compat)), [], []
-    forward = trainer.forward
+    forward = trainer.model.branches.forward
 
     def keep(views, local=None):
         anchors, targets = forward(views)
         seen.append(targets.detach().clone())
         return anchors, targets
 
-    monkeypatch.setattr(trainer, "forward", keep)
-    monkeypatch.setattr(trainer.pool, "push", lambda targets, labels: pushed.append(targets.clone()))
+    monkeypatch.setattr(trainer.model.branches, "forward", keep)
+    monkeypatch.setattr(trainer.model.pool, "push", lambda targets, labels: pushed.append(targets.clone()))
     take_step(trainer)
     assert torch.equal(pushed[0], seen[0][view])
     assert not torch.equal(pushed[0], seen[0][1 - view])
@@ -79,12 +80,12 @@ def test_the_pool_gets_z2_and_under_the_released_code_z1(compat: str, view: int,
 
 def test_micro_batches_push_once_in_sample_order(monkeypatch) -> None:
     trainer, pushed = trainer_of(tiny_recipe("supsiam", train__accumulate=4)), []
-    monkeypatch.setattr(trainer.pool, "push", lambda targets, labels: pushed.append((targets, labels)))
-    positions = trainer.order.positions(trainer.step)
+    monkeypatch.setattr(trainer.model.pool, "push", lambda targets, labels: pushed.append((targets, labels)))
+    positions = trainer.inputs.schedule.order.positions(trainer.step)
     take_step(trainer)
     assert len(pushed) == 1
     assert pushed[0][0].shape == (8, 16)
-    assert torch.equal(pushed[0][1], trainer.labels[positions])
+    assert torch.equal(pushed[0][1], trainer.inputs.labels[positions])
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -94,11 +95,11 @@ def test_the_ema_schedule_is_really_applied() -> None:
     """Fault 1 of the released code: its momentum never leaves 0.996."""
     trainer = trainer_of(tiny_recipe("byol", branches__momentum=0.5))
     for _ in range(3):
-        before = [p.clone() for p in trainer.branches.target_encoder.parameters()]
-        momentum = trainer.momentum_at(trainer.step)
+        before = [p.clone() for p in trainer.model.branches.target_encoder.parameters()]
+        momentum = trainer.inputs.schedule.momentum(trainer.step)
         take_step(trainer)
-        online = list(trainer.branches.encoder.parameters())
-        for old, new, now in zip(before, trainer.branches.target_encoder.parameters(), online, strict=True):
+        online = list(trainer.model.branches.encoder.parameters())
+        for old, new, now in zip(before, trainer.model.branches.target_encoder.parameters(), online, strict=True):
             torch.testing.assert_close(new, momentum * old + (1 - momentum) * now)
     assert 0.5 < momentum < 1.0
 
@@ -114,11 +115,11 @@ def test_the_predictors_rate_is_constant_while_the_rest_decays(tmp_path: Path) -
 def test_the_optimizer_uses_the_logged_rates() -> None:
     trainer = trainer_of(tiny_recipe("supsiam"))
     for _ in range(4):
-        expected = [rate(trainer.step) for rate in trainer.rates]
+        expected = [rate(trainer.step) for rate in trainer.inputs.schedule.rates]
         take_step(trainer)
-        assert [group["lr"] for group in trainer.optimizer.param_groups] == expected
-    predictor = {id(p) for p in trainer.branches.predictor.parameters()}
-    assert {id(p) for p in trainer.optimizer.param_groups[1]["params"]} == predictor
+        assert [group["lr"] for group in trainer.model.optimizer.param_groups] == expected
+    predictor = {id(p) for p in trainer.model.branches.predictor.parameters()}
+    assert {id(p) for p in trainer.model.optimizer.param_groups[1]["params"]} == predictor
 
 
 @pytest.mark.parametrize("warmup", [0, 2])
@@ -135,24 +136,25 @@ def test_the_step_reads_the_schedules_to_the_bit_epoch_by_epoch(warmup, decay, p
         "branches.momentum": 0.9,
     }
     trainer = trainer_of(tiny_recipe("byol").with_set(settings))
-    whole = [[rate(step) for step in range(trainer.steps)] for rate in (*trainer.rates, trainer.momentum_at)]
-    made = torch.cat([trainer.scheduled(epoch) for epoch in range(5)], dim=1)
+    schedule = trainer.inputs.schedule
+    whole = [[rate(step) for step in range(trainer.steps)] for rate in (*schedule.rates, schedule.momentum)]
+    made = torch.cat([trainer.inputs.schedule.values(epoch) for epoch in range(5)], dim=1)
     assert made.dtype == torch.float64
     assert made.tolist() == whole  # to the bit
     for step in (0, trainer.steps_per_epoch - 1, trainer.steps_per_epoch, 3 * trainer.steps_per_epoch + 1):
         trainer.step = step  # as where a run goes on
         take_step(trainer)
-        rates = [group["lr"] for group in trainer.optimizer.param_groups]
+        rates = [group["lr"] for group in trainer.model.optimizer.param_groups]
         assert rates == [torch.tensor(row[step]) for row in whole[:2]]
-        assert float(trainer.momentum) == whole[2][step]
+        assert float(trainer.inputs.momentum) == whole[2][step]
 
 
 def test_a_run_of_very_many_epochs_begins_at_once() -> None:
     trainer = trainer_of(tiny_recipe("supsiam", train__epochs=10**8))
     assert trainer.steps == 10**8 * trainer.steps_per_epoch
-    assert trainer.schedule.shape == (3, trainer.steps_per_epoch)
+    assert trainer.inputs.values.shape == (3, trainer.steps_per_epoch)
     take_step(trainer)
-    assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.rates[0](0))
+    assert float(trainer.model.optimizer.param_groups[0]["lr"]) == pytest.approx(trainer.inputs.schedule.rates[0](0))
 
 
 @pytest.mark.parametrize("name", ["vit.moco3", "vit.supmoco"])
@@ -190,11 +192,13 @@ def test_accumulation_changes_nothing_where_the_loss_does_not_see_the_batch(meth
             "__call__",
             lambda self, batch, mean, std, generator, **_: torch.stack([batch.pixels / 255, 1 - batch.pixels / 255]),
         )
-        trainer.branches.double()
-        if trainer.pool is not None:
-            trainer.pool.double()
-        monkeypatch.setattr(trainer, "forward", lambda views, local=None, t=trainer: t.branches(views.double()))
-        assert not recipe.loss.sees_batch(trainer.pool)
+        trainer.model.branches.double()
+        if trainer.model.pool is not None:
+            trainer.model.pool.double()
+        forward = trainer.model.branches.forward
+        double = lambda views, local=None, forward=forward: forward(views.double())  # noqa: E731
+        monkeypatch.setattr(trainer.model.branches, "forward", double)
+        assert not recipe.loss.sees_batch(trainer.model.pool)
         for _ in range(4):
             take_step(trainer)
         state = trainer.state()
@@ -225,8 +229,8 @@ def test_without_any_matching_label_supsiam_is_simsiam() -> None:
     for _ in range(3):
         take_step(sup)
         take_step(ssl)
-    for name, value in flat(ssl.branches.state_dict()).items():
-        torch.testing.assert_close(flat(sup.branches.state_dict())[name], value)
+    for name, value in flat(ssl.model.branches.state_dict()).items():
+        torch.testing.assert_close(flat(sup.model.branches.state_dict())[name], value)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -320,11 +324,11 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
     for compiled in (False, True):
         torch.compiler.reset()
         trainer = trainer_of(tiny_recipe(method, train__compile=compiled))
-        assert trainer.branches.join(2)  # as on a GPU
+        assert trainer.model.branches.join(2)  # as on a GPU
         for _ in range(3):
             trainer.advance()
-        trained[compiled] = {name: value.clone() for name, value in trainer.branches.state_dict().items()}
-        assert trainer.compiled == compiled
+        trained[compiled] = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
+        assert trainer.compilation.enabled == compiled
     for name, value in trained[False].items():
         torch.testing.assert_close(trained[True][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -364,16 +368,16 @@ def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
 )
 def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path, monkeypatch) -> None:
     """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
-    original = Trainer.train_step
+    original = Step.__call__
 
-    def train_step(self, batch=None):
+    def take(self, batch=None):
         targets = original(self, batch)
         with torch.no_grad():
-            for weight in self.branches.encoder.parameters():
+            for weight in self.model.branches.encoder.parameters():
                 weight.fill_(value)
         return targets
 
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr(Step, "__call__", take)
     with pytest.raises(NonFinite, match=what):
         pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
@@ -391,10 +395,10 @@ def test_a_rollback_remembers_earlier_bad_steps_and_rewinds_the_log(monkeypatch,
 def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monkeypatch) -> None:
     trainer = trainer_of(replace(tiny_recipe("supbyol", train__on_nan="skip"), compat="released-code"))
     take_step(trainer)
-    before = {name: value.clone() for name, value in trainer.branches.state_dict().items()}
+    before = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
     poisoned(monkeypatch, {trainer.step})
     assert trainer.advance() is None
-    for name, value in trainer.branches.state_dict().items():
+    for name, value in trainer.model.branches.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import supancl.training.step
+import supancl.training.inputs
 import supancl.weights.checkpoint
 from supancl import BadInput, Collapsed, EncoderSpec, Interrupted, NonFinite, Reporter, load_encoder, pretrain
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import (
     HostCopy,
     Writer,
@@ -91,7 +91,7 @@ def test_a_thread_writes_what_the_plain_functions_write(tmp_path: Path) -> None:
         trainer.advance()
     for name in ("plain", "thread"):
         (tmp_path / name).mkdir()
-    encoder = trainer.branches.encoder
+    encoder = trainer.model.branches.encoder
     save_checkpoint(tmp_path / "plain", 2, trainer.state())
     save_encoder(tmp_path / "plain" / "encoder.safetensors", encoder, ("a", "b"), "x")
     with Writer() as writer:
@@ -357,7 +357,7 @@ def test_a_rollback_goes_back_to_what_was_last_saved_not_last_written(tmp_path: 
 
 def test_a_collapse_that_stops_has_been_saved(tmp_path: Path, monkeypatch) -> None:
     written = slow_disk(monkeypatch)
-    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.inputs, "relative_std", lambda targets: torch.zeros(()))
     with pytest.raises(Collapsed, match="by step 3"):
         pretrain(tiny_recipe(train__on_collapse="stop"), tiny_data(), tmp_path / "run")
     assert written == [3]
@@ -391,15 +391,15 @@ def test_one_look_tells_losses_spread_and_the_first_bad_step() -> None:
     losses = []
     for _ in range(3):
         targets = trainer.advance()
-        losses.append(trainer.interval[:3] - sum(losses, torch.zeros(3)))
-    seen = trainer.look(targets)
+        losses.append(trainer.inputs.sums[:3] - sum(losses, torch.zeros(3)))
+    seen = trainer.read_log(targets)
     assert (seen.loss, seen.ssl, seen.sup) == pytest.approx(torch.stack(losses).mean(0).tolist(), rel=1e-12)
     assert seen.std == float(relative_std(targets))
-    assert seen.bad_step is None
-    assert trainer.interval.tolist() == [0.0] * 4
-    trainer.first_bad.fill_(2)
-    again = trainer.look(torch.empty(0))
-    assert again.bad_step == 2 == trainer.bad_step()
+    assert seen.nonfinite_step is None
+    assert trainer.inputs.sums.tolist() == [0.0] * 4
+    trainer.inputs.first_nonfinite_step.fill_(2)
+    again = trainer.read_log(torch.empty(0))
+    assert again.nonfinite_step == 2 == trainer.inputs.nonfinite_step()
     assert all(value != value for value in again[:4])  # nothing since, and no targets: not a number
 
 

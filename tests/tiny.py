@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from supancl import METHODS, MLP, Data, HeadSpec, PoolSpec, Recipe, Reporter, from_arrays, recipe
-from supancl.training.step import Trainer
+from supancl.training.step import Step
 from supancl.weights.checkpoint import checkpoints, load_checkpoint
 
 SIDE = 8
@@ -93,16 +93,16 @@ def assert_same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 def poisoned(monkeypatch, at: set[int]) -> None:
     """The views of these steps hold a NaN."""
-    original = Trainer.train_step
+    original = Step.__call__
 
-    def train_step(self, batch=None):
-        if self.step not in at:
+    def take(self, batch=None):
+        if int(self.inputs.step_tensor) not in at:
             return original(self, batch)
-        forward = self.forward
-        self.forward = lambda views, local=None: forward(views * float("nan"), local)
+        branches, forward = self.model.branches, self.model.branches.forward
+        branches.forward = lambda views, local=None: forward(views * float("nan"), local)
         try:
             return original(self, batch)
         finally:
-            self.forward = forward
+            del branches.forward
 
-    monkeypatch.setattr(Trainer, "train_step", train_step)
+    monkeypatch.setattr(Step, "__call__", take)

@@ -48,6 +48,30 @@ Natural = Annotated[int, Within(0, None)]
 
 Section = TypeVar("Section")
 
+# What is special about a field, said beside it: `marked(default, ...)`
+MAY_CHANGE_ON_RESUME = "may change on resume"  # how steps are run and failures handled, not what a step computes
+AUTOMATIC = "chosen automatically"  # the default stands for whatever is best here; a run keeps what it became
+INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
+READ_BY_EACH_STEP = "may differ between runs that share a step"  # it lies on the device, or is not used
+
+
+def marked(default: Any, *marks: str) -> Any:
+    """The default of a field with these marks."""
+    return dataclasses.field(default=default, metadata=dict.fromkeys(marks, True))
+
+
+def fields_marked(section: Any, mark: str, path: str = "") -> dict[str, Any]:
+    """Dotted name -> default of every field with this mark; a marked section counts with all its fields."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value, where = getattr(section, field.name), f"{path}.{field.name}" if path else field.name
+        is_section = dataclasses.is_dataclass(value)
+        if field.metadata.get(mark):
+            found |= dict.fromkeys(flattened(value, where)) if is_section else {where: field.default}
+        elif is_section:
+            found |= fields_marked(value, mark, where)
+    return found
+
 
 class UnknownField(BadInput):
     """A dotted name that is no field; `beside` are those of the section it was looked for in."""

@@ -14,7 +14,7 @@ from supancl.evaluate.naming import data_name
 from supancl.recipes import RECIPES
 from supancl.recipes import plugins as own
 from supancl.sweeps import runner as many
-from supancl.training.preflight import stays
+from supancl.training.preflight import is_same_or_moved
 from supancl.weights.checkpoint import load_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
@@ -187,8 +187,8 @@ def test_another_place_is_taken_where_the_kept_one_is_gone_alone(kept, there, mo
     for name in there:
         (tmp_path / name).touch() if name.endswith(".tar") else (tmp_path / name).mkdir()
     kept = kept.format(tmp_path)
-    assert stays("/elsewhere", kept) is moved
-    assert stays(kept, kept)
+    assert is_same_or_moved("/elsewhere", kept) is moved
+    assert is_same_or_moved(kept, kept)
 
 
 def test_a_name_keeps_its_letters_and_fits_in_a_file_name():

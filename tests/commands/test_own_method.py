@@ -28,12 +28,11 @@ from supancl import (
     recipe,
     register,
 )
-from supancl.core.losses import takes_alpha
 from supancl.core.pools import Stored
 from supancl.paper.table_layouts import BEYOND, LAYOUTS
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _could_not_begin
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import supancl
 from tests.tiny import tiny_data, tiny_recipe
@@ -415,9 +414,9 @@ def test_a_class_made_from_a_loss_is_held_to_what_that_loss_needs(tmp_path):
 
 def test_alpha_is_handed_to_the_packages_own_loss_alone():
     """A captured step gives it as the fifth argument, which to a class of one's own may be another."""
-    assert takes_alpha(Align(alpha=0.3))
-    assert not takes_alpha(Distant(alpha=0.3))
-    assert not takes_alpha(Contrast())
+    assert Align(alpha=0.3).takes_alpha
+    assert not Distant(alpha=0.3).takes_alpha
+    assert not Contrast().takes_alpha
     seen = []
 
     @register
@@ -430,7 +429,7 @@ def test_alpha_is_handed_to_the_packages_own_loss_alone():
             return super().__call__(anchors, targets, labels, pool)
 
     trainer = Trainer(replace(tiny_recipe("supsiam"), loss=Fifth(alpha=0.5)), tiny_data(), torch.device("cpu"))
-    trainer.alpha = torch.tensor(0.9)  # as on a GPU
+    trainer.inputs.alpha = torch.tensor(0.9)  # as on a GPU
     trainer.advance()
     assert seen == [None]
 

@@ -13,7 +13,7 @@ from supancl.data.splits import Data, open_data
 from supancl.data.store.images import Batch
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.tiny import tiny_data, tiny_recipe
 
 STEPS = 20
@@ -131,14 +131,14 @@ def trained(case: Case, ranks: Ranks = ALONE, steps: int = STEPS, state: dict[st
     with in_double():
         trainer = Trainer(recipe_of(case), data_of(case), CPU, ranks=ranks)
         if case.joined:
-            trainer.branches.join(2)
+            trainer.model.branches.join(2)
         if state is not None:
             trainer.load(state)
         trainer.losses = []
         for _ in range(steps):
-            trainer.interval.zero_()
+            trainer.inputs.sums.zero_()
             assert trainer.advance() is not None
-            trainer.losses.append(trainer.interval.tolist()[:3])
+            trainer.losses.append(trainer.inputs.sums.tolist()[:3])
         trainer.feed.close()
     return trainer
 

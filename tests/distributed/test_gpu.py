@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from supancl.distributed import ALONE, Ranks, from_environment
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.distributed.worker import of_ranks
 from tests.steps import without_tf32
 from tests.tiny import flat, tiny_data, tiny_recipe
@@ -26,10 +26,10 @@ def weights(name: str, ranks: Ranks = ALONE, **others: object) -> dict[str, torc
     with without_tf32():
         for _ in range(STEPS):
             assert trainer.advance() is not None
-    pool = {} if trainer.pool is None else dict(trainer.pool.state_dict())
+    pool = {} if trainer.model.pool is None else dict(trainer.model.pool.state_dict())
     if "targets" in pool:
         pool["targets"] = pool["targets"][:-1]  # the last slot takes rows that are not stored, and any of them may win
-    kept = {"branches": trainer.branches.state_dict(), "pool": pool}
+    kept = {"branches": trainer.model.branches.state_dict(), "pool": pool}
     return {key: value.cpu() for key, value in flat(kept).items()}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from supancl import BadInput, recipe
 from supancl.cli import main
 from supancl.core.branches import Branches
-from supancl.core.losses import Align, Contrast, CrossEntropy, Whole, share
+from supancl.core.losses import Align, Contrast, CrossEntropy, Whole
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
 from supancl.data.store.images import Batch, own_workers
@@ -24,9 +24,9 @@ from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
 from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
-from supancl.training.loop import _advanced, _uncompiled
+from supancl.training.loop import advance, compile_failures
 from supancl.training.preflight import check_ranks, pick_device, with_speed
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -116,7 +116,7 @@ def test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient(loss, pool) -
         torch.manual_seed(5)
         own = part.of(labels)
         made = loss(part.of(anchors, 1), part.of(targets, 1), own, held, whole=Whole(targets, labels, part))
-        weight = share(loss, own, labels)
+        weight = loss.batch_weight(own, labels)
         terms += torch.stack([term.detach() * weight for term in made])
         found = [
             a + b
@@ -134,9 +134,9 @@ def test_shares_of_the_loss_add_up_to_the_loss_and_to_its_gradient(loss, pool) -
 
 def test_a_share_without_any_label_counts_nothing() -> None:
     labels = torch.tensor([-1, -1, 0, 1])
-    assert [float(share(CrossEntropy(), labels[i : i + 2], labels)) for i in (0, 2)] == [0.0, 1.0]
-    assert float(share(CrossEntropy(), labels[:2], labels[:2])) == 0.0  # none in the batch: not 0/0
-    assert share(Align(), labels[:1], labels) == 0.25
+    assert [float(CrossEntropy().batch_weight(labels[i : i + 2], labels)) for i in (0, 2)] == [0.0, 1.0]
+    assert float(CrossEntropy().batch_weight(labels[:2], labels[:2])) == 0.0  # none in the batch: not 0/0
+    assert Align().batch_weight(labels[:1], labels) == 0.25
 
 
 # --- what one process sees of ranks -----------------------------------------------------------------------------------
@@ -317,36 +317,34 @@ def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.Mo
 def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, notes, begun = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
 
-    def fails() -> None:
+    def fails(batch) -> None:
         begun.append(trainer.step)
         raise torch._dynamo.exc.BackendCompilerFailed(compile, RuntimeError("no C compiler"), None)
 
-    monkeypatch.setattr(trainer, "advance", fails)
+    trainer.captured.replace_step(fails)
+    monkeypatch.setattr(trainer, "_build_step", lambda: fails)
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
-    trainer.compiled = True
+    trainer.compilation.enabled = True
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        _advanced(trainer, notes)
+        advance(trainer, notes)
     assert begun == [0]  # the others have exchanged with it by now
     monkeypatch.setattr(trainer, "ranks", ALONE)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        _advanced(trainer, notes)
+        advance(trainer, notes)
     assert begun == [0, 0, 0]  # one alone tries it as written
 
 
 def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, notes = Trainer(tiny_recipe(), tiny_data(), CPU), Notes()
-    monkeypatch.setattr(trainer, "advance", lambda: trainer.unsaid.append("the branches could not be compiled (x)"))
+    monkeypatch.setattr(trainer, "advance", lambda: trainer.compilation.failures.append("the branches: done"))
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
-    _advanced(trainer, notes)
+    advance(trainer, notes)
     assert notes.warnings == []
-    said = (
-        "the branches could not be compiled (x); done as written, which is slower; --set train.compile=false tries "
-        "no more"
-    )
-    assert _uncompiled(trainer) == [f"another rank: {said}"]
-    assert _uncompiled(trainer) == []
+    said = "the branches: done; --set train.compile=false tries no more"
+    assert compile_failures(trainer) == [f"another rank: {said}"]
+    assert compile_failures(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
-    _advanced(trainer, notes)
+    advance(trainer, notes)
     assert notes.warnings == [said]
 
 

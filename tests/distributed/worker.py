@@ -19,7 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, opened, traffic
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from tests.distributed.cases import CASES, CPU, ON_FOUR, TWICE, data_of, in_double, outcome, trained
 from tests.tiny import flat, tiny_data, tiny_recipe
 
@@ -49,7 +49,7 @@ class Counted:
 
     def __init__(self, trainer: Trainer) -> None:
         self.exchanged = self.gradients = 0
-        trainer.spread.register_comm_hook(None, self.hook)
+        trainer.model.ddp_branches.register_comm_hook(None, self.hook)
 
     def hook(self, state, bucket):  # torch looks at the annotations, and wants none or its own
         self.gradients += bucket.buffer().nbytes
@@ -78,10 +78,10 @@ def counted(name: str, ranks: Ranks) -> dict[str, Any]:
         for _ in range(steps):
             trainer.advance()
         trainer.feed.close()
-    recipe, compares = trainer.recipe, trainer.recipe.loss.sees_batch(trainer.pool)
+    recipe, compares = trainer.recipe, trainer.recipe.loss.sees_batch(trainer.model.pool)
     local = 0 if not isinstance(recipe.views, Crops) or recipe.views.local is None else recipe.views.local.count
     said = traffic(
-        trainer.branches, recipe.train.batch_size, ranks.size, recipe.heads.projector.out, compares=compares,
+        trainer.model.branches, recipe.train.batch_size, ranks.size, recipe.heads.projector.out, compares=compares,
         accumulate=recipe.train.accumulate, local=local, value=8,
     )  # fmt: skip
     return {"exchanged": seen.exchanged / steps, "gradients": seen.gradients / steps, "said": tuple(said)}
@@ -92,9 +92,9 @@ def halved(ranks: Ranks) -> dict[str, Any]:
     ends = []
     for gradients in ("fp32", "bf16"):
         trainer = Trainer(tiny_recipe("supsiam", train__gradients=gradients), tiny_data(64), CPU, ranks=ranks)
-        before = torch.cat([p.detach().flatten() for p in trainer.branches.parameters()])
+        before = torch.cat([p.detach().flatten() for p in trainer.model.branches.parameters()])
         trainer.advance()
-        ends.append(torch.cat([p.detach().flatten() for p in trainer.branches.parameters()]) - before)
+        ends.append(torch.cat([p.detach().flatten() for p in trainer.model.branches.parameters()]) - before)
     return {"moved": ends[0].norm(), "apart": (ends[0] - ends[1]).norm()}
 
 
@@ -111,9 +111,9 @@ def compiled(ranks: Ranks) -> dict[str, Any]:
         losses, before = [], counters["stats"]["unique_graphs"]
         for _ in range(4):
             trainer.advance()
-            losses.append(trainer.mean_since()[0])
+            losses.append(trainer.mean_losses()[0])
         trainer.feed.close()
-        graphs, unsaid = counters["stats"]["unique_graphs"] - before, trainer.unsaid
+        graphs, unsaid = counters["stats"]["unique_graphs"] - before, trainer.compilation.failures
         made[way] = {"losses": losses, "graphs": ranks.everyones(graphs), "unsaid": ranks.everyones(unsaid)}
     torch.compile = compile_
     return made

@@ -16,7 +16,7 @@ from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
 from supancl.evaluate.feature_cache import VERSION
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 
 PLAN = PLANS["digits"]()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import supancl.training.step
+import supancl.training.inputs
 from supancl import recipe
 from supancl.cli import main
 from supancl.data.splits import open_data
@@ -343,7 +343,7 @@ def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> No
 
 
 def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(supancl.training.step, "relative_std", lambda targets: torch.zeros(()))
+    monkeypatch.setattr(supancl.training.inputs, "relative_std", lambda targets: torch.zeros(()))
     small = {
         "data.limit": 128,
         "encoder.width": 16,

@@ -16,7 +16,7 @@ from supancl.paper import paper_numbers, toy_tables
 from supancl.recipes import RECIPES
 from supancl.training import loop as train
 from supancl.training import monitor
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAPER, MONITOR = (DOCS / "paper.md").read_text(), " ".join((DOCS / "monitor.md").read_text().split())

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal
 from supancl.cli.flags import add_recipe_flags, recipe_from_flags
-from supancl.config import flattened
+from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.errors import BadInput, program
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.training.loop import pretrain
-from supancl.training.preflight import HOW, other_settings, stays
+from supancl.training.preflight import is_same_or_moved, other_settings
+from supancl.training.pretrain import pretrain
 from supancl.weights.run_folder import RunFolder
 
 
@@ -39,7 +39,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and folder is not None and folder.holds_run:
         kept = folder.read_recipe()[0]
         check_agrees(kept, args, folder)
-        how = {field: value for field, (value, _) in args.overrides.items() if field in (*HOW, "data.source")}
+        free = {*fields_marked(kept, MAY_CHANGE_ON_RESUME), "data.source"}
+        how = {field: value for field, (value, _) in args.overrides.items() if field in free}
         chosen = kept.with_set(how) if how else None
     else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
@@ -67,8 +68,9 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
             f"--compat {args.compat} differs from {kept.compat!r} in {folder.recipe_file}; "
             "a run continues with its own settings"
         )
+    free = fields_marked(kept, MAY_CHANGE_ON_RESUME)
     for field, (value, flag) in args.overrides.items():
-        if field in HOW or (field == "data.source" and stays(str(value), kept.data.source)):
+        if field in free or (field == "data.source" and is_same_or_moved(str(value), kept.data.source)):
             continue
         asked = resolve_warmup(kept.with_set({field: value}))
         if replace(asked, sources={}) != replace(kept, sources={}):

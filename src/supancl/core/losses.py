@@ -9,13 +9,13 @@ Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeGuard
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.config import Count, Fraction, Positive
+from supancl.config import READ_BY_EACH_STEP, Count, Fraction, Positive, marked
 from supancl.core.pools import Pool
 from supancl.distributed import Part
 
@@ -45,8 +45,31 @@ class Whole(NamedTuple):
         return self.part.of(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
 
 
+class LossTraits:
+    """What the rest of the package asks about a loss. A loss of one's own has these answers unless it gives others."""
+
+    normalizes: ClassVar[bool] = True  # anchors and targets have unit norm; otherwise anchors are class logits
+    has_two_terms: ClassVar[bool] = True  # `ssl` and `sup` are worth logging
+    takes_local_views: ClassVar[bool] = True
+    stores_unlabelled: ClassVar[bool] = False  # the pool keeps targets without a label too
+
+    @property
+    def needs_pool(self) -> bool:
+        """Whether it cannot be computed without a pool."""
+        return False
+
+    @property
+    def takes_alpha(self) -> bool:
+        """Whether a tensor `alpha` may be passed to each call instead of the loss's own number."""
+        return False
+
+    def batch_weight(self, labels: Tensor, of: Tensor) -> Tensor | float:
+        """Weight of the samples with these labels in the mean over the batch with the labels `of`."""
+        return len(labels) / len(of)
+
+
 @dataclass(frozen=True)
-class Align:
+class Align(LossTraits):
     """alpha * l_ssl + (1 - alpha) * l_sup (Eqs. 1-3): SimSiam, BYOL (alpha = 1), SupSiam, SupBYOL.
 
     `form="cosine"` is -p.z, half of the squared distance up to a term constant in p: the scale that the
@@ -59,13 +82,17 @@ class Align:
     """
 
     kind: Literal["align"] = "align"
-    alpha: Fraction = 1.0
+    alpha: Fraction = marked(1.0, READ_BY_EACH_STEP)
     form: Literal["cosine", "squared"] = "cosine"
     samples: Count | None = None  # M of Eq. 2; None draws all positives of the pool
 
     @property
     def supervised(self) -> bool:
         return self.alpha < 1.0
+
+    @property
+    def takes_alpha(self) -> bool:
+        return type(self) is Align  # a class made from it may have another call, or read its own alpha
 
     def sees_batch(self, pool: Pool | None) -> bool:
         """Whether one sample's loss depends on the others of its (micro-)batch."""
@@ -112,7 +139,7 @@ class Align:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(LossTraits):
     """The four equations of App. C and MoCo-v3's: -log softmax of the positives, averaged over the positives.
 
     positives  own-view: the sample's other view alone; own-class: every candidate of the same class too
@@ -125,6 +152,14 @@ class Contrast:
     positives: Literal["own-view", "own-class"] = "own-view"
     against: Literal["both-views", "pool", "other-view", "other-view+pool", "both-views+pool"] = "both-views"
     temperature: Positive = 0.1
+
+    has_two_terms: ClassVar[bool] = False
+    takes_local_views: ClassVar[bool] = False
+    stores_unlabelled: ClassVar[bool] = True  # without a label a target is still a negative
+
+    @property
+    def needs_pool(self) -> bool:
+        return self.against.endswith("pool")
 
     @property
     def supervised(self) -> bool:
@@ -148,7 +183,7 @@ class Contrast:
         dtype = torch.promote_types(anchors.dtype, torch.float32)
         anchors, whole = anchors.to(dtype), whole._replace(targets=whole.targets.to(dtype))
         logits, positive = self._batch_candidates(anchors, labels, whole)
-        if self.against.endswith("pool"):
+        if self.needs_pool:
             if pool is None:
                 raise ValueError(f"Contrast against {self.against!r} needs a pool")
             pool_logits, pool_positive = self._pool_candidates(anchors, labels, pool)
@@ -183,11 +218,14 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(LossTraits):
     """Plain supervised training, the baseline: anchors are class logits; unlabelled samples are left out."""
 
     kind: Literal["crossentropy"] = "crossentropy"
     smoothing: Fraction = 0.0
+
+    normalizes: ClassVar[bool] = False
+    has_two_terms: ClassVar[bool] = False
 
     @property
     def supervised(self) -> bool:
@@ -207,20 +245,11 @@ class CrossEntropy:
         total = summed / (len(anchors) * (labels >= 0).sum()).clamp(min=1)
         return Terms(total, torch.zeros_like(total).detach(), total.detach())
 
+    def batch_weight(self, labels: Tensor, of: Tensor) -> Tensor | float:
+        return (labels >= 0).sum() / (of >= 0).sum().clamp(min=1)  # its mean runs over samples with a label
+
 
 Loss = Align | Contrast | CrossEntropy
-
-
-def takes_alpha(loss: Loss) -> TypeGuard[Align]:
-    """Whether its alpha may come with each call: a class made from Align may have another call, or read its own."""
-    return type(loss) is Align
-
-
-def share(loss: Loss, labels: Tensor, of: Tensor) -> Tensor | float:
-    """How much the mean over samples with these labels counts in the mean over all of them, of which they are some."""
-    if isinstance(loss, CrossEntropy):  # its mean runs over samples with a label
-        return (labels >= 0).sum() / (of >= 0).sum().clamp(min=1)
-    return len(labels) / len(of)
 
 
 def _facing(targets: Tensor, anchors: Tensor) -> Tensor:

@@ -89,8 +89,5 @@ def assemble(
     predictor = None
     if heads.predictor is not None:
         predictor = replace(heads.predictor, out=width).build(width)  # a prediction is compared with a projection
-    built = Branches(
-        body, projector.build(body.width), predictor, branches.target, normalize=not isinstance(loss, CrossEntropy)
-    )
-    # to a contrastive loss a target without a label is still a negative
-    return built, pool.build(width, classes, unlabelled=isinstance(loss, Contrast), ranks=ranks)
+    built = Branches(body, projector.build(body.width), predictor, branches.target, normalize=loss.normalizes)
+    return built, pool.build(width, classes, unlabelled=loss.stores_unlabelled, ranks=ranks)

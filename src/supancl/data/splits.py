@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.config import Count, Fraction, Positive, Within
+from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
 from supancl.data.order import seeded
 from supancl.data.store.images import ArrayImages, Batch, ImageStore, PackedImages
 from supancl.errors import BadInput, counted, nearest
@@ -30,19 +30,20 @@ SPLIT_SEED = 20240  # held-out images are the same for every run, whatever its s
 class DataSpec:
     """Which data, and which part of them. `source` is empty where a recipe leaves it to --data."""
 
-    source: str = ""
+    source: str = marked("", INCIDENTAL)
     limit: Count | None = None  # train on this many images, drawn with a fixed seed
     holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: 10% where the data have no held-out split
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
     labelled: Fraction = 1.0  # share of the training labels that are kept
-    short_side: Count | None = None  # larger images are brought down to this when decoded
+    short_side: Count | None = marked(None, INCIDENTAL)  # larger images are brought down to this when decoded
     resample: Literal["bilinear", "bicubic"] = "bilinear"  # how
     balanced: bool = False  # every class equally often in an epoch, whatever its number of images
-    cache: Literal["auto", "always", "never"] = "auto"  # auto: where decoded images take more than 256 MB
-    memory_gb: Positive = 8.0  # without a cache, images beyond this are decoded again each time
+    # auto: where decoded images take more than 256 MB
+    cache: Literal["auto", "always", "never"] = marked("auto", INCIDENTAL)
+    memory_gb: Positive = marked(8.0, INCIDENTAL)  # without a cache, images beyond this are decoded again each time
     stream: bool = False  # tar shards are read while training, neither cached nor held in memory
     window: Count = 16  # of streamed shards, so many are shuffled among each other at a time
-    skip_bad_images: bool = False
+    skip_bad_images: bool = marked(False, INCIDENTAL)
 
 
 @dataclass(frozen=True)

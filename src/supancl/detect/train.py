@@ -36,8 +36,8 @@ from supancl.detect.testing import autocast, detect, measure_norms
 from supancl.distributed import by_one
 from supancl.errors import BadInput, Interrupted, NonFinite, counted
 from supancl.reporter import Reporter
-from supancl.training.loop import state_to_resume
 from supancl.training.preflight import pick_device
+from supancl.training.pretrain import state_to_resume
 from supancl.training.signals import signals_noted
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.run_folder import MetricsLog

@@ -6,30 +6,9 @@ import hashlib
 import json
 from typing import Any
 
-from supancl.config import flattened
+from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.evaluate.naming import data_name
 from supancl.recipes import Recipe
-
-# what makes no other setting of a run: its seed, where and how fast it ran, how often it told or saved something
-INCIDENTAL = (
-    "sources",
-    "paper",
-    "train.seed",
-    "train.device",
-    "train.log_every",
-    "train.checkpoint_every",
-    "train.monitor_every",
-    "train.on_collapse",
-    "train.on_nan",
-    "train.deterministic",
-    "train.compile",
-    "train.replay",
-    "data.source",
-    "data.short_side",
-    "data.cache",
-    "data.memory_gb",
-    "data.skip_bad_images",
-)
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -37,9 +16,8 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
     The short side is one of them: a run settles it by its views where nobody did, and another one is other pixels.
     """
-    return {
-        name: value for name, value in flattened(recipe).items() if name not in INCIDENTAL or name == "data.short_side"
-    }
+    ignored = fields_marked(recipe, INCIDENTAL).keys() - {"data.short_side"}
+    return {name: value for name, value in flattened(recipe).items() if name not in ignored}
 
 
 def group_of(recipe: Recipe, fingerprint: str) -> str:

@@ -38,7 +38,7 @@ from supancl.sweeps.runner import (
     train_all,
 )
 from supancl.training.preflight import check_data, pick_device, with_speed
-from supancl.training.step import Trainer
+from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.config import flattened
+from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
-from supancl.evaluate.groups import INCIDENTAL, group_of
+from supancl.evaluate.groups import group_of
 from supancl.paper import toy_tables
 from supancl.paper.table_detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
 from supancl.paper.table_entry import Entry, Found
@@ -129,7 +129,7 @@ def changes(built: Recipe) -> dict[str, Any]:
         return {}
     as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
     kept = {**flattened(as_long), "train.epochs": own.train.epochs}
-    told = (*INCIDENTAL, "views.size")  # encoder.size says that one too
+    told = (*fields_marked(built, INCIDENTAL), "views.size")  # encoder.size says that one too
     return {
         key: value
         for key, value in flattened(built).items()

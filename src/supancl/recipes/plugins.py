@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import checked, from_json, hints
-from supancl.core.losses import Align, Loss, Terms
+from supancl.core.losses import Align, Loss, LossTraits, Terms
 from supancl.core.pools import PoolSpec
 from supancl.errors import BadInput, SupanclError
 
@@ -73,6 +73,9 @@ def register(section: Section) -> Section:
             "whose runs would be read back with this class; give one of them another kind (one that is "
             "defined no more goes with its process: restart Python)"
         )
+    for trait, usual in vars(LossTraits).items() if room == "loss" else ():
+        if not hasattr(section, trait):
+            setattr(section, trait, usual)
     call = section.__call__ if room == "loss" else None  # may be that of a class above it
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
         setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too

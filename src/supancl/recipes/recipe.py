@@ -9,6 +9,10 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from supancl.config import (
+    AUTOMATIC,
+    INCIDENTAL,
+    MAY_CHANGE_ON_RESUME,
+    READ_BY_EACH_STEP,
     Count,
     Fraction,
     Natural,
@@ -18,12 +22,13 @@ from supancl.config import (
     flattened,
     from_json,
     hints,
+    marked,
     replaced,
     validated,
 )
 from supancl.core.branches import BranchSpec, HeadSpec
 from supancl.core.encoders import EncoderSpec, check_size
-from supancl.core.losses import Align, Contrast, Loss
+from supancl.core.losses import Align, Loss
 from supancl.core.methods import METHODS, Method
 from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
@@ -40,8 +45,8 @@ class OptimizerSpec:
     """`lr` belongs to `reference_batch`; another batch size scales it linearly (App. F.3)."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = 0.2
-    reference_batch: Count = 128
+    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = marked(0.2, READ_BY_EACH_STEP)
+    reference_batch: Count = marked(128, READ_BY_EACH_STEP)
     momentum: Fraction = 0.9
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
 
@@ -53,28 +58,31 @@ class TrainSpec:
     epochs: Count = 200
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; the batch size is that of the whole step
-    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it
-    compile: bool | None = None  # None: on a GPU, for runs long enough to earn the minute it takes
-    replay: bool | None = None  # None: on a GPU the step is captured once and replayed
+    seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, READ_BY_EACH_STEP)
+    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL, READ_BY_EACH_STEP)
+    precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)  # auto: bf16 on a GPU that has it
+    # None: on a GPU, for runs long enough to earn the minute it takes
+    compile: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)
+    # None: on a GPU the step is captured once and replayed
+    replay: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)
     sync_norm: bool = True  # batch norm sees the whole batch, however many ranks share it
     gradients: Literal["fp32", "bf16"] = "fp32"  # as what they travel between ranks
-    deterministic: bool = False
-    log_every: Count = 10  # steps
-    checkpoint_every: Count | None = None  # steps; beside the one at the end of each epoch
-    monitor_every: Natural = 1  # epochs; 0 turns the monitor off
-    on_collapse: Literal["warn", "stop"] = "warn"
-    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    deterministic: bool = marked(False, INCIDENTAL)
+    log_every: Count = marked(10, INCIDENTAL, READ_BY_EACH_STEP)  # steps
+    # steps; beside the one at the end of each epoch
+    checkpoint_every: Count | None = marked(None, INCIDENTAL, READ_BY_EACH_STEP)
+    monitor_every: Natural = marked(1, INCIDENTAL, READ_BY_EACH_STEP)  # epochs; 0 turns the monitor off
+    on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, READ_BY_EACH_STEP)
+    on_nan: Literal["stop", "skip", "rollback"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything a run needs to know. `paper` says which setting of the paper it is."""
 
-    name: str
-    method: str
-    paper: str
+    name: str = field(metadata={READ_BY_EACH_STEP: True})
+    method: str = field(metadata={READ_BY_EACH_STEP: True})
+    paper: str = field(metadata={READ_BY_EACH_STEP: True, INCIDENTAL: True})
     data: DataSpec
     views: ViewSpec
     encoder: EncoderSpec
@@ -83,21 +91,23 @@ class Recipe:
     pool: PoolSpec
     loss: Loss
     optimizer: OptimizerSpec
-    schedule: ScheduleSpec
+    schedule: ScheduleSpec = field(metadata={READ_BY_EACH_STEP: True})
     train: TrainSpec
     compat: Literal["paper", "released-code"] = "paper"
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True, READ_BY_EACH_STEP: True})
 
     def __post_init__(self) -> None:
-        contrast = self.loss if isinstance(self.loss, Contrast) else None  # or a class of one's own made from it
-        if contrast and contrast.against.endswith("pool") and self.pool.kind == "none":
-            raise BadInput(f"loss.against = {contrast.against!r} needs a pool; set pool.kind=queue")
-        if self.pool.sharded and (self.pool.kind != "prototypes" or contrast):
+        # a loss of one's own that nobody has registered lacks these, and is refused later by its name
+        keeps_all = getattr(self.loss, "stores_unlabelled", False)
+        if getattr(self.loss, "needs_pool", False) and self.pool.kind == "none":
+            against = getattr(self.loss, "against", self.loss.kind)
+            raise BadInput(f"loss.against = {against!r} needs a pool; set pool.kind=queue")
+        if self.pool.sharded and (self.pool.kind != "prototypes" or keeps_all):
             raise BadInput(
                 f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
                 "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol"
             )
-        if self.pool.start == "random" and not (self.pool.kind == "queue" and contrast):
+        if self.pool.start == "random" and not (self.pool.kind == "queue" and keeps_all):
             raise BadInput(
                 f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
                 "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
@@ -105,7 +115,7 @@ class Recipe:
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
-            if contrast:
+            if not getattr(self.loss, "takes_local_views", True):
                 raise BadInput(
                     f"views.local: {self.method} contrasts two views and has no use for local crops; "
                     "set views.local=null, or choose simsiam, supsiam, byol or supbyol"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from supancl.config import flattened
+from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
 from supancl.data.sources.readers import check_apart
 from supancl.data.splits import Data, open_data, same_source
@@ -34,9 +34,7 @@ from supancl.recipes.plugins import fault_in_own
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.training.cuda.reuse import one_step
-from supancl.training.loop import pretrain
 from supancl.training.preflight import (
-    HOW,
     agrees,
     asked_anew,
     check_data,
@@ -44,6 +42,7 @@ from supancl.training.preflight import (
     pick_device,
     with_short_side,
 )
+from supancl.training.pretrain import pretrain
 from supancl.weights.checkpoint import checkpoints, load_encoder, load_newest
 from supancl.weights.run_folder import RunFolder, next_folder
 
@@ -313,8 +312,9 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     if not folder.holds_run:
         return
     kept = flattened(folder.read_recipe()[0])
+    free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
-        if key in ("sources", "train.device", "data.short_side", *HOW) or agrees(key, value, kept.get(key)):
+        if key in free or agrees(key, value, kept.get(key)):
             continue
         if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
             raise BadInput(

@@ -77,7 +77,7 @@ class Monitor:
         self.low_readings = self.low_ranks = 0
         self.last_std = self.last_rank = self.least_rank = float("nan")
         self.collapsed = False
-        self.told = False
+        self.alarm_raised = False
 
     def watch(self, targets: Tensor) -> float:
         """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
@@ -160,12 +160,12 @@ class Monitor:
         return embed(encoder, split, device, max(256, PIXELS // encoder.size**2), half=half, stay=True)
 
     def state(self) -> dict[str, Any]:
-        kept = ("low_readings", "low_ranks", "collapsed", "told")
-        return {name: getattr(self, name) for name in kept}
+        kept = ("low_readings", "low_ranks", "collapsed")
+        return {name: getattr(self, name) for name in kept} | {"told": self.alarm_raised}
 
     def load(self, state: dict[str, Any]) -> None:
         self.low_readings, self.low_ranks = int(state["low_readings"]), int(state["low_ranks"])
-        self.collapsed, self.told = bool(state["collapsed"]), bool(state["told"])
+        self.collapsed, self.alarm_raised = bool(state["collapsed"]), bool(state["told"])
 
 
 def alarm(recipe: Recipe, monitor: Monitor, step: int) -> str:

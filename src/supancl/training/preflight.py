@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from supancl.config import flattened
-from supancl.core.losses import CrossEntropy
+from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.data.sources.readers import check_apart
 from supancl.data.sources.tars import is_tar, tar_files
 from supancl.data.splits import Data, absolute_source, same_source
@@ -23,16 +22,6 @@ from supancl.recipes.recipe import TrainSpec, resolve_warmup, validated_recipe
 from supancl.weights.checkpoint import encoder_file
 from supancl.weights.run_folder import RunFolder, next_folder
 
-# field -> the value that asks for nothing; a run may change these as it goes on: they say how a step is run and what is
-# done where it gave no numbers or the targets have collapsed, not what a step computes
-HOW: dict[str, Any] = {
-    "train.compile": None,
-    "train.replay": None,
-    "train.on_nan": TrainSpec.on_nan,
-    "train.on_collapse": TrainSpec.on_collapse,
-}
-# settings that stand for "whatever is best here"; a run keeps what they became
-CHOSEN_LATER: dict[str, Any] = {"train.precision": "auto", "train.compile": None, "train.replay": None}
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
 LARGE_POOL = 100_000  # targets; the paper's are of 8192
 MOST_STEPS = 1_000_000_000  # 12 days at a millisecond each; more is a slip of the finger
@@ -99,7 +88,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
             f"{max(1, MOST_STEPS // per_epoch)} or less"
         )
     out = recipe.heads.projector.out
-    if isinstance(recipe.loss, CrossEntropy) and out is not None and out < len(data.classes):
+    if not recipe.loss.normalizes and out is not None and out < len(data.classes):
         raise BadInput(
             f"heads.projector.out = {out} is fewer than the {len(data.classes)} classes of {where}; "
             "--set heads.projector.out=null takes their number"
@@ -176,7 +165,7 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
     open_ones = {
         key: value
         for key, value in chosen.items()
-        if getattr(settings, key.removeprefix("train.")) == CHOSEN_LATER[key]
+        if getattr(settings, key.removeprefix("train.")) == fields_marked(recipe, AUTOMATIC)[key]
         and (ranks == 1 or key == "train.precision")
     }
     return recipe.with_set(open_ones, because=f"by itself, on {device.type}") if open_ones else recipe
@@ -184,7 +173,8 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
 
 def agrees(key: str, asked: Any, kept: Any) -> bool:
     """Whether a setting asked for is the one a run was begun with; one that was left open always is."""
-    return bool(asked == kept) or (key in CHOSEN_LATER and asked == CHOSEN_LATER[key])
+    left_open = fields_marked(TrainSpec(), AUTOMATIC, "train")
+    return bool(asked == kept) or (key in left_open and asked == left_open[key])
 
 
 # --- its folder and its settings --------------------------------------------------------------------------------------
@@ -212,7 +202,7 @@ def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator
 
 
 def other_settings(key: str, folder: RunFolder) -> str:
-    """What to do who wants to go on with another value; another encoder cannot take the weights over."""
+    """Advice when a resumed run asks for a different value; another encoder cannot take the weights over."""
     begin = "another --out" if key.startswith("encoder.") else f"--init {folder.path} and another --out"
     return f"a run continues with its own settings; to change them, start another run with {begin}"
 
@@ -222,12 +212,12 @@ def asked_anew(recipe: Recipe, kept: Recipe) -> dict[str, Any]:
     old, new = flattened(kept.train, "train"), flattened(recipe.train, "train")
     return {
         key: new[key]
-        for key, nothing in HOW.items()
+        for key, nothing in fields_marked(recipe, MAY_CHANGE_ON_RESUME).items()
         if new[key] not in (None, old[key]) and (new[key] != nothing or key in recipe.sources)
     }
 
 
-def stays(asked: str, kept: str) -> bool:
+def is_same_or_moved(asked: str, kept: str) -> bool:
     """Whether a run may go on with this source: its own, or another place where its own is no longer where it was.
 
     That it is the same data, by their files' names and labels, is seen once they are read (check_same_data).
@@ -246,7 +236,7 @@ def _gone(source: str) -> bool:
         return True
 
 
-def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
+def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one put together by hand has not been yet
     if not resume or not folder.holds_run:
@@ -268,10 +258,10 @@ def settled(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path |
         flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
     )
     for key, value in new.items():
-        if key in HOW:
+        if key in fields_marked(recipe, MAY_CHANGE_ON_RESUME):
             continue
-        same = stays(str(value), str(old.get(key))) if key == "data.source" else agrees(key, value, old.get(key))
-        if not same:
+        moved = key == "data.source" and is_same_or_moved(str(value), str(old.get(key)))
+        if not moved and not agrees(key, value, old.get(key)):
             raise BadInput(
                 f"{key} = {value!r} differs from {old.get(key)!r} in {folder.recipe_file}; "
                 f"{other_settings(key, folder)}"

@@ -1,21 +1,57 @@
-"""A training step recorded once as a CUDA graph and replayed: the host hands over one thing a step, not thousands.
-
-And what to do where the compiler, which makes few kernels of many before that, fails.
-"""
+"""A training step recorded once as a CUDA graph and replayed: the host hands over one thing a step, not thousands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from supancl.data.store.images import Batch
 
-T = TypeVar("T")
+WARM_UP = 3  # steps before one is captured: libraries choose their kernels and allocate
+
+
+class CapturedStep:
+    """Runs a step as it is, and, once it was captured, by replaying it.
+
+    While it warms up a step runs on a stream of its own, as what is captured later will.
+    """
+
+    def __init__(self, step: Callable[[Batch | None], Tensor | None], device: torch.device, may_replay: bool) -> None:
+        self.step, self.device, self.may_replay = step, device, may_replay
+        self.replay: Replay | None = None
+        self.steps_warmed_up = 0
+
+    def __call__(self, batch: Batch | None) -> Tensor | None:
+        if self.replay is not None:
+            return self.replay(batch)
+        if not self.may_replay or self.steps_warmed_up >= WARM_UP:  # beyond, it could not be captured
+            return self.step(batch)
+        with on_side_stream(self.device):
+            targets = self.step(batch)
+        self.steps_warmed_up += 1
+        return targets
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is to be captured first."""
+        return self.replay is None and self.may_replay and self.steps_warmed_up == WARM_UP
+
+    def capture(self, generator: torch.Generator, batch: Batch | None) -> None:
+        """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
+        self.steps_warmed_up = WARM_UP + 1  # it is tried once
+        self.replay = Replay(self.step, generator, batch)
+
+    def replace_step(self, step: Callable[[Batch | None], Tensor | None]) -> None:
+        """Another form of the step; one that was captured stays."""
+        self.step = step
+
+    def forget(self) -> None:
+        """The tensors that were captured have been replaced: begin with the warm-up."""
+        self.replay, self.steps_warmed_up = None, 0
 
 
 class Replay:
@@ -33,7 +69,7 @@ class Replay:
             with torch.cuda.stream(before), torch.cuda.graph(self.graph, pool=pool):  # back to it, should this fail too
                 self.targets = step(self.batch)
         except BaseException:
-            let_go(generator, before.device_index, pool)
+            end_failed_capture(generator, before.device_index, pool)
             raise
 
     def __call__(self, batch: Batch | None) -> Tensor | None:
@@ -54,7 +90,7 @@ class Replay:
                 kept.copy_(new, non_blocking=True)
 
 
-def let_go(generator: torch.Generator, device: int, pool: tuple[int, int]) -> None:
+def end_failed_capture(generator: torch.Generator, device: int, pool: tuple[int, int]) -> None:
     """End what torch leaves as if it were still recording where that has failed, so that steps can go on without.
 
     Its generators would refuse to draw outside of a graph, and memory that streams share would never be free again.
@@ -67,10 +103,10 @@ def let_go(generator: torch.Generator, device: int, pool: tuple[int, int]) -> No
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
+def on_side_stream(device: torch.device) -> Iterator[None]:
     """Run on a stream of its own, as what is captured later will: autograd remembers on which stream it accumulates."""
     current = torch.cuda.current_stream(device)
-    side = _side(current.device)
+    side = _side_stream(current.device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
         yield
@@ -78,32 +114,6 @@ def aside(device: torch.device) -> Iterator[None]:
 
 
 @cache
-def _side(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all steps: torch keeps the memory of each stream apart, and every further one would take its own."""
     return torch.cuda.Stream(device)
-
-
-def from_compiler(error: BaseException) -> bool:
-    """Whether it was the compiler that failed, not what it compiles; then nothing of that has run."""
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
-
-
-def compiled_or_plain(function: Callable[..., T], failed: Callable[[Exception], None]) -> Callable[..., T]:
-    """The function compiled, or as it is written where that fails: for what comes at a moment past repeating.
-
-    `failed` hears of it, once.
-    """
-    runs = torch.compile(function)
-
-    def run(*args: Any, **named: Any) -> T:
-        nonlocal runs
-        try:
-            return runs(*args, **named)
-        except Exception as error:
-            if runs is function or not from_compiler(error):
-                raise
-            runs = function
-            failed(error)
-            return function(*args, **named)
-
-    return run

@@ -1,6 +1,7 @@
 """Layers that compute what torch's own do, arranged otherwise: stems as a GPU likes them.
 
-A layer changes its class and back: parameters, buffers and their names stay as they are.
+A layer changes its class: parameters, buffers and their names stay as they are. It is the run's own layer; whoever uses
+the encoder afterwards gets one with torch's layers (Model.copy_encoder).
 """
 
 from __future__ import annotations
@@ -37,18 +38,11 @@ class FoldedConv2d(nn.Conv2d):
         return F.conv2d(folded.contiguous(memory_format=torch.channels_last), weight, self.bias)
 
 
-def arrange(module: nn.Module) -> None:
+def optimize_for_cuda(module: nn.Module) -> None:
     """Give every layer that has one its arrangement for GPUs, in place."""
     for layer in module.modules():
         if _foldable(layer):
             layer.__class__ = FoldedConv2d
-
-
-def plain(module: nn.Module) -> None:
-    """Take `arrange` back: whoever uses the encoder next finds torch's own layers."""
-    for layer in module.modules():
-        if isinstance(layer, FoldedConv2d):
-            layer.__class__ = type(layer).__mro__[1]
 
 
 def _foldable(layer: nn.Module) -> bool:

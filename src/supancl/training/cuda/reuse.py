@@ -10,27 +10,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from supancl.config import flattened
-from supancl.core.losses import takes_alpha
-from supancl.core.methods import assemble
-from supancl.data.order import seeded
+from supancl.config import READ_BY_EACH_STEP, fields_marked, flattened
 from supancl.data.splits import Data, Progress, Split
 from supancl.data.store.images import ArrayImages
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
-from supancl.training.step import Trainer
-
-# what may differ between two runs of one step, besides the names: read from the device, or by the host alone
-OPEN = (
-    "name", "method", "paper", "sources", "train.seed", "loss.alpha", "optimizer.lr", "optimizer.reference_batch",
-    "branches.momentum", "branches.momentum_end", "schedule.", "train.log_every", "train.checkpoint_every",
-    "train.monitor_every", "train.on_collapse", "train.device",
-)  # fmt: skip
+from supancl.training.trainer import Trainer
 
 
 class Kept:
@@ -62,8 +50,8 @@ def trainer_for(
         return Trainer(recipe, data, device, progress, ranks)
     mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
     trainer = kept.trainer if kept.fingerprint == mark else None
-    if trainer is not None and serves(trainer, recipe) and _same_pixels(trainer.train_images, data.train):
-        restart(trainer, recipe, data)
+    if trainer is not None and serves(trainer, recipe) and _same_pixels(trainer.inputs.images, data.train):
+        trainer.restart(recipe, data)
         return trainer
     trainer = kept.trainer = None
     gc.collect()  # a trainer refers to itself: its memory is free before the next one is built
@@ -72,47 +60,18 @@ def trainer_for(
     return kept.trainer
 
 
-def restart(trainer: Trainer, recipe: Recipe, data: Data) -> None:
-    """Begin anew in the same tensors, so that a step captured before serves another run."""
-    trainer.recipe = recipe
-    torch.manual_seed(recipe.train.seed)
-    branches, pool = assemble(
-        recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(len(data.classes), 1)
-    )
-    trainer.branches.load_state_dict(branches.state_dict())
-    trainer.branches.train()
-    trainer.arrange()
-    if trainer.pool is not None and pool is not None:
-        trainer.pool.load_state_dict(pool.state_dict())
-    for kept in trainer.optimizer.state.values():
-        for value in kept.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-    trainer.generator.manual_seed(seeded(recipe.train.seed, 2))
-    trainer.plan(data)
-    if trainer.alpha is not None and takes_alpha(recipe.loss):
-        trainer.alpha.fill_(recipe.loss.alpha)
-    trainer.interval.zero_()
-    trainer.first_bad.fill_(-1)
-    trainer.epoch, trainer.at_on_host = -1, -1
-    if trainer.replay is None:
-        trainer.warmed = 0  # what could not be captured is tried again, and said again
-
-
-def is_kept(trainer: Trainer) -> bool:
-    """Whether another run may take over its tensors."""
-    kept = _KEPT.get()
-    return kept is not None and kept.trainer is trainer
-
-
 def serves(trainer: Trainer, recipe: Recipe) -> bool:
     """Whether the step of that trainer is also the step of this recipe."""
     alphas = [flattened(each).get("loss.alpha") for each in (trainer.recipe, recipe)]
-    if trainer.alpha is None and alphas[0] != alphas[1]:
+    if trainer.inputs.alpha is None and alphas[0] != alphas[1]:
         return False
-    if trainer.compiled != bool(recipe.train.compile):  # the compiler has failed at it
+    if trainer.compilation.enabled != bool(recipe.train.compile):  # the compiler has failed at it
         return False
-    return _settled(trainer.recipe) == _settled(recipe)
+    shared = []
+    for each in (trainer.recipe, recipe):
+        free = fields_marked(each, READ_BY_EACH_STEP)
+        shared.append({key: value for key, value in flattened(each).items() if key not in free})
+    return shared[0] == shared[1]
 
 
 def _same_pixels(one: Split, other: Split) -> bool:
@@ -120,7 +79,3 @@ def _same_pixels(one: Split, other: Split) -> bool:
     if not isinstance(one.store, ArrayImages) or not isinstance(other.store, ArrayImages):
         return True
     return torch.equal(one.store.pixels.cpu(), other.store.pixels.cpu())
-
-
-def _settled(recipe: Recipe) -> dict[str, Any]:
-    return {key: value for key, value in flattened(recipe).items() if not key.startswith(OPEN)}

@@ -1,0 +1,131 @@
+"""What a run learns and saves: branches, pool and optimizer, and the random numbers its views are drawn from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.core.encoders import Encoder
+from supancl.core.methods import assemble
+from supancl.data.order import seeded
+from supancl.data.views.specs import Crops
+from supancl.distributed import Ranks, synchronize
+from supancl.recipes import Recipe
+from supancl.training.cuda.layers import optimize_for_cuda
+
+
+class Model:
+    """Branches, pool, optimizer and generator of one run, on its device."""
+
+    def __init__(self, recipe: Recipe, classes: int, device: torch.device, ranks: Ranks) -> None:
+        self.device = device
+        torch.manual_seed(recipe.train.seed)
+        self.branches, self.pool = _assemble(recipe, classes, ranks)
+        self.branches.to(device)
+        if self.pool is not None:
+            self.pool.to(device)
+        if device.type == "cuda":
+            self.branches.to(memory_format=torch.channels_last)
+            optimize_for_cuda(self.branches)
+            if not isinstance(recipe.views, Crops) or recipe.views.local is None:
+                self.branches.join(2)
+        if ranks.size > 1 and recipe.train.sync_norm:
+            synchronize(self.branches, device)
+        self.ddp_branches = ranks.wrapped(self.branches, device, recipe.train.gradients)
+        self.optimizer = build_optimizer(recipe, self.branches, device)
+        self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
+
+    def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
+        """Begin another run in the same tensors, which a captured step reads."""
+        torch.manual_seed(recipe.train.seed)
+        branches, pool = _assemble(recipe, classes, ranks)
+        self.branches.load_state_dict(branches.state_dict())
+        self.branches.train()
+        if self.pool is not None and pool is not None:
+            self.pool.load_state_dict(pool.state_dict())
+        for kept in self.optimizer.state.values():
+            for value in kept.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        self.generator.manual_seed(seeded(recipe.train.seed, 2))
+
+    def copy_encoder(self, recipe: Recipe) -> Encoder:
+        """The encoder as its users find it: torch's own layers, in eval mode, sharing nothing with this one."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            encoder = recipe.encoder.build()
+        encoder.load_state_dict(self.branches.encoder.state_dict())
+        return encoder.to(self.device).eval()
+
+    def weights_are_finite(self) -> bool:
+        """Asked before anything is saved over what was good."""
+        weights = [p.detach() for p in self.branches.parameters()]
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(weights, norm_type=math.inf)))
+
+    def push_targets(self, targets: Tensor, labels: Tensor) -> None:
+        if self.pool is not None:
+            self.pool.push(targets, labels)
+
+    def state(self) -> dict[str, Any]:
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
+        return {
+            "branches": self.branches.state_dict(),
+            "pool": None if self.pool is None else self.pool.state_dict(),
+            "optimizer": optimizer,
+            "rng": {
+                "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "views": self.generator.get_state(),
+            },
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.branches.load_state_dict(state["branches"])
+        if self.pool is not None:
+            self.pool.load_state_dict(state["pool"])
+        self._load_optimizer(state["optimizer"])
+        torch.set_rng_state(state["rng"]["torch"])
+        self.generator.set_state(state["rng"]["views"])
+        if self.device.type == "cuda" and state["rng"]["cuda"] is not None:
+            torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """The kept state, with how it is computed (fused, rates on the device) as it is here."""
+        own = [
+            {key: group[key] for key in ("lr", "fused", "capturable") if key in group}
+            for group in self.optimizer.param_groups
+        ]
+        groups = [{**kept, **here} for kept, here in zip(state["param_groups"], own, strict=True)]
+        self.optimizer.load_state_dict({**state, "param_groups": groups})
+        for group, here in zip(self.optimizer.param_groups, own, strict=True):
+            group["lr"] = here["lr"]
+
+
+def _assemble(recipe: Recipe, classes: int, ranks: Ranks) -> Any:
+    return assemble(recipe.encoder, recipe.heads, recipe.branches, recipe.pool, recipe.loss, max(classes, 1), ranks)
+
+
+def build_optimizer(recipe: Recipe, branches: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """Two groups: encoder and projector, whose rate decays, and the predictor, whose rate may not.
+
+    Rates are tensors on the device, which `StepInputs.set_rates` fills; the fused kernels read them there.
+    """
+    named = [(name, p) for name, p in branches.named_parameters() if p.requires_grad]
+    groups = [
+        {
+            "params": [p for name, p in named if name.startswith("predictor.") == is_predictor],
+            "lr": torch.zeros((), device=device),
+        }
+        for is_predictor in (False, True)
+    ]
+    spec = recipe.optimizer
+    if spec.name == "adamw":
+        betas = (spec.momentum, 0.999)  # "a momentum of 0.9": App. G
+        return torch.optim.AdamW(
+            groups, betas=betas, weight_decay=spec.weight_decay, fused=True, capturable=device.type == "cuda"
+        )
+    return torch.optim.SGD(groups, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)

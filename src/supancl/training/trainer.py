@@ -1,0 +1,150 @@
+"""A run in memory: the model, the step's inputs, the batches that come in time, and the step in its fastest form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.data.splits import Data, Progress
+from supancl.data.store.loader import Feed
+from supancl.distributed import ALONE, Ranks
+from supancl.errors import BadInput
+from supancl.files import reason
+from supancl.recipes import Recipe
+from supancl.training.compilation import Compilation, is_compiler_error
+from supancl.training.cuda.capture import CapturedStep
+from supancl.training.inputs import StepInputs, StepStats
+from supancl.training.model import Model
+from supancl.training.monitor import Monitor
+from supancl.training.nonfinite import FiniteCheck, checks_every_step
+from supancl.training.step import Step
+
+
+class Trainer:
+    """`advance()` takes the next step; `state()` and `load()` are what a checkpoint holds."""
+
+    def __init__(
+        self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        self.recipe, self.device, self.ranks = recipe, device, ranks
+        self.inputs = StepInputs(recipe, data, device, ranks, progress)
+        self.model = Model(recipe, len(data.classes), device, ranks)
+        self.feed = Feed(self.inputs.images, self.inputs.own_positions, device, self.inputs.schedule.steps)
+        self.finite = FiniteCheck(recipe, self.model, self.inputs)
+        may_replay = can_replay(recipe, device, ranks, self.feed)
+        self.compilation = Compilation(bool(recipe.train.compile), may_replay, ranks)
+        self.captured = CapturedStep(self._build_step(), device, may_replay)
+        self._start(data)
+
+    def _start(self, data: Data) -> None:
+        self.monitor = Monitor(data, self.recipe.loss.supervised)
+        self.step = 0
+        self.skipped_steps: list[int] = []  # they gave no finite loss and are passed over
+
+    def _build_step(self) -> Step:
+        run = self.compilation.functions(self.recipe, self.model, self.inputs, self.finite)
+        return Step(self.recipe, self.model, self.inputs, run, self.ranks)
+
+    def restart(self, recipe: Recipe, data: Data) -> None:
+        """Begin another run of the same step in the same tensors (cuda/reuse.py)."""
+        self.recipe = recipe
+        self.model.restart(recipe, len(data.classes), self.ranks)
+        self.inputs.restart(recipe, data)
+        self.feed = Feed(self.inputs.images, self.inputs.own_positions, self.device, self.inputs.schedule.steps)
+        self._start(data)
+        self.captured.replace_step(self._build_step())
+        if self.captured.replay is None:
+            self.captured.forget()  # what could not be captured is tried again, and said again
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        return self.inputs.schedule.steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.inputs.schedule.steps_per_epoch
+
+    def advance(self) -> Tensor | None:
+        """Take the next step and return its targets z2; None, and no step further, if it gave no finite loss."""
+        self.inputs.move_to(self.step)
+        batch = self.next_batch()
+        before = self.finite.snapshot_buffers()
+        try:
+            targets = self.captured(batch)
+        except Exception as error:
+            # several ranks have exchanged by now, and none may begin the step anew
+            if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):
+                raise
+            self.take_as_written(error)
+            targets = self.captured(batch)
+        if targets is None:
+            self.finite.restore(before)
+        else:
+            self.step += 1
+            self.inputs.step_taken()
+        return targets
+
+    def next_batch(self) -> Any:
+        """The pixels of the next step, where they do not lie on the device."""
+        return None if self.feed.resident else self.feed.batch(self.step)
+
+    def take_as_written(self, error: Exception) -> None:
+        """Where the compiler failed: this step and all that follow run as they are written."""
+        self.compilation.give_up()
+        self.compilation.failures.append(
+            f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the speed"
+        )
+        self.captured.replace_step(self._build_step())
+
+    def capture(self) -> None:
+        """Record the step that comes next; it is not taken. Raises what the libraries raise where they cannot."""
+        batch = self.next_batch()
+        self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
+        self.captured.capture(self.model.generator, batch)
+
+    def read_log(self, targets: Tensor) -> StepStats:
+        return self.inputs.drain_log(targets)
+
+    def mean_losses(self) -> tuple[float, float, float]:
+        """Loss, ssl and sup averaged over the steps since this was last asked."""
+        return self.inputs.drain_log(torch.empty(0))[:3]
+
+    # --- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.name,
+            "step": self.step,
+            **self.model.state(),
+            "interval": self.inputs.sums,
+            "monitor": self.monitor.state(),
+            "bad_steps": self.skipped_steps,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state.get("recipe") != self.recipe.name:
+            raise BadInput(
+                f"the checkpoint is of recipe {state.get('recipe')!r}, this run is {self.recipe.name!r}; "
+                "choose another --out"
+            )
+        try:
+            self.model.load(state)
+            self.step, self.skipped_steps = int(state["step"]), list(state["bad_steps"])
+            self.inputs.sums.copy_(state["interval"])
+            self.monitor.load(state["monitor"])
+        except (KeyError, RuntimeError, ValueError, AttributeError, TypeError) as error:
+            raise BadInput(
+                f"the checkpoint does not fit this run ({str(error).splitlines()[0]}); was it made with other settings?"
+            ) from None
+        self.inputs.forget_place()
+        self.captured.forget()
+
+
+def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
+    """Whether a step can be recorded: on one GPU, with nobody looking at its losses, in batches of one shape."""
+    asked = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
+    return asked and not checks_every_step(recipe, device) and feed.one_shape
