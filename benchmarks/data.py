@@ -31,8 +31,8 @@ from PIL import Image, ImageDraw
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from supancl.data.decode import decode, in_order, workers
 from supancl.data.store.cache import Cache, CachedImages
-from supancl.data.store.images import decode, in_order, workers
 
 BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
 

@@ -35,10 +35,12 @@ from step_report import commit_here
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
+from supancl.data.decode import workers
+from supancl.data.opening import open_data
 from supancl.data.order import WindowedOrder, epoch_order
 from supancl.data.sources.tar_index import indexed
-from supancl.data.splits import Data, DataSpec, open_data, whole
-from supancl.data.store.images import ArrayImages, workers
+from supancl.data.splits import Data, DataSpec, whole
+from supancl.data.store.memory import ArrayImages
 from supancl.recipes import recipe
 from supancl.training.preflight import with_speed
 from supancl.training.step import WARM_UP, Trainer

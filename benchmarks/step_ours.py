@@ -18,7 +18,7 @@ import torch
 
 from supancl import recipe
 from supancl.data.splits import Data, whole
-from supancl.data.store.images import ArrayImages
+from supancl.data.store.memory import ArrayImages
 from supancl.recipes import Recipe
 from supancl.training.cuda.capture import from_compiler
 from supancl.training.step import WARM_UP, Trainer

@@ -31,7 +31,7 @@ import torch
 import torchvision.transforms.v2 as T
 from torch import Tensor
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import kernel_size
 from supancl.data.views.specs import Crops, render
 

@@ -15,7 +15,7 @@ from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
 from supancl.data.splits import whole
-from supancl.data.store.images import ArrayImages, Batch, PackedImages
+from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws
 from supancl.data.views.specs import Crops, render, render_in_chunks
 from supancl.training.cuda.layers import arrange
@@ -207,7 +207,7 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     losses = {}
     for resident in (True, False):
         for replay in (True, False):
-            monkeypatch.setattr("supancl.data.splits.fits", lambda nbytes, device, answer=resident: answer)
+            monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device, answer=resident: answer)
             chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay)
             trainer = Trainer(chosen, data, torch.device("cuda"))
             assert trainer.feed.resident == resident

@@ -10,9 +10,10 @@ from rich.console import Console
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.cli.pretrain import check_agrees
-from supancl.data.sources.readers import check_apart
-from supancl.data.splits import open_data, whole
-from supancl.data.store.images import Batch, PackedImages
+from supancl.data.opening import open_data
+from supancl.data.sources.folder import check_apart
+from supancl.data.splits import whole
+from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import Ranks
 from supancl.sweeps.runner import train_all
 from supancl.training.cuda.capture import Replay

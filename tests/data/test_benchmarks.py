@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
+from supancl.data.decode import decode
+from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
 from supancl.data.sources.benchmark_splits import exactly
 from supancl.data.sources.benchmarks import (
@@ -21,14 +23,12 @@ from supancl.data.sources.benchmarks import (
     benchmark,
     check_benchmark,
     find_benchmark,
-    open_benchmark,
     page,
     present_benchmarks,
     where_text,
 )
 from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec
-from supancl.data.store.images import decode
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import CLASS_LIST, read_tables

@@ -13,7 +13,8 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from PIL import Image
 
-from supancl.data.store.images import Batch, decode
+from supancl.data.decode import decode
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
 from supancl.data.views.specs import evaluation_boxes, evaluation_view
 from supancl.probes.features import whole_view

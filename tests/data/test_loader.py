@@ -8,11 +8,10 @@ import time
 import pytest
 import torch
 
-from supancl.data import splits as sources
 from supancl.data.order import Order
-from supancl.data.splits import Split, whole
-from supancl.data.store.images import ArrayImages, Batch, FileImages, PackedImages, padded
-from supancl.data.store.loader import Feed
+from supancl.data.splits import Feed, Split, whole
+from supancl.data.store import memory
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, padded
 from supancl.errors import BadInput
 from tests.files import noise
 
@@ -23,7 +22,7 @@ def ragged(count: int = 24) -> list[torch.Tensor]:
     return [torch.from_numpy(noise(3, 4 + i % 5, 6 + i % 4, seed=i)) for i in range(count)]
 
 
-class Counted:
+class Counted(ImageStore):
     """A store that keeps in mind what it was asked for, and by which thread; `bad` positions cannot be read."""
 
     def __init__(self, store: PackedImages, bad: frozenset[int] = frozenset()) -> None:
@@ -128,10 +127,10 @@ def test_what_is_resident_is_not_sent_through_a_thread():
 
 def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
     asked = []
-    monkeypatch.setattr(sources, "fits", lambda nbytes, device: asked.append(nbytes) or False)
+    monkeypatch.setattr(memory, "fits", lambda nbytes, device: asked.append(nbytes) or False)
     pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
     split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
-    assert sources.resident(split, torch.device("cuda")) is split
+    assert split.place_on(torch.device("cuda")) is split
     assert asked == [24 * 3 * 8 * 8]
 
 
@@ -208,6 +207,6 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
 def test_packed_images_move_whole_and_say_how_far_they_are():
     images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
     told = []
-    moved = PackedImages.of(images).to(CPU, lambda done, total: told.append((done, total)))
+    moved = PackedImages.of(images).to(CPU, lambda what, done, total: told.append((done, total)))
     assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
     assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.specs import Crops, render, render_in_chunks
 from tests.helpers import seeded

@@ -11,9 +11,10 @@ from PIL import Image
 
 from supancl import recipe
 from supancl.cli.console import LONG, Terminal, make_console, table
+from supancl.data.opening import open_source
 from supancl.data.show import copies, described, histogram, image_sizes, size_facts
-from supancl.data.splits import DataSpec, open_source, whole
-from supancl.data.store.images import ArrayImages, PackedImages
+from supancl.data.splits import DataSpec, whole
+from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.errors import BadInput
 from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
 from supancl.training.preflight import with_short_side

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from supancl.data.splits import DataSpec, from_arrays, open_data, open_source, stratified
-from supancl.data.store.decoding import about_dark
-from supancl.data.store.images import SUFFIXES, ArrayImages, FileImages, PackedImages, decode
+from supancl.data.decode import SUFFIXES, decode
+from supancl.data.opening import about_dark, from_arrays, open_data, open_source
+from supancl.data.splits import DataSpec, stratified
+from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
 from tests.files import archive, class_folders, noise, picture, table
 from tests.helpers import property_test
@@ -826,7 +827,7 @@ def test_unlabelled_images_may_stand_beside_train_and_hidden_folders_are_not_ent
 
 
 def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
-    from supancl.data.splits import absolute_source, same_source
+    from supancl.data.opening import absolute_source, same_source
 
     class_folders(tmp_path / "data")
     monkeypatch.chdir(tmp_path)

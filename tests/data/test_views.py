@@ -12,7 +12,7 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
 from supancl.config import from_json, parsed, replaced, to_json
-from supancl.data.store.images import Batch, padded
+from supancl.data.store.memory import Batch, padded
 from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized
 from supancl.data.views.specs import Crops, LocalCrops, Masks, evaluation_view, render, render_in_chunks
 from supancl.errors import BadInput

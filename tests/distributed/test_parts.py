@@ -16,7 +16,8 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, Whole, share
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.data.store.images import Batch, own_workers
+from supancl.data.decode import own_workers
+from supancl.data.store.memory import Batch
 from supancl.data.views.rank_views import in_part
 from supancl.data.views.specs import Masks
 from supancl.detect.layouts import DetectData
@@ -279,7 +280,7 @@ def test_ranks_of_a_machine_share_its_cores(
     told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.store.images.cores", lambda: cores)
+    monkeypatch.setattr("supancl.data.decode.cores", lambda: cores)
     assert own_workers() == expected
 
 

@@ -7,8 +7,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.core.encoders import EncoderSpec
+from supancl.data.decode import decode
 from supancl.data.splits import Split, whole
-from supancl.data.store.images import ArrayImages, Batch, PackedImages, decode, padded
+from supancl.data.store.memory import ArrayImages, Batch, PackedImages, padded
 from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes.features import embed, whole_view

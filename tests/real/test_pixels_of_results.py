@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.data.store.images import Batch, decode
+from supancl.data.decode import decode
+from supancl.data.store.memory import Batch
 from supancl.probes.features import whole_view
 
 SIZE = 32  # the input of the CIFAR encoders

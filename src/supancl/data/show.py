@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import CACHE_FROM
-from supancl.data.store.images import ArrayImages, in_order, shrunk, size_of, why
+from supancl.data.decode import in_order, shrunk, size_of, why
+from supancl.data.opening import CACHE_FROM
+from supancl.data.splits import DataSpec, Source, Split
+from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest
 
@@ -29,9 +30,8 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
     decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
     # what is unreadable is listed by itself
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
-    stores = [split.store for split in source.splits.values()]
-    arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
-    nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())
+    in_memory = sum(split.store.nbytes for split in source.splits.values())
+    nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory
     return {
         "source": spec.source,
         "splits": splits,
@@ -79,7 +79,7 @@ def _gone(item: object, error: OSError | ValueError) -> BadInput:
 
 
 def _array_sizes(split: Split) -> np.ndarray:
-    pixels = split.store.pixels if isinstance(split.store, ArrayImages) else torch.zeros(1, 1)
+    pixels = split.batch(torch.arange(len(split))[:1]).pixels
     height, width = pixels.shape[-2:] if pixels.ndim == 4 else (1, pixels.shape[-1])
     return np.tile([[height, width]], (len(split), 1))
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.data.store.images import about_large, decode, why
+from supancl.data.decode import about_large, decode, why
 from supancl.errors import BadInput, counted
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.data.opening import absolute_source
 from supancl.data.order import epoch_order, seeded
-from supancl.data.splits import Data, Split, absolute_source, fingerprint
+from supancl.data.splits import Data, Split, fingerprint
 from supancl.errors import BadInput, counted
 from supancl.evaluate.classes import check_episodes, check_same, lacking_queries, warn_unknown
 from supancl.evaluate.feature_cache import VERSION

@@ -11,21 +11,12 @@ from typing import NamedTuple
 import torch
 
 from supancl.core.encoders import Encoder
+from supancl.data.opening import open_benchmark, open_source, same_source
 from supancl.data.order import seeded
 from supancl.data.sources import benchmarks
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import KINDS
-from supancl.data.splits import (
-    SPLIT_SEED,
-    Data,
-    DataSpec,
-    Source,
-    Split,
-    open_source,
-    prepared,
-    same_source,
-    stratified,
-)
+from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, prepared, stratified
 from supancl.errors import BadInput, counted
 from supancl.evaluate.naming import data_name, registered
 from supancl.evaluate.subject import Subject
@@ -105,7 +96,7 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         found = (
             open_source(spec, encoder.spec.channels, tell)
             if name is None
-            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+            else open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
         )
         for remark in found.remarks:
             subject.warn_once(remark)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.splits import Split
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
 from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput, counted

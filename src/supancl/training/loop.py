@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.splits import Data, open_data
-from supancl.data.store.stream import stream_remarks
+from supancl.data.opening import open_data
+from supancl.data.splits import Data
 from supancl.distributed import Ranks, desynchronize, opened
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, program
 from supancl.files import reason
@@ -366,7 +366,7 @@ def _close_epoch(
         trainer.monitor.load(trainer.ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
         log.write(row)
         reporter.epoch_ended(row)
-    own = [*stream_remarks(trainer.train_images.store), *_uncompiled(trainer)]  # each rank has read other images
+    own = [*trainer.train_images.store.new_remarks(), *_uncompiled(trainer)]  # each rank has read other images
     for remark in dict.fromkeys(chain.from_iterable(trainer.ranks.everyones(own))):
         reporter.warn(remark)
     trainer.ranks.once(lambda: writer.save_encoder(folder.encoder, encoder, data.classes, trainer.recipe.name))  # type: ignore[arg-type]

@@ -17,10 +17,8 @@ from supancl.core.losses import Terms, Whole, share, takes_alpha
 from supancl.core.methods import assemble
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.order import seeded
-from supancl.data.splits import Data, Progress, resident
-from supancl.data.store.images import Batch
-from supancl.data.store.loader import Feed
-from supancl.data.store.stream import StreamSplit, order_of
+from supancl.data.splits import Data, Feed
+from supancl.data.store.memory import Batch, Progress
 from supancl.data.views.rank_views import in_part
 from supancl.data.views.specs import Crops, draw_and_render
 from supancl.distributed import ALONE, Part, Ranks, synchronize
@@ -51,8 +49,8 @@ class Trainer:
         self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
     ) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
-        self.train_images = resident(data.train, device, progress)
-        streamed = isinstance(data.train, StreamSplit)  # then batches bring their labels
+        self.train_images = data.train.place_on(device, progress)
+        streamed = data.train.is_streamed  # then batches bring their labels
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         torch.manual_seed(recipe.train.seed)
         self.branches, self.pool = assemble(
@@ -115,7 +113,7 @@ class Trainer:
     def plan(self, data: Data) -> None:
         """What a run goes through: which images when, which rates, and who watches."""
         recipe = self.recipe
-        self.order = order_of(data.train, recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
+        self.order = data.train.order(recipe.train.seed, recipe.train.batch_size, recipe.data.balanced)
         self.steps_per_epoch = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * recipe.train.epochs
         self.feed = Feed(self.train_images, self.own_positions, self.device, self.steps)

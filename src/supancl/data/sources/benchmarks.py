@@ -19,9 +19,8 @@ import torch
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
 from supancl.data.sources.benchmark_splits import divided
 from supancl.data.sources.cifar import ArrayReader
-from supancl.data.sources.layouts import Entry, FileReader, Listing
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import from_items
+from supancl.data.sources.layouts import Entry, FileReader, OfficialList
+from supancl.data.splits import Listing, Source, Split
 from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
@@ -34,8 +33,9 @@ __all__ = [
     "benchmark",
     "check_benchmark",
     "find_benchmark",
+    "find_images",
+    "in_class_order",
     "official_name",
-    "open_benchmark",
     "page",
     "present_benchmarks",
     "where_text",
@@ -129,20 +129,10 @@ class _Opening:
         return final
 
 
-def open_benchmark(
-    name: str,
-    root: Path | str,
-    channels: int = 3,
-    spec: DataSpec | None = None,
-    progress: Progress | None = None,
-    use: Use | None = None,
-    partial: bool = False,
-) -> Source:
-    """The data set in ROOT, or in its folder below ROOT, with the splits of the paper.
-
-    For transfer: train, val and test. For few-shot: one split, train, with every image there is. `use` is the row's
-    first one unless given. Data that are not whole are refused, or with `partial` used as they are, and said to be.
-    """
+def find_images(
+    name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
+) -> Source | Listing:
+    """The images of a data set with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
     row, place = BENCHMARKS[name], find_benchmark(name, root)
     use = row.uses[0] if use is None else use
@@ -155,12 +145,11 @@ def open_benchmark(
     entries = _present(opening, place.files(place.folder))
     final = opening.final_splits([split for split, _, _ in entries], [label for _, _, label in entries])
     filed = [(split, path, label) for split, (_, path, label) in zip(final.tolist(), entries, strict=True)]
-    # the packed cache is found by the source's name, and a suite opens many data sets with one spec
-    spec = replace(spec or DataSpec(), source=f"{name}@{place.folder.resolve()}")
-    return _ordered(from_items(filed, place.folder, channels, spec, progress, opening.remarks), row)
+    known_as = f"{name}@{place.folder.resolve()}"  # not the spec's name: a suite opens many data sets with one spec
+    return Listing(filed, place.folder, tuple(opening.remarks), cache_name=known_as)
 
 
-def _present(opening: _Opening, listing: Listing) -> list[Entry]:
+def _present(opening: _Opening, listing: OfficialList) -> list[Entry]:
     """The entries whose files are there."""
     entries = _sorted(listing)
     lost = _missing(entries)
@@ -192,8 +181,9 @@ def _listed(source: Source) -> tuple[list[str], list[str]]:
     return official, [names[label] for split in source.splits.values() for label in split.labels.tolist()]
 
 
-def _ordered(source: Source, row: Benchmark) -> Source:
-    """Labels in the row's own class order, where it has one."""
+def in_class_order(source: Source, name: str) -> Source:
+    """Labels in the data set's own class order, where it has one."""
+    row = benchmark(name)
     if not row.class_order:
         return source
     classes = tuple(name for name in row.class_order if name in source.classes)
@@ -202,7 +192,7 @@ def _ordered(source: Source, row: Benchmark) -> Source:
     return replace(source, splits=splits, classes=classes)
 
 
-def _sorted(listing: Listing) -> list[Entry]:
+def _sorted(listing: OfficialList) -> list[Entry]:
     """In the order of the file names, on which drawn splits depend; each file once."""
     entries = sorted(listing.entries, key=lambda entry: entry[1].as_posix())
     for one, other in pairwise(entries):

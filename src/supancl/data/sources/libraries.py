@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from supancl.data.sources import readers
-from supancl.data.splits import DataSpec, Progress, Source
-from supancl.data.store.decoding import Entry, from_items
-from supancl.data.store.images import file_stamp
+from supancl.data.decode import file_stamp
+from supancl.data.sources import arrays
+from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, counted, nearest
 from supancl.files import reason
 
@@ -55,7 +54,7 @@ class RowItem:
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
 
-def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def read_torchvision(text: str, channels: int) -> Source | Listing:
     """torchvision:NAME@ROOT, a class of torchvision.datasets whose files lie below ROOT."""
     from torchvision import datasets
 
@@ -66,12 +65,12 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
     if not at or not root:
         raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
     built, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
-    arrays = {split: _array(data) for split, data in built.items()}
+    pixels = {split: _array(data) for split, data in built.items()}
     labels = {split: _labels(data, f"torchvision:{name}") for split, data in built.items()}
     classes = next((_class_names(data.classes) for data in built.values() if getattr(data, "classes", None)), None)
-    if all(array is not None for array in arrays.values()):
-        pairs = {split: (array, labels[split]) for split, array in arrays.items() if array is not None}
-        source = readers.from_splits(pairs, channels, f"torchvision:{name}", classes)
+    if all(array is not None for array in pixels.values()):
+        pairs = {split: (array, labels[split]) for split, array in pixels.items() if array is not None}
+        source = arrays.from_splits(pairs, channels, f"torchvision:{name}", classes)
         return replace(source, remarks=(*source.remarks, *remarks))
     highest = max(int(each.max(initial=-1)) for each in labels.values())
     if classes is None:
@@ -86,7 +85,7 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
         items = _items(data, f"torchvision:{name}.{split}", Path(root))
         named = [classes[label] if label >= 0 else "" for label in labels[split].tolist()]
         entries += [(split, item, label) for item, label in zip(items, named, strict=True)]
-    return from_items(entries, Path(root), channels, spec, progress, remarks, classes)
+    return Listing(entries, Path(root), tuple(remarks), classes)
 
 
 def _torchvision_splits(kind: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
@@ -181,7 +180,7 @@ def _state(root: Path) -> int:
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def list_hugging_face(text: str, channels: int) -> Listing:
     """hf:NAME, a data set of the hub or a folder written by save_to_disk; the extra `hf` brings the library."""
     try:
         import datasets
@@ -206,7 +205,7 @@ def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progre
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
         raise BadInput(f"hf:{text}: some splits name their classes and others do not; cast them to one ClassLabel")
-    return from_items(entries, Path(text), channels, spec, progress, remarks, classes, by_number=True)
+    return Listing(entries, Path(text), tuple(remarks), classes, by_number=True)
 
 
 def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
@@ -214,7 +213,7 @@ def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, s
     taken: dict[str, str] = {}
     remarks = []
     for name in splits:
-        split = readers.SPLIT_NAMES.get(name.lower())
+        split = SPLIT_NAMES.get(name.lower())
         if split is None:
             remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is left out")
         elif split in taken:
@@ -280,4 +279,4 @@ def _image_of(data: Any, column: str) -> Callable[[int], Any]:
     return lambda index: data[index][column]
 
 
-KINDS = {"torchvision": read_torchvision, "hf": read_hugging_face}
+KINDS: dict[str, Callable[[str, int], Source | Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

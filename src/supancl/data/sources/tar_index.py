@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from supancl.data.decode import file_stamp, in_order, why
 from supancl.data.sources.tars import samples
-from supancl.data.store.cache import TARS, Progress, cache_root
-from supancl.data.store.images import file_stamp, in_order, why
+from supancl.data.store.cache import TARS, cache_root
+from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import reason, write_atomically
 

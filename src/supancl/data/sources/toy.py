@@ -11,7 +11,7 @@ from torch import Tensor
 from supancl.config import Count, NotNegative
 from supancl.data.order import seeded
 from supancl.data.splits import Source, whole
-from supancl.data.store.images import ArrayImages
+from supancl.data.store.memory import ArrayImages
 
 TOY_SEED = 0
 

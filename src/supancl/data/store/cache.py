@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.store.images import Item, PackedImages, Resample, about_large, decode, in_order, stamp_of, why
+from supancl.data.decode import DECODE_VERSION, Item, Resample, about_large, decode, in_order, stamp_of, why
+from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
 
-VERSION = 3  # 1 may hold TIFFs with an orientation as Pillow read them, in disorder; 2 such of 12 bits nearly black
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
 TARS = "tars"  # where the images of streamed shards lie: one file for each shard
 FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
-Progress = Callable[[str, int, int], None]
 Notes = Callable[[str], None]
 
 
@@ -111,13 +110,15 @@ class Cache:
         """A folder of this version, or an empty one."""
         about = self.folder / "about.json"
         version = _about(self.folder).get("version")
-        if version != VERSION and any(self.folder.glob("shard-*")):
-            found = "does not say its version" if version is None else f"is of version {version}, this is {VERSION}"
+        if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
+            found = (
+                "does not say its version" if version is None else f"is of version {version}, this is {DECODE_VERSION}"
+            )
             tell(f"the cache {self.folder} {found}; built anew")
             _empty(self.folder)
-        if version != VERSION:
+        if version != DECODE_VERSION:
             content = {
-                "version": VERSION,
+                "version": DECODE_VERSION,
                 "source": self.where,
                 "channels": self.channels,
                 "short_side": self.short_side,
@@ -129,7 +130,7 @@ class Cache:
             left_over.unlink(missing_ok=True)
 
     def _shards(self, tell: Notes) -> list[Shard]:
-        """The sound shards, oldest first; a damaged one is removed, so that its images are decoded again."""
+        """The undamaged shards, oldest first; a damaged one is removed, so that its images are decoded again."""
         found = []
         for index in sorted(self.folder.glob("shard-*.npz")):
             shard = read_index(index, self.channels)
@@ -208,16 +209,21 @@ class CachedImages(PackedImages):
         super().__init__(flats, places, torch.from_numpy(sizes), cache.channels)
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
         self.inodes = [path.stat().st_ino for path in self.paths]
-        self.sound = np.zeros(len(rows), bool)
+        self.verified = np.zeros(len(rows), bool)
         self.mended = 0  # images, since it was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
-        if not self.sound[index]:
+        if not self.verified[index]:
             if crc(image) != self.checksums[index]:
                 self._mend(index, image)
-            self.sound[index] = True
+            self.verified[index] = True
         return image
+
+    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+        """The checksums, so that no pixel is read."""
+        yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
+        yield self.sizes[rows].contiguous().numpy().data
 
     def _mend(self, index: int, image: Tensor) -> None:
         """Decode the source again and put its pixels back, in memory and on disk."""
@@ -249,7 +255,7 @@ class CachedImages(PackedImages):
             image = super().image(index)
             if crc(image) != self.checksums[index]:
                 self._mend(index, image)
-            self.sound[index] = True
+            self.verified[index] = True
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
         return self.mended - before

@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from supancl.data.decode import Resample, about_large, decode, own_workers, why
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sources.tar_index import Sidecar, indexed
 from supancl.data.sources.tars import TarItem, captions, split_of, tar_files
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import sorted_names
-from supancl.data.store.images import Batch, Resample, about_large, decode, own_workers, padded, why
+from supancl.data.splits import DataSpec, Source, Split, sorted_names
+from supancl.data.store.memory import Batch, ImageStore, Progress, padded
 from supancl.errors import BadInput, counted
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
@@ -32,7 +32,7 @@ SOME_SHARDS = 50  # out of which a sample of a whole stream is drawn
 SPLITS = ("train", "val", "test")
 
 
-class StreamImages:
+class StreamImages(ImageStore):
     """The images of indexed shards, decoded each time they are asked for; rows count through the shards in order."""
 
     def __init__(
@@ -54,7 +54,7 @@ class StreamImages:
         self.threads = ThreadPoolExecutor(max_workers=own_workers(), thread_name_prefix="decode")
         self.skipped: set[str] = set()
         self.large: set[str] = set()
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -142,11 +142,13 @@ class StreamImages:
             with self.lock:
                 where.update(names)
 
-    def remarks(self) -> list[str]:
-        """What there is to say since this was last asked."""
+    def has_one_shape(self, device: torch.device) -> bool:
+        return device.type != "cpu" and self.canvas is not None
+
+    def new_remarks(self) -> list[str]:
         with self.lock:
-            bad, large = (sorted(each - self.told) for each in (self.skipped, self.large))
-            self.told.update(bad, large)
+            bad, large = (sorted(each - self.reported) for each in (self.skipped, self.large))
+            self.reported.update(bad, large)
         said = counted(len(bad), "unreadable image was skipped,", "unreadable images were skipped, each")
         said += " for another of its class and shard: "
         return [*about_large(large), *([said + ", ".join(bad)] if bad else [])]
@@ -173,6 +175,8 @@ class StreamSplit(Split):
 
     store: StreamImages
 
+    is_streamed: ClassVar[bool] = True
+
     def batch(self, positions: Tensor) -> Batch:
         rows = self.rows_at(positions)
         labels = self.labels_at(positions)
@@ -183,6 +187,13 @@ class StreamSplit(Split):
         ]
         pixels, sizes, _ = padded(images)
         return Batch(pixels, sizes, labels)
+
+    def batch_on_canvas(self, positions: Tensor) -> Batch:
+        batch = self.batch(positions)
+        return batch if self.store.canvas is None else batch.pad_to(self.store.canvas)
+
+    def order(self, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
+        return WindowedOrder(self.counts(), seed, batch_size, self.store.window)
 
     def _instead(self, position: int, label: int, refusal: BadInput) -> Tensor:
         """Another image for one that cannot be read, the same one every time."""
@@ -229,6 +240,7 @@ class StreamSplit(Split):
 class WholeStream(StreamSplit):
     """Every image of some shards one after another: nothing is listed, whatever their number."""
 
+    is_listed: ClassVar[bool] = False
     begin: int
     end: int
     first: int
@@ -336,15 +348,3 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
         begin += len(there)
     labelled = sum(shard.labelled for shard in store.shards)
     return Source(splits, classes, tuple(captions(name, len(classes), labelled)))
-
-
-def order_of(split: Split, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
-    """Which images each step of a run takes."""
-    if isinstance(split, StreamSplit):
-        return WindowedOrder(split.counts(), seed, batch_size, split.store.window)
-    return Order(split.labels, seed, batch_size, balanced)
-
-
-def stream_remarks(store: Any) -> list[str]:
-    """What a store of streamed images has to say; other stores have said it when they were opened."""
-    return store.remarks() if isinstance(store, StreamImages) else []

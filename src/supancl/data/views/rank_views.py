@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Crops, Masks, ViewSpec
 from supancl.distributed import Part
 

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from supancl.config import Count, Fraction, Positive, Within
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views import augment
 from supancl.data.views import products as by_products
 from supancl.data.views.augment import Draws, Taps

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from supancl.config import flattened
 from supancl.core.losses import takes_alpha
 from supancl.core.methods import assemble
 from supancl.data.order import seeded
-from supancl.data.splits import Data, Progress, Split
-from supancl.data.store.images import ArrayImages
+from supancl.data.splits import Data
+from supancl.data.store.memory import Progress
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
 from supancl.training.step import Trainer
@@ -62,7 +62,8 @@ def trainer_for(
         return Trainer(recipe, data, device, progress, ranks)
     mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
     trainer = kept.trainer if kept.fingerprint == mark else None
-    if trainer is not None and serves(trainer, recipe) and _same_pixels(trainer.train_images, data.train):
+    images = data.train.store
+    if trainer is not None and serves(trainer, recipe) and images.has_same_pixels(trainer.train_images.store):
         restart(trainer, recipe, data)
         return trainer
     trainer = kept.trainer = None
@@ -113,13 +114,6 @@ def serves(trainer: Trainer, recipe: Recipe) -> bool:
     if trainer.compiled != bool(recipe.train.compile):  # the compiler has failed at it
         return False
     return _settled(trainer.recipe) == _settled(recipe)
-
-
-def _same_pixels(one: Split, other: Split) -> bool:
-    """Of files the fingerprint tells; arrays from memory have none of their pixels in it, and are compared."""
-    if not isinstance(one.store, ArrayImages) or not isinstance(other.store, ArrayImages):
-        return True
-    return torch.equal(one.store.pixels.cpu(), other.store.pixels.cpu())
 
 
 def _settled(recipe: Recipe) -> dict[str, Any]:
