@@ -16,8 +16,9 @@ from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
 from supancl.data.splits import whole
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
-from supancl.data.views.augment import Draws
-from supancl.data.views.specs import Crops, render, render_in_chunks
+from supancl.data.views.augment import Draws, render_in_chunks
+from supancl.data.views.products import render
+from supancl.data.views.specs import Crops
 from supancl.training.cuda.layers import arrange
 from supancl.training.cuda.reuse import restart, serves
 from supancl.training.loop import _capture

@@ -46,7 +46,7 @@ RENAMED_MODULES = {
     "run": "weights.run_folder",
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
-    "data.parts": "data.views.rank_views",
+    "data.parts": "data.views.specs",
     "evaluate.kept": "evaluate.feature_cache",
     "judge": "evaluate",
     "report": "reports",
@@ -66,7 +66,7 @@ DIVIDED_MODULES = {
 MOVED_NAMES = {
     "supancl.evaluate": ("supancl.probes",),
     "supancl.data.sources": ("supancl.data.splits", "supancl.data.opening"),
-    "supancl.data.views": ("supancl.data.views.specs",),
+    "supancl.data.views": ("supancl.data.views.specs", "supancl.data.views.evaluation", "supancl.data.views.products"),
 }
 _TABLE = {
     ".".join(part for part in ("supancl", old, name) if part): f"supancl.{new}.{name}"
@@ -111,7 +111,7 @@ def moved_attribute(package: str, name: str) -> Any:
         return import_module(f"{package}.{name}")
     for path in MOVED_NAMES.get(package, ()):
         new = import_module(path)
-        if not name.startswith("__") and hasattr(new, name):
+        if not name.startswith("__") and not isinstance(getattr(new, name, new), ModuleType):
             warn_moved(f"{package}.{name}", f"{new.__name__}.{name}", frames=2)
             return getattr(new, name)
     raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -17,7 +17,6 @@ from supancl.data.views import products
 from supancl.data.views.augment import (
     blur,
     crop_and_resize,
-    draw_boxes,
     jitter,
     jitter_alike,
     jitter_grey,
@@ -27,6 +26,7 @@ from supancl.data.views.augment import (
     shift_hue,
     solarize,
 )
+from supancl.data.views.specs import draw_boxes
 from tests.helpers import property_test, seeded
 
 RATIO = (3 / 4, 4 / 3)
@@ -216,8 +216,8 @@ def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
     device = torch.device("cuda")
     for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
-        assert products.exact(device) == exact
-    assert products.exact(torch.device("cpu"))
+        assert products.are_exact(device) == exact
+    assert products.are_exact(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])

@@ -18,8 +18,7 @@ from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
 from supancl.data.decode import own_workers
 from supancl.data.store.memory import Batch
-from supancl.data.views.rank_views import in_part
-from supancl.data.views.specs import Masks
+from supancl.data.views.specs import Masks, in_part
 from supancl.detect.layouts import DetectData
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector

@@ -10,9 +10,9 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.decode import decode
 from supancl.data.splits import Split, whole
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages, padded
-from supancl.data.views.specs import evaluation_view
+from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
-from supancl.probes.features import embed, whole_view
+from supancl.probes.features import embed
 from tests.files import noise
 
 SIZE = 32
@@ -44,7 +44,7 @@ def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, wid
     image = smooth(height, width, seed=height + width)
     image.save(tmp_path / "x.png")
     pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
-    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
     assert (found - by_torchvision(image)).abs().max() < 0.01  # the same bytes
 
 
@@ -52,7 +52,7 @@ def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, wid
 def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, width):
     image = smooth(height, width, seed=height)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
     difference = (found - by_torchvision(image)).abs()
     assert difference.max() < 1.01  # Pillow's weights are fixed-point numbers
     assert difference.mean() < 0.01
@@ -60,14 +60,14 @@ def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, 
 
 def test_a_batch_of_differing_sizes_is_every_image_alone():
     images = [torch.from_numpy(np.array(smooth(h, w, h))).permute(2, 0, 1) for h, w in ((20, 31), (32, 40), (16, 16))]
-    together = whole_view(padded(images), SIZE, MEAN, STD)
-    alone = [whole_view(Batch(image[None]), SIZE, MEAN, STD) for image in images]
+    together = evaluation_view(padded(images), SIZE, MEAN, STD, "whole")
+    alone = [evaluation_view(Batch(image[None]), SIZE, MEAN, STD, "whole") for image in images]
     assert torch.equal(together, torch.cat(alone))
 
 
 def test_vectors_pass_as_they_are():
     vectors = torch.randn(3, 5)
-    assert torch.equal(whole_view(Batch(vectors), SIZE, MEAN, STD), vectors)
+    assert torch.equal(evaluation_view(Batch(vectors), SIZE, MEAN, STD, "whole"), vectors)
 
 
 def some_split(n: int = 7, channels: int = 3, side: int = 12) -> Split:
@@ -87,7 +87,7 @@ def test_features_are_the_encoders_in_order_whatever_the_batches(view):
     assert torch.equal(found.labels, split.labels)
     for i in range(len(split)):
         alone = split.batch(torch.tensor([i]))
-        seen = (evaluation_view if view == "margin" else whole_view)(alone, encoder.size, MEAN, STD)
+        seen = evaluation_view(alone, encoder.size, MEAN, STD, view)
         with torch.no_grad():
             assert torch.allclose(found.values[i], encoder(seen)[0], atol=1e-5)
     other = embed(encoder, split, view="whole" if view == "margin" else "margin")

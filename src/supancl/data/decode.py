@@ -109,7 +109,8 @@ def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
     return short_side * size[0] // min(size), short_side * size[1] // min(size)
 
 
-# EXIF orientation -> what turns the stored pixels upright
+ORIENTATION = 0x0112  # the EXIF field
+# its value -> what turns the stored pixels upright
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -123,7 +124,7 @@ TURNS = {
 
 def upright(image: Any) -> Any:
     """Turned as its EXIF orientation says; Pillow's exif_transpose also rewrites other fields and fails on odd ones."""
-    turn = TURNS.get(image.getexif().get(0x0112))
+    turn = TURNS.get(image.getexif().get(ORIENTATION))
     return image if turn is None else image.transpose(turn)
 
 
@@ -171,8 +172,18 @@ def size_of(item: Item | Path) -> tuple[int, int]:
     with opened_image(item) as opened:
         # of a TIFF, newer Pillows say the size of the turned image
         width, height = (opened.tag_v2[0x0100], opened.tag_v2[0x0101]) if opened.format == "TIFF" else opened.size
-        turned = opened.getexif().get(0x0112) in (5, 6, 7, 8)
-    return (width, height) if turned else (height, width)
+        sideways = _is_sideways(opened)
+    return (width, height) if sideways else (height, width)
+
+
+def is_sideways(item: Item | Path) -> bool:
+    """Whether an image's EXIF orientation swaps its height and width."""
+    with opened_image(item) as opened:
+        return _is_sideways(opened)
+
+
+def _is_sideways(opened: Any) -> bool:
+    return opened.getexif().get(ORIENTATION) in (5, 6, 7, 8)
 
 
 # --- threads ---

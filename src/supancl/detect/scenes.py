@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.data.decode import about_large, decode, why
+from supancl.data.decode import about_large, decode, is_sideways, why
 from supancl.errors import BadInput, counted
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
@@ -74,7 +74,7 @@ class Scenes:
             ) from None
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
-            turned = size == (scene.width, scene.height) and exif_turned(scene.path)
+            turned = size == (scene.width, scene.height) and is_sideways(scene.path)
             how = (
                 "once its EXIF orientation is applied; save it upright, or turn the boxes too"
                 if turned
@@ -144,11 +144,6 @@ def cut_remark(count: int, where: str) -> tuple[str, ...]:
         "boxes reached over the border of their images and were",
     )
     return (f"{where}: {boxes} cut there",) if count else ()
-
-
-def exif_turned(path: Path) -> bool:
-    with Image.open(path) as image:
-        return image.getexif().get(0x0112) in (5, 6, 7, 8)
 
 
 def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str, ...]:

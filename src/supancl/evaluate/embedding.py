@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from supancl.data.splits import Source, prepared
+from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.sources import is_own, opened, spec_for
 from supancl.evaluate.subject import Subject
 from supancl.files import check_place, write_atomically
-from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
 

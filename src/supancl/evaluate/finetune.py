@@ -20,7 +20,7 @@ from supancl.core.encoders import Encoder
 from supancl.data.order import epoch_order, seeded
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import Split
-from supancl.data.views.specs import evaluation_view
+from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.classes import check_each, warn_unknown
 from supancl.evaluate.protocols import file_name, finished, of_data

@@ -17,20 +17,15 @@ from supancl.data.sources import benchmarks
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import KINDS
 from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, prepared, stratified
+from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, counted
 from supancl.evaluate.naming import data_name, registered
 from supancl.evaluate.subject import Subject
-from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
 HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
-
-
-def evaluation_short_side(encoder: Encoder, view: View = "margin") -> int:
-    """Images need not be decoded larger than what the crop is cut from: 256 for an input of 224 with a margin."""
-    return round(encoder.size * 8 / 7) if view == "margin" else encoder.size
 
 
 def check_kind(encoder: Encoder, split: Split, source: str) -> None:
@@ -78,7 +73,9 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
     if not as_trained:
         spec = replace(
-            spec, short_side=evaluation_short_side(encoder, view), resample="bicubic" if view == "whole" else "bilinear"
+            spec,
+            short_side=evaluation_short_side(encoder.size, view),
+            resample="bicubic" if view == "whole" else "bilinear",
         )
     spec = DataSpec(
         source=spec.source,

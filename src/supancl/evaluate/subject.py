@@ -15,13 +15,13 @@ import torch
 from supancl.core.encoders import PROJECTOR, Encoder
 from supancl.data.opening import same_source
 from supancl.data.splits import Source, Split
+from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.evaluate.feature_cache import KeptFeatures, encoder_key
 from supancl.evaluate.groups import group_of
 from supancl.evaluate.naming import result_name, short, source_of
 from supancl.probes import Features, embed
-from supancl.probes.features import View
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.preflight import pick_device

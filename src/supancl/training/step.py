@@ -19,8 +19,7 @@ from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.order import seeded
 from supancl.data.splits import Data, Feed
 from supancl.data.store.memory import Batch, Progress
-from supancl.data.views.rank_views import in_part
-from supancl.data.views.specs import Crops, draw_and_render
+from supancl.data.views.specs import Crops, draw_and_render, in_part
 from supancl.distributed import ALONE, Part, Ranks, synchronize
 from supancl.errors import BadInput
 from supancl.files import reason
