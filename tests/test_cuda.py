@@ -14,7 +14,7 @@ import torch
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
-from supancl.data.splits import whole
+from supancl.data.splits import whole_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws, render_in_chunks
 from supancl.data.views.products import render
@@ -203,7 +203,7 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     images = [torch.randint(0, 256, (1, *side), generator=random, dtype=torch.uint8) for side in sides]
     labels = torch.arange(96) % 3
     store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
-    split = whole(store, labels, [str(i) for i in range(96)])
+    split = whole_split(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
     losses = {}
     for resident in (True, False):

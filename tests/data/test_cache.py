@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from supancl.data import decode as decode_module
-from supancl.data.decode import DECODE_VERSION, decode, in_order
+from supancl.data.decode import DECODE_VERSION, decode, map_in_order
 from supancl.data.opening import open_data, open_source
 from supancl.data.splits import DataSpec
 from supancl.data.store import cache as cache_module
@@ -51,7 +51,7 @@ def decodes(monkeypatch):
         seen.append(Path(str(item)).name)
         return decode(item, *rest)
 
-    monkeypatch.setattr(cache_module, "decode", counted)
+    monkeypatch.setattr(decode_module, "decode", counted)
     return seen
 
 
@@ -478,7 +478,7 @@ def test_a_file_that_vanishes_between_listing_and_decoding_is_named(tmp_path, mo
             gone.unlink(missing_ok=True)
         return decode(item, *rest)
 
-    monkeypatch.setattr(cache_module, "decode", vanishing)
+    monkeypatch.setattr(decode_module, "decode", vanishing)
     spec = DataSpec(source=str(tmp_path / "data"), cache="always", holdout=0)
     with pytest.raises(BadInput, match=r"005.png: cannot be read as an image \(No such file or directory\); mend or"):
         open_data(spec, 3)
@@ -699,7 +699,7 @@ def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
         return number * number
 
     taken = []
-    for result in in_order(work, range(40), ahead=2):
+    for result in map_in_order(work, range(40), ahead=2):
         taken.append(result)
         time.sleep(0.001)
         assert len(begun) - len(taken) < 2 * workers
@@ -717,7 +717,7 @@ def test_an_error_comes_at_its_place_and_the_rest_is_not_done(monkeypatch):
         return number
 
     with pytest.raises(RuntimeError, match="five"):
-        taken.extend(in_order(work, range(1000)))
+        taken.extend(map_in_order(work, range(1000)))
     assert taken == [0, 1, 2, 3, 4]
     assert len(begun) < 30
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from supancl.data.order import Order
-from supancl.data.splits import Feed, Split, whole
+from supancl.data.splits import Feed, Split, whole_split
 from supancl.data.store import memory
 from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, padded
 from supancl.errors import BadInput
@@ -43,7 +43,7 @@ class Counted(ImageStore):
 
 def split_of(bad: frozenset[int] = frozenset()) -> tuple[Split, Counted, Order]:
     store = Counted(PackedImages.of(ragged()), bad)
-    split = whole(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
+    split = whole_split(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
     return split, store, Order(split.labels, 0, 4)
 
 
@@ -116,7 +116,7 @@ def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
 
 def test_what_is_resident_is_not_sent_through_a_thread():
     pixels = torch.from_numpy(noise(24, 3, 8, 8))
-    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
     order = Order(split.labels, 0, 4)
     feed = Feed(split, order.positions, CPU, steps=6)
     assert feed.resident
@@ -129,7 +129,7 @@ def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
     asked = []
     monkeypatch.setattr(memory, "fits", lambda nbytes, device: asked.append(nbytes) or False)
     pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
-    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
     assert split.place_on(torch.device("cuda")) is split
     assert asked == [24 * 3 * 8 * 8]
 
@@ -194,7 +194,7 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
     same = [image[:, :4, :6] for image in images]
 
     def feed(store) -> Feed:
-        return Feed(whole(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
+        return Feed(whole_split(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
 
     assert feed(ArrayImages(torch.stack(same))).one_shape
     assert feed(PackedImages.of(same)).one_shape

@@ -25,8 +25,8 @@ from supancl import Reporter, pretrain
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import absolute_source, open_data
 from supancl.data.order import Order, WindowedOrder, seeded
-from supancl.data.sources import tar_index as sidecars
-from supancl.data.sources.tar_index import Sidecar, sidecar_path
+from supancl.data.sources import tar_index
+from supancl.data.sources.tar_index import TarIndex, index_path
 from supancl.data.splits import DataSpec, Feed
 from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream
@@ -128,8 +128,8 @@ def test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed():
 def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeypatch):
     each = 10_000
     arrays = (np.arange(each) * 1000, np.full(each, 900), np.arange(each, dtype=np.int32) % 2, ["a", "b"])
-    monkeypatch.setattr(Sidecar, "read", lambda self: arrays)
-    shard_list = [Sidecar(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
+    monkeypatch.setattr(TarIndex, "read", lambda self: arrays)
+    shard_list = [TarIndex(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
     store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     train = WholeStream(store, 0, len(shard_list), {"a", "b"})
@@ -152,7 +152,7 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.stream.own_workers", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.stream.workers_per_rank", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
@@ -281,13 +281,13 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
 def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, monkeypatch):
     source = shards(tmp_path)
     looked: Counter[str] = Counter()
-    real = sidecars.samples
+    real = tar_index.samples
 
     def samples(path):
         looked[path.name] += 1
         return real(path)
 
-    monkeypatch.setattr(sidecars, "samples", samples)
+    monkeypatch.setattr(tar_index, "samples", samples)
     first = open_data(spec(source), 3)
     assert looked == {f"train-{i:03d}.tar": 1 for i in range(6)}
     again = open_data(spec(source), 3)
@@ -301,7 +301,7 @@ def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, mon
     assert looked.total() == 7
     assert keys(now.train.named(torch.arange(7, 19))) == list(range(500, 512))
     assert now.described["fingerprint"] != first.described["fingerprint"]
-    sidecar_path(changed.resolve()).write_bytes(b"damaged")
+    index_path(changed.resolve()).write_bytes(b"damaged")
     assert open_data(spec(source), 3).described == now.described
     assert looked.total() == 8
 
@@ -323,9 +323,9 @@ def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeyp
     tars = [Path(f"{number}.tar") for number in range(40)]
     orders = []
     monkeypatch.setattr(os, "getpid", lambda: 57)
-    monkeypatch.setattr(sidecars, "in_order", lambda work, things: orders.append(list(things)) or [])
+    monkeypatch.setattr(tar_index, "map_in_order", lambda work, things: orders.append(list(things)) or [])
     for _ in range(2):
-        sidecars._index_all(tars, None)
+        tar_index._index_all(tars, None)
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(tars)
     assert orders[0] != orders[1]
 
@@ -333,10 +333,10 @@ def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeyp
 def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(tmp_path):
     """Seen from a shared folder, a shard under one name has two times: each machine finds its own index again."""
     path = shard(tmp_path / "s" / "train-000.tar", range(5))
-    here = sidecar_path(path.resolve())
+    here = index_path(path.resolve())
     first = open_data(spec(tmp_path / "s"), 3)
     os.utime(path, ns=(0, 10**15))
-    there = sidecar_path(path.resolve())
+    there = index_path(path.resolve())
     assert there != here
     assert open_data(spec(tmp_path / "s"), 3).described == first.described
     assert here.exists()
@@ -345,13 +345,13 @@ def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(t
 
 def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
     source = shards(tmp_path / "s", (3, 3))
-    real = sidecars._index
+    real = tar_index._index
 
     def index(tar):
         real(tar)
         shard(tar, range(4)) if tar.name == "train-001.tar" else None
 
-    monkeypatch.setattr(sidecars, "_index", index)
+    monkeypatch.setattr(tar_index, "_index", index)
     refused(r"train-001.tar: changes while it is being read; begin when it has been written", source)
 
 
@@ -389,16 +389,16 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
 def test_an_index_that_goes_while_training_is_made_anew(tmp_path, gone):
     data = open_data(spec(shards(tmp_path)), 3)
     wanted = open_data(spec(tmp_path), 3).train.batch(torch.tensor([0, 3])).labels.tolist()
-    index = sidecar_path((tmp_path / "train-000.tar").resolve())
+    index = index_path((tmp_path / "train-000.tar").resolve())
     if gone:
         index.unlink()
     else:  # what is read when the shards are opened stays sound
-        content, (offsets, *_) = bytearray(index.read_bytes()), sidecars.Sidecar.read(data.train.store.shards[0])
+        content, (offsets, *_) = bytearray(index.read_bytes()), tar_index.TarIndex.read(data.train.store.shards[0])
         content[content.index(offsets.tobytes())] ^= 1
         index.write_bytes(content)
-        assert sidecars._kept((tmp_path / "train-000.tar").resolve()) is not None
+        assert tar_index._read_known((tmp_path / "train-000.tar").resolve()) is not None
     assert data.train.batch(torch.tensor([0, 3])).labels.tolist() == wanted
-    assert sidecars._parts(index, "offsets")
+    assert tar_index._parts(index, "offsets")
     assert open_data(spec(tmp_path), 3).described == data.described
 
 
@@ -426,8 +426,8 @@ def test_streaming_makes_the_indices_the_newest_of_the_caches(tmp_path, cache_ro
 
 def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkeypatch):
     data = open_data(spec(shards(tmp_path)), 3)
-    sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
-    monkeypatch.setattr(sidecars, "_index", lambda tar: None)
+    index_path((tmp_path / "train-000.tar").resolve()).unlink()
+    monkeypatch.setattr(tar_index, "_index", lambda tar: None)
     with pytest.raises(
         BadInput,
         match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "

@@ -16,7 +16,7 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, Whole, share
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.data.decode import own_workers
+from supancl.data.decode import workers_per_rank
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks, in_part
 from supancl.detect.layouts import DetectData
@@ -280,7 +280,7 @@ def test_ranks_of_a_machine_share_its_cores(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
     monkeypatch.setattr("supancl.data.decode.cores", lambda: cores)
-    assert own_workers() == expected
+    assert workers_per_rank() == expected
 
 
 def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from supancl.config import to_json
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import Split, whole
+from supancl.data.splits import Split, whole_split
 from supancl.data.store import memory
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages
@@ -29,7 +29,7 @@ PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))
 
 
 def split_of(store) -> Split:
-    return whole(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
+    return whole_split(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def decode(
     Raises OSError or ValueError for what is not a readable image.
     """
     try:
-        with opened_image(item) as opened:
+        with open_image(item) as opened:
             if large is not None and opened.width * opened.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                 large.append(f"{item} ({opened.width} x {opened.height})")
             opened.load()
@@ -65,7 +65,7 @@ def decode(
             if _white_is_zero(opened):
                 image = Image.fromarray(white - np.asarray(image).astype(np.uint16))
             image = to_mode(image, "L" if channels == 1 else "RGB", white)
-        height, width = shrunk((image.height, image.width), short_side)
+        height, width = shrunk_size((image.height, image.width), short_side)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling[resample.upper()])
         array = np.array(image, dtype=np.uint8)
@@ -74,6 +74,16 @@ def decode(
     except Exception as error:  # a damaged file can make Pillow's decoders raise nearly anything
         raise OSError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def decode_or_fault(
+    item: Item | Path, channels: int, short_side: int | None, resample: Resample, large: list[str] | None = None
+) -> Tensor | str:
+    """The image, or what is wrong with it."""
+    try:
+        return decode(item, channels, short_side, resample, large)
+    except (OSError, ValueError) as error:
+        return image_fault(error)
 
 
 def _white(opened: Any) -> int:
@@ -90,7 +100,7 @@ def _white_is_zero(opened: Any) -> bool:
     return bool(opened.format == "TIFF" and opened.mode.startswith("I;16") and opened.tag_v2.get(0x0106) == 0)
 
 
-def about_large(large: Sequence[str]) -> list[str]:
+def remarks_on_large(large: Sequence[str]) -> list[str]:
     """A remark on images that `decode` noted, in place of Pillow's warning, which does not name them."""
     if not large:
         return []
@@ -102,7 +112,7 @@ def about_large(large: Sequence[str]) -> list[str]:
     ]
 
 
-def shrunk(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
+def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
     """(height, width) with the short side brought down to `short_side`, never up, as torchvision's Resize has it."""
     if short_side is None or min(size) <= short_side:
         return size
@@ -142,13 +152,13 @@ def to_mode(image: Any, mode: str, white: int = 65535) -> Any:
     return image.convert(mode)
 
 
-def why(error: OSError | ValueError) -> str:
+def image_fault(error: OSError | ValueError) -> str:
     """What is wrong with an image, without its path."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return "no known image format" if "cannot identify image file" in said else str(said)
 
 
-def opened_image(item: Item | Path) -> Any:
+def open_image(item: Item | Path) -> Any:
     opened = Image.open(item) if isinstance(item, Path) else item.open()
     if opened.format == "TIFF":
         # by its name Pillow would map an uncompressed file with the sides of the turned image: pixels in disorder
@@ -169,7 +179,7 @@ def file_stamp(path: Path) -> tuple[int, int]:
 
 def size_of(item: Item | Path) -> tuple[int, int]:
     """(height, width) of an upright image, from its header alone."""
-    with opened_image(item) as opened:
+    with open_image(item) as opened:
         # of a TIFF, newer Pillows say the size of the turned image
         width, height = (opened.tag_v2[0x0100], opened.tag_v2[0x0101]) if opened.format == "TIFF" else opened.size
         sideways = _is_sideways(opened)
@@ -178,7 +188,7 @@ def size_of(item: Item | Path) -> tuple[int, int]:
 
 def is_sideways(item: Item | Path) -> bool:
     """Whether an image's EXIF orientation swaps its height and width."""
-    with opened_image(item) as opened:
+    with open_image(item) as opened:
         return _is_sideways(opened)
 
 
@@ -186,7 +196,7 @@ def _is_sideways(opened: Any) -> bool:
     return opened.getexif().get(ORIENTATION) in (5, 6, 7, 8)
 
 
-# --- threads ---
+# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 def cores() -> int:
@@ -198,14 +208,14 @@ def workers() -> int:
     return min(MOST_WORKERS, cores())
 
 
-def own_workers() -> int:
+def workers_per_rank() -> int:
     """Those of one rank while training: ranks of one machine, of which torchrun says how many, share its cores."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(told) if told.isdecimal() else 1
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(local) if local.isdecimal() else 1
     return workers() if ranks < 2 else max(1, min(MOST_WORKERS, cores() // ranks))
 
 
-def in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 4) -> Iterator[R]:
+def map_in_order(work: Callable[[T], R], things: Iterable[T], ahead: int = 4) -> Iterator[R]:
     """work(thing) for each, by several threads, in order; never more than a few results ahead of who takes them."""
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(max_workers=workers()) as threads:

@@ -8,16 +8,25 @@ images, `load` decodes them into a store, `prepare` holds some of them out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.decode import Item, about_large, decode, in_order, opened_image, shrunk, size_of, why
+from supancl.data.decode import (
+    Item,
+    decode_or_fault,
+    map_in_order,
+    open_image,
+    remarks_on_large,
+    shrunk_size,
+    size_of,
+)
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.splits import Data, DataSpec, Listing, Source, Split, prepared, sorted_names, whole
+from supancl.data.splits import Data, DataSpec, Listing, Source, Split, prepare_data, sorted_names, whole_split
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
@@ -31,7 +40,7 @@ DARK = 16  # of 255, as bright as 12 bits get in a file of 16: 4095 of 65535
 
 def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
     """Read the source that `spec` names and take from it what `spec` asks for."""
-    return prepared(open_source(spec, channels, progress), spec)
+    return prepare_data(open_source(spec, channels, progress), spec)
 
 
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
@@ -62,7 +71,7 @@ def _find_images(spec: DataSpec, channels: int, progress: Progress | None, lenie
         return libraries.KINDS[kind](rest, channels)
     if tars.is_tar(name):
         return tars.list_tars(name, progress)
-    path = _existing(name)
+    path = _existing_path(name)
     if path.is_dir():
         return folder.list_folder(path, lenient)
     if path.suffix.lower() == ".npz":
@@ -114,11 +123,11 @@ def from_arrays(
     if test_images is not None:
         unknown = np.full(len(test_images), -1)
         splits["test"] = (test_images, unknown if test_labels is None else test_labels)
-    source = arrays.from_splits(splits, channels, "the arrays", None if classes is None else tuple(classes))
-    return prepared(source, spec or DataSpec(source="arrays"))
+    source = arrays.source_from_arrays(splits, channels, "the arrays", None if classes is None else tuple(classes))
+    return prepare_data(source, spec or DataSpec(source="arrays"))
 
 
-# --- names of sources
+# --- names of sources -------------------------------------------------------------------------------------------------
 
 
 def absolute_source(name: str) -> str:
@@ -138,6 +147,7 @@ def absolute_source(name: str) -> str:
 
 
 def same_source(one: str, other: str) -> bool:
+    """Whether two names stand for the same data."""
     return absolute_source(one) == absolute_source(other)
 
 
@@ -147,7 +157,7 @@ def check_source(name: str) -> None:
     if _is_benchmark(name):
         benchmarks.find_benchmark(known, root)
     elif name not in arrays.BUILT_IN and name.partition(":")[0] not in libraries.KINDS and not tars.is_tar(name):
-        _existing(name)
+        _existing_path(name)
 
 
 def _is_benchmark(name: str) -> bool:
@@ -155,7 +165,7 @@ def _is_benchmark(name: str) -> bool:
     return bool(at) and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES)
 
 
-def _existing(name: str) -> Path:
+def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
         hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, arrays.BUILT_IN))
@@ -163,17 +173,17 @@ def _existing(name: str) -> Path:
     return path
 
 
-# --- from a list of files to stored images
+# --- from a list of files to stored images ----------------------------------------------------------------------------
 
 
 def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
-    """Every listed image decoded once; what cannot be read is refused, or listed and skipped."""
+    """Decode every listed image once into a store; what cannot be read is refused, or skipped and named."""
     if isinstance(found, Source):  # its images are in memory
         return found
     remarks, entries = list(found.remarks), found.entries
     items = [item for _, item, _ in entries]
     cache_name = found.cache_name or absolute_source(spec.source) or str(found.where)
-    store, broken = _stored(items, cache_name, channels, spec, progress, remarks)
+    store, broken = _store_images(items, cache_name, channels, spec, progress, remarks)
     if broken and not spec.skip_bad_images:
         position, reason = broken[0]
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -182,7 +192,7 @@ def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progr
             "or pass --skip-bad-images to go on without"
         )
     bad = {position for position, _ in broken}
-    remarks += about_dark(store, [item for position, item in enumerate(items) if position not in bad])
+    remarks += remarks_on_dark(store, [item for position, item in enumerate(items) if position not in bad])
     skipped = sorted(str(items[position]) for position in bad)
     if bad:
         entries = [entry for position, entry in enumerate(entries) if position not in bad]
@@ -196,7 +206,9 @@ def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progr
     if classes is None:
         classes = sorted_names({label for _, _, label in entries if label}, found.by_number)
     ids = {name: i for i, name in enumerate(classes)} | {"": -1}
-    every = whole(store, torch.tensor([ids[label] for _, _, label in entries]), [str(item) for _, item, _ in entries])
+    every = whole_split(
+        store, torch.tensor([ids[label] for _, _, label in entries]), [str(item) for _, item, _ in entries]
+    )
     of_split = np.array([split for split, _, _ in entries])
     splits: dict[str, Split] = {
         name: every.take(torch.from_numpy(np.flatnonzero(of_split == name)))
@@ -206,13 +218,13 @@ def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progr
     return Source(splits, classes, tuple(remarks), tuple(skipped), [item for _, item, _ in entries], found.empty)
 
 
-def about_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
+def remarks_on_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
     """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so.
 
     `items` are those of the store. Of files of 8 bits nothing is said: masks of 0 and 1 are as they should be.
     """
-    looked = _spread(len(items))
-    if not any(_deep(items[i]) for i in looked):
+    looked = _evenly_spaced(len(items))
+    if not any(_is_deep(items[i]) for i in looked):
         return []
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
         return []
@@ -222,23 +234,23 @@ def about_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
     ]
 
 
-def _spread(count: int) -> list[int]:
+def _evenly_spaced(count: int) -> list[int]:
     """Positions of the images to look at, from the first to the last."""
     found: list[int] = np.linspace(0, count - 1, min(LOOKED_AT, count)).round().astype(int).tolist()
     return found
 
 
-def _deep(item: Path | Item) -> bool:
+def _is_deep(item: Path | Item) -> bool:
     """Whether an image has more than 8 bits a sample, by its header."""
     try:
-        with opened_image(item) as opened:
+        with open_image(item) as opened:
             stored = [part[3] for part in getattr(opened, "tile", ())]  # colours of 16 bits have the mode RGB too
             return str(opened.mode).startswith("I") or ";16" in str(stored)
     except (OSError, ValueError):  # it has gone since it was decoded
         return False
 
 
-def _stored(
+def _store_images(
     items: list[Path | Item],
     cache_name: str,
     channels: int,
@@ -246,7 +258,10 @@ def _stored(
     progress: Progress | None,
     remarks: list[str],
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
-    """Where the pixels of the readable items are, in their order, and (position, reason) of the others."""
+    """A store with the readable items in their order, and (position, reason) of the others.
+
+    Small data are kept in memory, large ones in the packed cache; without a cache, large ones are decoded each time.
+    """
     estimate = expected_bytes(items, channels, spec.short_side)
     if spec.cache == "always" or (spec.cache == "auto" and estimate > CACHE_FROM):
         cache = Cache(cache_name, channels, spec.short_side, spec.resample)
@@ -254,7 +269,7 @@ def _stored(
         remarks += said
         return cached, broken
     keep = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
-    images, broken = _decoded(items, channels, spec, progress, keep, remarks)
+    images, broken = _decode_all(items, channels, spec, progress, keep, remarks)
     bad = {position for position, _ in broken}
     good = [item for position, item in enumerate(items) if position not in bad]
     if images is None:
@@ -267,31 +282,28 @@ def _stored(
 def expected_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
     """How many bytes of pixels these images have, judged by the headers of some of them."""
     sizes = []
-    for i in _spread(len(items)):
+    for i in _evenly_spaced(len(items)):
         try:
-            height, width = shrunk(size_of(items[i]), short_side)
+            height, width = shrunk_size(size_of(items[i]), short_side)
             sizes.append(height * width)
         except Exception:  # what cannot be read is told later, by who decodes it
             continue
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
 
-def _decoded(
+def _decode_all(
     items: list[Path | Item], channels: int, spec: DataSpec, progress: Progress | None, keep: bool, remarks: list[str]
 ) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
-    """Pixels of the readable items (None once they outgrow data.memory_gb) and the others."""
+    """Pixels of the readable items (None once they outgrow data.memory_gb), and (position, reason) of the others."""
     images: list[Tensor] | None = [] if keep else None
     broken: list[tuple[int, str]] = []
     large: list[str] = []
     used = 0
 
-    def one(item: Path | Item) -> Tensor | str:
-        try:
-            return decode(item, channels, spec.short_side, spec.resample, large)
-        except (OSError, ValueError) as error:
-            return why(error)
-
-    for done, image in enumerate(in_order(one, items), start=1):
+    decode_one = partial(
+        decode_or_fault, channels=channels, short_side=spec.short_side, resample=spec.resample, large=large
+    )
+    for done, image in enumerate(map_in_order(decode_one, items), start=1):
         if isinstance(image, str):
             broken.append((done - 1, image))
         else:
@@ -302,5 +314,5 @@ def _decoded(
                 images = None
         if progress is not None:
             progress("reading images", done, len(items))
-    remarks += about_large(large)
+    remarks += remarks_on_large(large)
     return images, broken

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl.data.decode import in_order, shrunk, size_of, why
+from supancl.data.decode import image_fault, map_in_order, shrunk_size, size_of
 from supancl.data.opening import CACHE_FROM
 from supancl.data.splits import DataSpec, Source, Split
 from supancl.data.store.memory import Progress
@@ -27,7 +27,7 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
         known = split.labels[split.labels >= 0]
         splits[name] = {"images": len(split), "labelled": len(known), "classes": len(torch.unique(known))}
     side = spec.short_side if source.items else None  # arrays stay as they are
-    decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
+    decoded = np.array([shrunk_size((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
     # what is unreadable is listed by itself
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
     in_memory = sum(split.store.nbytes for split in source.splits.values())
@@ -66,7 +66,7 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
 
     if source.items:
         found = []
-        for done, size in enumerate(in_order(one, source.items), start=1):
+        for done, size in enumerate(map_in_order(one, source.items), start=1):
             found.append(size)
             if progress is not None:
                 progress("reading sizes", done, len(source.items))
@@ -75,7 +75,9 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
 
 
 def _gone(item: object, error: OSError | ValueError) -> BadInput:
-    return BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, and look again")
+    return BadInput(
+        f"{item}: could be read before and cannot any more ({image_fault(error)}); bring it back, and look again"
+    )
 
 
 def _array_sizes(split: Split) -> np.ndarray:
@@ -144,12 +146,12 @@ def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]
         except OSError as error:
             raise _gone(paths[place], error) from None
 
-    sizes = np.array(list(in_order(nbytes, paths)), np.int64)
+    sizes = np.array(list(map_in_order(nbytes, paths)), np.int64)
     _, kind, count = np.unique(sizes, return_inverse=True, return_counts=True)
     several = np.flatnonzero(count[kind] > 1)
     several = several[np.argsort(sizes[several], kind="stable")]
     done = 0
-    for _, same_size in groupby(in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
+    for _, same_size in groupby(map_in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
         by_content: dict[str, list[Path]] = {}
         for place, checksum in same_size:
             by_content.setdefault(checksum, []).append(paths[place])

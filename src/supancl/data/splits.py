@@ -110,7 +110,7 @@ class Split:
         return self.take(order[:count].sort().values)
 
     def content(self) -> Iterator[bytes]:
-        """What tells it apart from other files or other labels, wherever the files lie."""
+        """File names and labels: the same wherever the files lie, different for other files or other labels."""
         yield self.labels.numpy().tobytes()
         names = "\n".join(Path(name).name for name in self.named(torch.arange(len(self))))
         yield names.encode("utf-8", "surrogateescape")  # the name of a file may be in any encoding
@@ -161,7 +161,8 @@ class Data:
     described: dict[str, object] = field(default_factory=dict)
 
 
-def whole(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+def whole_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+    """Every image of a store."""
     return Split(store, torch.arange(len(store)), labels, names)
 
 
@@ -173,7 +174,7 @@ def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
 
 
 def fingerprint(*splits: Split) -> str:
-    """Tells other files or other labels apart, wherever the files lie."""
+    """Changes with any file name or label, not with where the files lie."""
     content = hashlib.sha256()
     for split in splits:
         for part in split.content():
@@ -181,29 +182,29 @@ def fingerprint(*splits: Split) -> str:
     return content.hexdigest()[:16]
 
 
-def prepared(source: Source, spec: DataSpec) -> Data:
-    """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
-    train, held_out, held_out_from = _held_out(source, spec)
-    remarks = (*source.remarks, *_unjudged(train, held_out, held_out_from, source.classes))
+def prepare_data(source: Source, spec: DataSpec) -> Data:
+    """What a run works with: hold out, leave out classes, hide labels, limit; in this order, each with a fixed seed."""
+    train, held_out, held_out_from = _hold_out(source, spec)
+    remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
     test = source.splits.get("test")
     classes, transfer = source.classes, None
     transfer_classes: tuple[str, ...] = ()
     if spec.leave_out:
-        kept, left = _class_sets(source.classes, spec.leave_out)
-        transfer = (_of_classes(train, left), _of_classes(held_out, left))
+        kept, left = _kept_and_left_out(source.classes, spec.leave_out)
+        transfer = (_take_classes(train, left), _take_classes(held_out, left))
         transfer_classes = tuple(source.classes[i] for i in left)
         # an image without a label may show a left-out class: nobody can tell, so it stays
-        train, held_out = _of_classes(train, kept, unlabelled=True), _of_classes(held_out, kept, unlabelled=True)
-        test = None if test is None else _of_classes(test, kept)
+        train, held_out = _take_classes(train, kept, unlabelled=True), _take_classes(held_out, kept, unlabelled=True)
+        test = None if test is None else _take_classes(test, kept)
         classes = tuple(source.classes[i] for i in kept)
-    known, told = _hidden(train, spec.labelled)
-    train = _limited(known, spec.limit)
+    known, hidden = _hide_labels(train, spec.labelled)
+    train = _limit(known, spec.limit)
     if spec.labelled < 1 and (lost := len(known.present()) - len(train.present())):
-        told.append(
+        hidden.append(
             f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
             "it is drawn after data.labelled has hidden them; raise one of the two"
         )
-    remarks = (*remarks, *told)
+    remarks = (*remarks, *hidden)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     described: dict[str, object] = {
@@ -219,7 +220,7 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, described)
 
 
-def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
+def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     """The val split, else the test split, else a stratified share of train; `data.holdout` always takes a share."""
     train = source.splits["train"]
     for name in ("val", "test"):
@@ -230,7 +231,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     # an image without a label can judge nothing, so it is trained on, unless there are no others
     judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
-    chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
+    chosen = judging[draw_stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
         raise BadInput(
             f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
@@ -241,7 +242,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
 
 
-def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
+def _held_out_remarks(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
     """Remarks on what is held out and can judge nothing: images without a label, classes that nobody trains on."""
     if not train.labelled or not len(held_out):
         return
@@ -264,7 +265,7 @@ def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) 
         )
 
 
-def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
+def draw_stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
     """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it.
 
     Of a class of one none is taken, or with `ones` that one.
@@ -279,7 +280,8 @@ def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> T
     return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.long)
 
 
-def _class_sets(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+def _kept_and_left_out(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Ids of the classes to train on, and of those kept out of pretraining."""
     for name in leave_out:
         if name not in classes:
             raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
@@ -287,7 +289,7 @@ def _class_sets(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[
     return [i for i in range(len(classes)) if i not in left], left
 
 
-def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
+def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
     """Only images of these classes, relabelled 0, 1, ... in their order."""
     ids = torch.full((int(max([*classes, *split.labels.tolist(), 0])) + 1,), -2)
     ids[torch.tensor(list(classes), dtype=torch.long)] = torch.arange(len(classes))
@@ -296,11 +298,11 @@ def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) 
     return mapped.take(keep.nonzero()[:, 0])
 
 
-def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
+def _hide_labels(train: Split, share: float) -> tuple[Split, list[str]]:
     """Labels of about `share` of each class, and a remark where small classes make it another share of them all."""
     if share == 1.0:
         return train, []
-    kept = stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
+    kept = draw_stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
     labels = torch.full_like(train.labels, -1)
     labels[kept] = train.labels[kept]
     sizes = torch.bincount(train.labels[train.labels >= 0])
@@ -313,24 +315,24 @@ def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
         why = "every class of two or more hides one at least"
     elif abs(found - wanted) > max(1, 0.05 * wanted):
         why = "the share is rounded in each class"
-    told = (
+    remark = (
         f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for {why}"
     )
-    return replace(train.listed(), labels=labels), [told] if why else []
+    return replace(train.listed(), labels=labels), [remark] if why else []
 
 
-def _limited(train: Split, limit: int | None) -> Split:
+def _limit(train: Split, limit: int | None) -> Split:
     if limit is None or limit >= len(train):
         return train
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
     return train.take(order[:limit].sort().values)
 
 
-# --- batches in time ---
+# --- batches in time --------------------------------------------------------------------------------------------------
 
 
 class Feed:
-    """The batch of a step on the device. What is not resident there is made ready ahead, by a thread of its own.
+    """The batch of each step, on the device. What is not resident there is made ready ahead, by threads of its own.
 
     Which images a batch has depends on the step alone, so a step may be asked for again, or passed over.
     """

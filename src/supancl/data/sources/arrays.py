@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.sources.toy import toy_source
-from supancl.data.splits import Source, whole
+from supancl.data.splits import Source, whole_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, counted
 
@@ -24,7 +24,7 @@ def digits(channels: int) -> Source:
 
     loaded = load_digits()
     images = (loaded.images * (255 / 16)).round().astype(np.uint8)
-    return from_splits({"train": (images, loaded.target)}, channels, "digits", tuple("0123456789"))
+    return source_from_arrays({"train": (images, loaded.target)}, channels, "digits", tuple("0123456789"))
 
 
 BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits, "toy": toy_source}
@@ -50,7 +50,7 @@ def read_npz(path: Path, channels: int) -> Source:
         if f"{split}_labels" not in arrays:
             raise BadInput(f"{path}: {split}_images has no {split}_labels; store -1 for images without a label")
         splits[split] = (arrays[f"{split}_images"], arrays[f"{split}_labels"])
-    return from_splits(splits, channels, str(path), None if names is None else tuple(map(str, names)))
+    return source_from_arrays(splits, channels, str(path), None if names is None else tuple(map(str, names)))
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -67,19 +67,20 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
 
 
-def from_splits(
+def source_from_arrays(
     splits: dict[str, tuple[np.ndarray, np.ndarray]], channels: int, where: str, classes: tuple[str, ...] | None
 ) -> Source:
+    """Images and labels by split as a source; `where` names them in messages."""
     built, found = {}, {}
     for name, (images, labels) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{where}: {name}_images")
         found[name] = depth
         checked = _checked_labels(np.asarray(labels), len(images), f"{where}: {name}_labels")
         store = ArrayImages(_to_channels(images, channels))
-        built[name] = whole(store, checked, _RowNames(f"{name}_images", len(images)))
+        built[name] = whole_split(store, checked, _RowNames(f"{name}_images", len(images)))
     if len(set(found.values())) > 1:
-        told = ", ".join(f"{name} {depth}" for name, depth in found.items())
-        raise BadInput(f"{where}: images have different channel counts ({told}); convert them to one")
+        counts = ", ".join(f"{name} {depth}" for name, depth in found.items())
+        raise BadInput(f"{where}: images have different channel counts ({counts}); convert them to one")
     highest = max(int(split.labels.max()) if len(split) else -1 for split in built.values())
     if classes is None:
         classes = tuple(str(i) for i in range(highest + 1))

@@ -14,7 +14,7 @@ import torch
 
 from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
-from supancl.data.splits import Source, whole
+from supancl.data.splits import Source, whole_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 
@@ -43,7 +43,7 @@ def cifar_python(kind: str) -> ArrayReader:
             warnings.filterwarnings("ignore", message=".*align")  # early numpy 2.4 on old files: pytorch/vision#9340
             parts = {"trainval": here(folder.parent, train=True), "test": here(folder.parent, train=False)}
         pairs = {split: (part.data, torch.tensor(part.targets).numpy()) for split, part in parts.items()}
-        return arrays.from_splits(pairs, channels, str(folder), tuple(parts["test"].classes))
+        return arrays.source_from_arrays(pairs, channels, str(folder), tuple(parts["test"].classes))
 
     return read
 
@@ -105,7 +105,7 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
             pixels.append(split.batch(mine).pixels)
             labels.append(ids[split.labels[mine]])
             names += split.named(mine)
-        every = whole(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
+        every = whole_split(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
         return Source({"test": every}, classes, source.remarks)
 
     return read

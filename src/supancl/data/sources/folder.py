@@ -40,13 +40,13 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
         ]
     if not entries:
         raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(SUFFIXES))} files")
-    _say_one_class({label for _, _, label in entries if label}, folders["train"], remarks)
-    _say_same_folders({path.parent for _, path, _ in entries}, remarks)
+    _remark_on_one_class({label for _, _, label in entries if label}, folders["train"], remarks)
+    _remark_on_links({path.parent for _, path, _ in entries}, remarks)
     return Listing(entries, root, tuple(remarks), empty=tuple(map(str, empty)))
 
 
 def check_apart(source: str, out: Path) -> None:
-    """Refuse to write where the next look at a folder of images would take it for a class, or for images."""
+    """Refuse an output folder inside the folders of images: the next reader would take it for a class."""
     root = Path(source)
     if not source or source in BUILT_IN or not root.is_dir():
         return
@@ -58,13 +58,13 @@ def check_apart(source: str, out: Path) -> None:
             continue
         if not any(part.startswith(".") for part in within.parts):  # such folders are passed over
             raise BadInput(
-                f"{out} lies in {_told(folder)}, whose folders are taken for classes, so {_told(root)} "
-                "would be other data from then on; choose another --out"
+                f"{out} lies in {_readable_path(folder)}, whose folders are taken for classes, so "
+                f"{_readable_path(root)} would be other data from then on; choose another --out"
             )
 
 
-def _told(folder: Path) -> Path:
-    """As it was typed, but for one of no name: `.` tells nobody where that is."""
+def _readable_path(folder: Path) -> Path:
+    """The folder as it was typed; `.` and `..` in full."""
     return folder if folder.name.strip(".") else folder.resolve()
 
 
@@ -129,7 +129,7 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
         )
 
 
-def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
+def _remark_on_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
     """An archive often unpacks into a folder within a folder, which then passes for the only class."""
     if len(classes) != 1:
         return
@@ -144,7 +144,7 @@ def _say_one_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
         )
 
 
-def _say_same_folders(folders: set[Path], remarks: list[str]) -> None:
+def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
     """A link makes of one folder two classes, or trains on what is held out."""
     first: dict[str, Path] = {}
     for folder in sorted(folders):

@@ -96,11 +96,11 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
     labels = [label for _, _, label in entries if label]
-    remarks = captions(name, len(set(labels)), len(labels))
+    remarks = remarks_on_captions(name, len(set(labels)), len(labels))
     return Listing(entries, files[0].parent, tuple(remarks), by_number=True)
 
 
-def captions(name: str, classes: int, labelled: int) -> list[str]:
+def remarks_on_captions(name: str, classes: int, labelled: int) -> list[str]:
     """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
     if labelled < FEW or 10 * classes <= 9 * labelled:
         return []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.data.decode import DECODE_VERSION, Item, Resample, decode, own_workers, stamp_of, why
+from supancl.data.decode import DECODE_VERSION, Item, Resample, decode, image_fault, stamp_of, workers_per_rank
 from supancl.errors import BadInput
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
@@ -256,7 +256,7 @@ class FileImages(ImageStore):
         self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
     ) -> None:
         self.items, self.channels, self.short_side, self.resample = items, channels, short_side, resample
-        self.threads = ThreadPoolExecutor(max_workers=own_workers())
+        self.threads = ThreadPoolExecutor(max_workers=workers_per_rank())
 
     def __len__(self) -> int:
         return len(self.items)
@@ -276,7 +276,7 @@ class FileImages(ImageStore):
             return decode(item, self.channels, self.short_side, self.resample)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{item}: could be read before and cannot any more ({why(error)}); bring it back, then "
+                f"{item}: could be read before and cannot any more ({image_fault(error)}); bring it back, then "
                 "continue with --resume"
             ) from None
 

@@ -238,11 +238,15 @@ def _ascending(name: str, pair: tuple[float, float]) -> None:
         raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second")
 
 
-# --- rows of a batch ---
+# --- rows of a batch --------------------------------------------------------------------------------------------------
 
 
 def in_part(views: ViewSpec, part: Part) -> ViewSpec:
-    """The same views for rows that are a part of a batch."""
+    """The same views for rows that are a part of a batch.
+
+    What is random is drawn for every row of the batch, whoever has it: so an image gets the same views however many
+    processes share the batch. Drawing costs little; only the own rows are rendered.
+    """
     if part.whole:
         return views
     settings = {field.name: getattr(views, field.name) for field in fields(views)}
