@@ -26,7 +26,7 @@ from supancl.data.views.augment import (
     shift_hue,
     solarize,
 )
-from supancl.data.views.specs import draw_boxes
+from supancl.data.views.specs import TRIES, boxes_from_draws
 from tests.helpers import property_test, seeded
 
 RATIO = (3 / 4, 4 / 3)
@@ -37,6 +37,11 @@ ORDERS = list(permutations(range(4)))  # at which place brightness, contrast, sa
 
 def pictures(n, height=12, width=12, channels=3, seed=0, dtype=torch.float64):
     return torch.rand(n, channels, height, width, generator=seeded(seed), dtype=dtype)
+
+
+def draw_boxes(sizes, scale, ratio, generator=None):
+    draws = torch.rand(4, len(sizes), TRIES, generator=generator, dtype=torch.float64)
+    return boxes_from_draws(draws, sizes, scale, ratio)
 
 
 def bytes_of(n, height=16, width=20, channels=3, seed=0):

@@ -15,15 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.decode import (
-    Item,
-    decode_or_fault,
-    map_in_order,
-    open_image,
-    remarks_on_large,
-    shrunk_size,
-    size_of,
-)
+from supancl.data.decode import Item, decode_or_fault, map_in_order, open_image, remarks_on_large, shrunk_size, size_of
 from supancl.data.sources import arrays, benchmarks, csv_table, folder, libraries, tars
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.splits import Data, DataSpec, Listing, Source, Split, prepare_data, sorted_names, whole_split

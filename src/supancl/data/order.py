@@ -58,10 +58,8 @@ class Order:
             return epoch_order(len(self.labels), self.seed, epoch)
         recent = self.recent
         if epoch not in recent:  # two of them: a feed already asks for the next epoch while this one ends
-            self.recent = recent = {
-                **dict(list(recent.items())[-1:]),
-                epoch: balanced_order(self.labels, self.seed, epoch),
-            }
+            made = balanced_order(self.labels, self.seed, epoch)
+            self.recent = recent = {**dict(list(recent.items())[-1:]), epoch: made}
         return recent[epoch]
 
     def positions(self, step: int) -> Tensor:

@@ -19,15 +19,10 @@ from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, counted, nearest
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "trainval": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
+SPLIT_NAMES = {  # what a folder or shard of a split may be called
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 NO_LABEL = ("-1", "-1.0")  # the second is what becomes of the first in a column with gaps
 SPLIT_SEED = 20240  # held-out images are the same for every run, whatever its seed

@@ -24,22 +24,9 @@ from supancl.data.splits import Listing, Source, Split
 from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
-    "ALIASES",
-    "BENCHMARKS",
-    "Benchmark",
-    "Check",
-    "CheckRow",
-    "Place",
-    "benchmark",
-    "check_benchmark",
-    "find_benchmark",
-    "find_images",
-    "in_class_order",
-    "official_name",
-    "page",
-    "present_benchmarks",
-    "where_text",
-]
+    "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "Place", "benchmark", "check_benchmark",
+    "find_benchmark", "find_images", "in_class_order", "official_name", "page", "present_benchmarks", "where_text",
+]  # fmt: skip
 
 
 def benchmark(name: str) -> Benchmark:

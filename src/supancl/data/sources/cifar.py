@@ -62,27 +62,9 @@ def cifar_npz(file: str) -> ArrayReader:
 
 # the classes of aquatic mammals, insects, medium-sized mammals and people; sorted, so in label order
 FC100_TEST = (
-    "baby",
-    "beaver",
-    "bee",
-    "beetle",
-    "boy",
-    "butterfly",
-    "caterpillar",
-    "cockroach",
-    "dolphin",
-    "fox",
-    "girl",
-    "man",
-    "otter",
-    "porcupine",
-    "possum",
-    "raccoon",
-    "seal",
-    "skunk",
-    "whale",
-    "woman",
-)
+    "baby", "beaver", "bee", "beetle", "boy", "butterfly", "caterpillar", "cockroach", "dolphin", "fox", "girl", "man",
+    "otter", "porcupine", "possum", "raccoon", "seal", "skunk", "whale", "woman",
+)  # fmt: skip
 
 
 def fc100(cifar100: ArrayReader) -> ArrayReader:

@@ -89,15 +89,20 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
         entries += [(split, item, label) for item, label in samples(path.resolve())]
         if progress is not None:
             progress("reading tar shards", done, len(files))
-    if not entries:
-        raise BadInput(
-            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
-    if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+    check_splits(name, len(files), {split for split, _, _ in entries})
     labels = [label for _, _, label in entries if label]
     remarks = remarks_on_captions(name, len(set(labels)), len(labels))
     return Listing(entries, files[0].parent, tuple(remarks), by_number=True)
+
+
+def check_splits(name: str, shards: int, splits: set[str]) -> None:
+    """Refuse shards without images to train on; `splits` are those that have an image."""
+    if not splits:
+        raise BadInput(
+            f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
+        )
+    if "train" not in splits:
+        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
 
 
 def remarks_on_captions(name: str, classes: int, labelled: int) -> list[str]:

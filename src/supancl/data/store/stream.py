@@ -22,7 +22,7 @@ from torch import Tensor
 from supancl.data.decode import Resample, decode, image_fault, remarks_on_large, workers_per_rank
 from supancl.data.order import Order, WindowedOrder
 from supancl.data.sources.tar_index import TarIndex, index_tars
-from supancl.data.sources.tars import TarItem, remarks_on_captions, split_of, tar_files
+from supancl.data.sources.tars import TarItem, check_splits, remarks_on_captions, split_of, tar_files
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, padded
 from supancl.errors import BadInput, counted
@@ -324,12 +324,7 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
     for path, shard in zip(files, found, strict=True):
         if shard.images:
             shards[split_of(path)].append(shard)
-    if not any(shards.values()):
-        raise BadInput(
-            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
-    if not shards["train"]:
-        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+    check_splits(name, len(files), {split for split, there in shards.items() if there})
     classes = sorted_names(set.union(*named.values()), by_number=True)
     store = StreamImages(
         [shard for split in SPLITS for shard in shards[split]],

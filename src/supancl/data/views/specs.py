@@ -149,7 +149,7 @@ class Crops:
         factors = [torch.where(jittered, 1 + s * (2 * by - 1), torch.ones_like(by)) for s, by in strengths]
         low, high = self.blur_sigma
         return Draws(
-            box=boxes(taken["box"], sizes, self.scale, self.ratio),
+            box=boxes_from_draws(taken["box"], sizes, self.scale, self.ratio),
             flip=happens(self.flip, taken["flip"]),
             factors=torch.stack(factors, dim=1),
             hue=self.hue * (2 * taken["hue"] - 1) * jittered,
@@ -204,16 +204,11 @@ def draw_and_render(
     return products.render(crops, pixels, crops.drawn(taken, sizes, views), *how)
 
 
-def draw_boxes(
-    sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator | None = None
-) -> Tensor:
-    """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once."""
-    draws = torch.rand(4, len(sizes), TRIES, generator=generator, device=sizes.device, dtype=torch.float64)
-    return boxes(draws, sizes, scale, ratio)
+def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once.
 
-
-def boxes(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
-    """The boxes that (4, n, tries) numbers drawn from [0, 1) stand for: area, aspect, top and left of each attempt."""
+    `draws` are (4, n, tries) numbers from [0, 1): area, aspect, top and left of each attempt.
+    """
     height, width = sizes[:, :1].double(), sizes[:, 1:].double()
     area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
     low, high = math.log(ratio[0]), math.log(ratio[1])
