@@ -31,8 +31,8 @@ from PIL import Image, ImageDraw
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from supancl.data.decode import decode, map_in_order, workers
 from supancl.data.store.cache import Cache, CachedImages
-from supancl.data.store.images import decode, in_order, workers
 
 BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
 
@@ -90,7 +90,7 @@ def contenders(paths: list[Path], scratch: Path, cores: int) -> dict[str, Callab
     kept: dict[str, CachedImages] = {}
 
     def our_threads() -> None:
-        for _ in in_order(lambda path: decode(path, 3, SHORT), paths):
+        for _ in map_in_order(lambda path: decode(path, 3, SHORT), paths):
             pass
 
     def plain_loader() -> None:

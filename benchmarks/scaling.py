@@ -35,10 +35,12 @@ from step_report import commit_here
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
+from supancl.data.decode import workers
+from supancl.data.opening import open_data
 from supancl.data.order import WindowedOrder, epoch_order
-from supancl.data.sources.tar_index import indexed
-from supancl.data.splits import Data, DataSpec, open_data, whole
-from supancl.data.store.images import ArrayImages, workers
+from supancl.data.sources.tar_index import index_tars
+from supancl.data.splits import Data, DataSpec, whole_split
+from supancl.data.store.memory import ArrayImages
 from supancl.recipes import recipe
 from supancl.training.cuda.capture import WARM_UP
 from supancl.training.preflight import with_speed
@@ -174,8 +176,8 @@ def streams(scratch: Path, device: torch.device) -> Iterator[Row]:
         found.append(time.perf_counter() - since)
     files = sorted((scratch / "small").iterdir())
     tracemalloc.start()
-    sidecars = indexed(files, lambda number, classes: None)
-    held, images = tracemalloc.get_traced_memory()[0], sum(sidecar.images for sidecar in sidecars)
+    tar_indices = index_tars(files, lambda number, classes: None)
+    held, images = tracemalloc.get_traced_memory()[0], sum(index.images for index in tar_indices)
     tracemalloc.stop()
     kept = sum(path.stat().st_size for path in (scratch / "cache").rglob("*.zip"))
     yield {
@@ -227,7 +229,7 @@ def synthetic(images: int, classes: int, side: int) -> Data:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.randint(classes, (images,), generator=generator)
-    split = whole(ArrayImages(pixels), labels, [str(i) for i in range(images)])
+    split = whole_split(ArrayImages(pixels), labels, [str(i) for i in range(images)])
     return Data(split, split.take(torch.arange(0)), tuple(str(i) for i in range(classes)))
 
 

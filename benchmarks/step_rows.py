@@ -18,7 +18,8 @@ from PIL import Image
 from step_ours import TINY_CNN, TINY_HEADS, TINY_VIT, Contender, in_turns, ours, paired, settled, synthetic
 from step_peers import LightlyFeed, lightly_contenders, released
 
-from supancl.data.splits import Data, DataSpec, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import Data, DataSpec
 
 Record = dict[str, Any]
 PEER_OF = {"supsiam": "simsiam", "supbyol": "byol", "supcon": "simclr"}  # the nearest that lightly has
@@ -173,7 +174,7 @@ def folder_rows(bench: Bench) -> list[Record]:
             chosen = settled(name, bench.device, bench.settings())
             data = open_data(DataSpec(str(root), short_side=256, cache="always"), 3)
             on_gpu = ours(chosen, data, bench.device, "ours, resident")
-            with patch("supancl.data.splits.fits", return_value=False):  # as if the GPU had no room for them
+            with patch("supancl.data.store.memory.fits", return_value=False):  # as if the GPU had no room for them
                 fed = ours(chosen, data, bench.device, "ours, fed from the cache")
             assert fed.trainer is not None
             for _ in range(fed.trainer.steps_per_epoch):  # the first epoch reads the files

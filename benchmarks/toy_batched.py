@@ -19,7 +19,7 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.sources.toy import Toy
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views.specs import Masks
 from supancl.paper.toy_train import ALPHAS, DECAY, FULL, MOMENTUM, PEAK, READINGS, Reading, Size, draw_data, train
 

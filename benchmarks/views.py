@@ -31,9 +31,10 @@ import torch
 import torchvision.transforms.v2 as T
 from torch import Tensor
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import kernel_size
-from supancl.data.views.specs import Crops, render
+from supancl.data.views.products import render
+from supancl.data.views.specs import Crops
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SCALE, RATIO, SIGMA, COLOUR = (0.2, 1.0), (3 / 4, 4 / 3), (0.1, 2.0), (0.4, 0.4, 0.4, 0.1)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.sources.benchmarks import find_benchmark
-from supancl.data.sources.readers import BUILT_IN
 from supancl.errors import BadInput
 
 Kept = Mapping[str, float | None]  # JSON has no NaN

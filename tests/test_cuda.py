@@ -15,10 +15,11 @@ import torch
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
-from supancl.data.splits import whole
-from supancl.data.store.images import ArrayImages, Batch, PackedImages
-from supancl.data.views.augment import Draws
-from supancl.data.views.specs import Crops, render, render_in_chunks
+from supancl.data.splits import whole_split
+from supancl.data.store.memory import ArrayImages, Batch, PackedImages
+from supancl.data.views.augment import Draws, render_in_chunks
+from supancl.data.views.products import render
+from supancl.data.views.specs import Crops
 from supancl.training.cuda.capture import WARM_UP
 from supancl.training.cuda.layers import optimize_for_cuda
 from supancl.training.cuda.reuse import serves
@@ -208,12 +209,12 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     images = [torch.randint(0, 256, (1, *side), generator=random, dtype=torch.uint8) for side in sides]
     labels = torch.arange(96) % 3
     store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
-    split = whole(store, labels, [str(i) for i in range(96)])
+    split = whole_split(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
     losses = {}
     for resident in (True, False):
         for replay in (True, False):
-            monkeypatch.setattr("supancl.data.splits.fits", lambda nbytes, device, answer=resident: answer)
+            monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device, answer=resident: answer)
             chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay)
             trainer = Trainer(chosen, data, torch.device("cuda"))
             assert trainer.feed.resident == resident

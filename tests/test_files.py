@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from supancl import files
-from supancl.data.splits import DataSpec, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.files import beside, write_atomically, write_text
 from supancl.weights.importing import open_encoder

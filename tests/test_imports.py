@@ -151,7 +151,7 @@ UPWARDS = [
 DOWNWARDS = [
     ("cli", "paper.theory"), ("paper.theory", "core.losses"), ("training.monitor", "probes"), ("data.views", "config"),
     ("training.loop", "recipes"), ("evaluate.suite", "training.loop"), ("recipes.cifar", "core.methods"),
-    ("__main__", "cli"), ("cli", "reports"), ("sweeps", "training"), ("data.splits", "data.sources.readers"),
+    ("__main__", "cli"), ("cli", "reports"), ("sweeps", "training"), ("data.opening", "data.sources.folder"),
 ]  # fmt: skip
 
 

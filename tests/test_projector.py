@@ -11,7 +11,7 @@ import torch
 from supancl import embed, load_encoder, load_projector, pretrain
 from supancl.cli import main
 from supancl.core.heads import MLP
-from supancl.data.splits import open_data
+from supancl.data.opening import open_data
 from supancl.errors import BadInput
 from supancl.evaluate import Look, open_subject
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, read_safetensors, save_projector

@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import DataSpec, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
 from supancl.files import digest
 from supancl.weights.checkpoint import checkpoints, initialize, load_checkpoint, load_newest, load_tensors
 from supancl.weights.run_folder import RunFolder

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.cli.pretrain import check_agrees
-from supancl.data.sources.readers import check_apart
-from supancl.data.splits import open_data, whole
-from supancl.data.store.images import Batch, PackedImages
+from supancl.data.opening import open_data
+from supancl.data.sources.folder import check_apart
+from supancl.data.splits import whole_split
+from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import ALONE, Ranks
 from supancl.sweeps.runner import train_all
 from supancl.training.cuda.capture import WARM_UP, Replay
@@ -181,7 +182,7 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
     images = [
         torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8) for i in range(48)
     ]
-    split = whole(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
+    split = whole_split(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 

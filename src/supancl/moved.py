@@ -24,8 +24,8 @@ MOVED_ROOMS = (
     ("importing", "weights", "formats"),
     ("", "cli", "commands console flags"),
     ("commands", "cli", "comparing data detect embed encoders evaluate import_ pretrain recipes"),
-    ("data", "data.store", "cache decoding images loader shards stream"),
-    ("data", "data.sources", "benchmark_rows benchmarks cifar layouts libraries readers tars toy"),
+    ("data", "data.store", "cache shards stream"),
+    ("data", "data.sources", "benchmark_rows cifar layouts libraries tars toy"),
     ("data", "data.views", "augment products"),
     ("evaluate", "probes", "checks features fewshot fixed_ridge knn linear logistic newton ranks transfer variance"),
     ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
@@ -46,25 +46,35 @@ RENAMED_MODULES = {
     "run": "weights.run_folder",
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
-    "data.parts": "data.views.rank_views",
+    "data.parts": "data.views.specs",
     "evaluate.kept": "evaluate.feature_cache",
     "judge": "evaluate",
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",
     "studies.many": "sweeps.runner",
+    "data.loader": "data.splits",
+}
+# a module of 0.1.0 whose names are in several modules now
+DIVIDED_MODULES = {
+    "data.benchmarks": ("data.sources.benchmarks", "data.opening"),
+    "data.decoding": ("data.opening", "data.splits"),
+    "data.images": ("data.decode", "data.store.memory"),
+    "data.readers": ("data.sources.folder", "data.sources.arrays", "data.sources.csv_table", "data.splits"),
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {
-    "supancl.evaluate": "supancl.probes",
-    "supancl.data.sources": "supancl.data.splits",
-    "supancl.data.views": "supancl.data.views.specs",
+    "supancl.evaluate": ("supancl.probes",),
+    "supancl.data.sources": ("supancl.data.splits", "supancl.data.opening"),
+    "supancl.data.views": ("supancl.data.views.specs", "supancl.data.views.evaluation", "supancl.data.views.products"),
 }
 _TABLE = {
     ".".join(part for part in ("supancl", old, name) if part): f"supancl.{new}.{name}"
     for old, new, names in MOVED_ROOMS
     for name in names.split()
 } | {f"supancl.{old}": f"supancl.{new}" for old, new in RENAMED_MODULES.items()}
+_DIVIDED = {f"supancl.{old}": [f"supancl.{part}" for part in new] for old, new in DIVIDED_MODULES.items()}
+_TABLE |= {old: parts[0] for old, parts in _DIVIDED.items()}
 
 
 def new_path(old: str) -> str | None:
@@ -87,17 +97,21 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warn_moved(old, _TABLE[old], frames=1)
-        sys.modules[old] = import_module(_TABLE[old])
+        warn_moved(old, " and ".join(_DIVIDED.get(old, [_TABLE[old]])), frames=1)
+        if old not in _DIVIDED:
+            sys.modules[old] = import_module(_TABLE[old])
+            return
+        for part in reversed(_DIVIDED[old]):  # the first one is asked first
+            module.__dict__.update({name: value for name, value in vars(import_module(part)).items() if name[0] != "_"})
 
 
 def moved_attribute(package: str, name: str) -> Any:
     """A name or a submodule that a package had in 0.1.0; AttributeError if it never had it."""
     if f"{package}.{name}" in _TABLE:
         return import_module(f"{package}.{name}")
-    if package in MOVED_NAMES:
-        new = import_module(MOVED_NAMES[package])
-        if not name.startswith("__") and hasattr(new, name):
+    for path in MOVED_NAMES.get(package, ()):
+        new = import_module(path)
+        if not name.startswith("__") and not isinstance(getattr(new, name, new), ModuleType):
             warn_moved(f"{package}.{name}", f"{new.__name__}.{name}", frames=2)
             return getattr(new, name)
     raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from supancl.data.splits import open_data
+from supancl.data.opening import open_data
 from supancl.recipes import recipe
 from tests.files import TINY, archive, noise, picture, supancl, table
 from tests.judge.made import run_folder

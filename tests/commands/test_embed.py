@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import DataSpec, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
 from tests.files import TINY, class_folders, picture, supancl
 from tests.judge.made import run_folder
 

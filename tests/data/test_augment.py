@@ -17,7 +17,6 @@ from supancl.data.views import products
 from supancl.data.views.augment import (
     blur,
     crop_and_resize,
-    draw_boxes,
     jitter,
     jitter_alike,
     jitter_grey,
@@ -27,6 +26,7 @@ from supancl.data.views.augment import (
     shift_hue,
     solarize,
 )
+from supancl.data.views.specs import TRIES, boxes_from_draws
 from tests.helpers import property_test, seeded
 
 RATIO = (3 / 4, 4 / 3)
@@ -37,6 +37,11 @@ ORDERS = list(permutations(range(4)))  # at which place brightness, contrast, sa
 
 def pictures(n, height=12, width=12, channels=3, seed=0, dtype=torch.float64):
     return torch.rand(n, channels, height, width, generator=seeded(seed), dtype=dtype)
+
+
+def draw_boxes(sizes, scale, ratio, generator=None):
+    draws = torch.rand(4, len(sizes), TRIES, generator=generator, dtype=torch.float64)
+    return boxes_from_draws(draws, sizes, scale, ratio)
 
 
 def bytes_of(n, height=16, width=20, channels=3, seed=0):
@@ -216,8 +221,8 @@ def test_products_are_taken_only_where_they_keep_single_precision(monkeypatch):
     device = torch.device("cuda")
     for setting, exact in (("ieee", True), ("none", True), ("tf32", False)):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
-        assert products.exact(device) == exact
-    assert products.exact(torch.device("cpu"))
+        assert products.are_exact(device) == exact
+    assert products.are_exact(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 128 / 255, 1.0])

@@ -14,21 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import datasets
 
+from supancl.data.decode import decode
+from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
-from supancl.data.sources.benchmark_splits import exactly
+from supancl.data.sources.benchmark_splits import draw_exactly
 from supancl.data.sources.benchmarks import (
     BENCHMARKS,
     benchmark,
     check_benchmark,
     find_benchmark,
-    open_benchmark,
     page,
     present_benchmarks,
     where_text,
 )
 from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec
-from supancl.data.store.images import decode
 from supancl.errors import BadInput
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import CLASS_LIST, read_tables
@@ -431,7 +431,7 @@ def test_a_drawn_split_has_exactly_its_size_and_each_class_its_share(sizes, shar
     count = round(share * sum(sizes))
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
-    drawn = exactly(labels, count, seed)
+    drawn = draw_exactly(labels, count, seed)
     assert len(drawn) == len(set(drawn.tolist())) == count
     got = torch.bincount(labels[drawn], minlength=len(sizes)).tolist()
     assert all(mine <= size for mine, size in zip(got, sizes, strict=True))
@@ -443,7 +443,7 @@ def test_a_drawn_split_has_exactly_its_size_and_each_class_its_share(sizes, shar
     given_one = [remainder for remainder, one in zip(remainders, more, strict=True) if one]
     given_none = [remainder for remainder, one in zip(remainders, more, strict=True) if not one]
     assert min(given_one, default=total) >= max(given_none, default=0)
-    assert torch.equal(drawn, exactly(labels, count, seed))
+    assert torch.equal(drawn, draw_exactly(labels, count, seed))
 
 
 def test_papers_validation_sizes_fall_evenly_on_balanced_classes():
@@ -451,13 +451,13 @@ def test_papers_validation_sizes_fall_evenly_on_balanced_classes():
         row = BENCHMARKS[name]
         train, val, _ = row.split
         labels = torch.arange(train + val) % row.classes
-        counts = torch.bincount(labels[exactly(labels, val, 0)])
+        counts = torch.bincount(labels[draw_exactly(labels, val, 0)])
         assert counts.tolist() == [val // row.classes] * row.classes, name
 
 
 def test_another_seed_draws_others():
     labels = torch.zeros(100, dtype=torch.long)
-    assert exactly(labels, 10, 0).tolist() != exactly(labels, 10, 1).tolist()
+    assert draw_exactly(labels, 10, 0).tolist() != draw_exactly(labels, 10, 1).tolist()
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from supancl.data.splits import DataSpec, open_data, open_source
+from supancl.data import decode as decode_module
+from supancl.data.decode import DECODE_VERSION, decode, map_in_order
+from supancl.data.opening import open_data, open_source
+from supancl.data.splits import DataSpec
 from supancl.data.store import cache as cache_module
-from supancl.data.store import images as images_module
 from supancl.data.store import shards
-from supancl.data.store.cache import VERSION, Cache, CachedImages, evict, list_caches, remove_cache
-from supancl.data.store.images import decode, in_order
+from supancl.data.store.cache import Cache, CachedImages, evict, list_caches, remove_cache
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import KeptFeatures
 from supancl.files import held
@@ -50,7 +51,7 @@ def decodes(monkeypatch):
         seen.append(Path(str(item)).name)
         return decode(item, *rest)
 
-    monkeypatch.setattr(cache_module, "decode", counted)
+    monkeypatch.setattr(decode_module, "decode", counted)
     return seen
 
 
@@ -138,7 +139,7 @@ def test_images_beyond_memory_go_into_the_cache_by_themselves(tmp_path, monkeypa
     photos(tmp_path / "data" / "dog", 6, first=6)
     spec = DataSpec(source=str(tmp_path / "data"))
     assert not isinstance(open_data(spec, 3).train.store, CachedImages)
-    monkeypatch.setattr("supancl.data.store.decoding.CACHE_FROM", 1000)
+    monkeypatch.setattr("supancl.data.opening.CACHE_FROM", 1000)
     data = open_data(spec, 3)
     assert isinstance(data.train.store, CachedImages)
     for position, name in enumerate(data.train.named(torch.arange(len(data.train)))):
@@ -285,10 +286,10 @@ def test_a_cache_of_another_version_is_built_anew_and_that_is_said(tmp_path, dec
     files, cache = photos(tmp_path / "data"), Cache("here", 3, None)
     cache.build(files)
     about = cache.folder / "about.json"
-    about.write_text(about.read_text().replace(f'"version": {VERSION}', '"version": 7'))
+    about.write_text(about.read_text().replace(f'"version": {DECODE_VERSION}', '"version": 7'))
     decodes.clear()
     images, _, remarks = cache.build(files)
-    assert remarks == [f"the cache {cache.folder} is of version 7, this is {VERSION}; built anew"]
+    assert remarks == [f"the cache {cache.folder} is of version 7, this is {DECODE_VERSION}; built anew"]
     assert len(decodes) == 12
     assert_pixels(images, files)
     assert cache.build(files)[2] == []
@@ -477,7 +478,7 @@ def test_a_file_that_vanishes_between_listing_and_decoding_is_named(tmp_path, mo
             gone.unlink(missing_ok=True)
         return decode(item, *rest)
 
-    monkeypatch.setattr(cache_module, "decode", vanishing)
+    monkeypatch.setattr(decode_module, "decode", vanishing)
     spec = DataSpec(source=str(tmp_path / "data"), cache="always", holdout=0)
     with pytest.raises(BadInput, match=r"005.png: cannot be read as an image \(No such file or directory\); mend or"):
         open_data(spec, 3)
@@ -654,7 +655,7 @@ def test_what_a_decoding_thread_raises_is_told_with_the_image(tmp_path, monkeypa
     def odd(image):
         raise AttributeError("plane 3 has no tail")
 
-    monkeypatch.setattr(images_module, "upright", odd)
+    monkeypatch.setattr(decode_module, "upright", odd)
     for mode in ("always", "never"):
         with pytest.raises(
             BadInput,
@@ -670,7 +671,7 @@ def test_want_of_memory_is_no_unreadable_image(tmp_path, monkeypatch):
     def hungry(image):
         raise MemoryError
 
-    monkeypatch.setattr(images_module, "upright", hungry)
+    monkeypatch.setattr(decode_module, "upright", hungry)
     for mode in ("always", "never"):
         with pytest.raises(MemoryError):
             open_data(DataSpec(source=str(tmp_path / "data"), cache=mode, skip_bad_images=True), 3)
@@ -689,7 +690,7 @@ def test_a_reader_that_goes_away_is_not_taken_for_a_full_disk(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
-    monkeypatch.setattr(images_module, "workers", lambda: workers)
+    monkeypatch.setattr(decode_module, "workers", lambda: workers)
     begun: list[int] = []
 
     def work(number: int) -> int:
@@ -698,7 +699,7 @@ def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
         return number * number
 
     taken = []
-    for result in in_order(work, range(40), ahead=2):
+    for result in map_in_order(work, range(40), ahead=2):
         taken.append(result)
         time.sleep(0.001)
         assert len(begun) - len(taken) < 2 * workers
@@ -706,7 +707,7 @@ def test_results_come_in_order_and_never_far_ahead(monkeypatch, workers):
 
 
 def test_an_error_comes_at_its_place_and_the_rest_is_not_done(monkeypatch):
-    monkeypatch.setattr(images_module, "workers", lambda: 2)
+    monkeypatch.setattr(decode_module, "workers", lambda: 2)
     begun, taken = [], []
 
     def work(number: int) -> int:
@@ -716,7 +717,7 @@ def test_an_error_comes_at_its_place_and_the_rest_is_not_done(monkeypatch):
         return number
 
     with pytest.raises(RuntimeError, match="five"):
-        taken.extend(in_order(work, range(1000)))
+        taken.extend(map_in_order(work, range(1000)))
     assert taken == [0, 1, 2, 3, 4]
     assert len(begun) < 30
 

@@ -13,10 +13,10 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from PIL import Image
 
-from supancl.data.store.images import Batch, decode
+from supancl.data.decode import decode
+from supancl.data.store.memory import Batch
 from supancl.data.views.augment import normalized
-from supancl.data.views.specs import evaluation_boxes, evaluation_view
-from supancl.probes.features import whole_view
+from supancl.data.views.evaluation import evaluation_view, margin_boxes
 from tests.data.test_augment import MEAN, STD
 from tests.files import noise
 
@@ -50,7 +50,7 @@ def test_the_box_of_every_shape_is_that_of_torchvisions_centre_crop(size):
                 table[length, crop] = offset(length, crop)
     expected = torch.stack([table[sizes[:, 0], of_short], table[sizes[:, 1], of_short], of_short, of_short], dim=1)
     assert int(expected.min()) >= 0
-    assert torch.equal(evaluation_boxes(sizes, size), expected.float())
+    assert torch.equal(margin_boxes(sizes, size), expected.float())
 
 
 @dataclass(frozen=True)
@@ -113,4 +113,4 @@ def test_the_whole_view_crops_as_torchvision_too(size):
     for long in range(size, size + 6):
         pixels = torch.from_numpy(noise(1, 3, long, size, seed=long))
         expected = normalized(TF.center_crop(pixels, [size, size]) / 255, MEAN, STD)
-        assert torch.equal(whole_view(Batch(pixels), size, MEAN, STD), expected)
+        assert torch.equal(evaluation_view(Batch(pixels), size, MEAN, STD, "whole"), expected)

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from supancl.data.store.images import ArrayImages, Batch, FileImages, PackedImages, decode, padded, size_of
+from supancl.data.decode import decode, size_of
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, PackedImages, padded
 
 HEIGHT, WIDTH = 6, 9
 
@@ -365,7 +366,7 @@ def test_a_canvas_holds_every_image_of_a_batch_where_its_size_says(sizes):
     random = torch.Generator().manual_seed(0)
     images = [torch.randint(0, 256, (3, *size), generator=random, dtype=torch.uint8) for size in sizes]
     packed = PackedImages.of(images)
-    batch = packed.on_canvas(torch.tensor([2, 0, 2]), pinned=False)
+    batch = packed.batch_on_canvas(torch.tensor([2, 0, 2]))
     assert batch.pixels.shape[-2:] == packed.canvas
     for pixels, index in zip(batch.pixels, (2, 0, 2), strict=True):
         height, width = sizes[index]

@@ -15,10 +15,11 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
+from supancl.data.decode import size_of
+from supancl.data.opening import absolute_source, open_source
 from supancl.data.sources.libraries import RowItem, _class_names, _rows
-from supancl.data.splits import DataSpec, absolute_source, open_source
+from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
-from supancl.data.store.images import size_of
 from supancl.errors import BadInput
 from tests.files import class_folders, noise, picture
 

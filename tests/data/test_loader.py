@@ -8,11 +8,10 @@ import time
 import pytest
 import torch
 
-from supancl.data import splits as sources
 from supancl.data.order import Order
-from supancl.data.splits import Split, whole
-from supancl.data.store.images import ArrayImages, Batch, FileImages, PackedImages, padded
-from supancl.data.store.loader import Feed
+from supancl.data.splits import Feed, Split, whole_split
+from supancl.data.store import memory
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages, padded
 from supancl.errors import BadInput
 from tests.files import noise
 
@@ -23,7 +22,7 @@ def ragged(count: int = 24) -> list[torch.Tensor]:
     return [torch.from_numpy(noise(3, 4 + i % 5, 6 + i % 4, seed=i)) for i in range(count)]
 
 
-class Counted:
+class Counted(ImageStore):
     """A store that keeps in mind what it was asked for, and by which thread; `bad` positions cannot be read."""
 
     def __init__(self, store: PackedImages, bad: frozenset[int] = frozenset()) -> None:
@@ -44,7 +43,7 @@ class Counted:
 
 def split_of(bad: frozenset[int] = frozenset()) -> tuple[Split, Counted, Order]:
     store = Counted(PackedImages.of(ragged()), bad)
-    split = whole(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
+    split = whole_split(store, torch.arange(24) % 3, [f"{i}.jpg" for i in range(24)])
     return split, store, Order(split.labels, 0, 4)
 
 
@@ -117,7 +116,7 @@ def test_what_goes_wrong_in_the_thread_reaches_who_asks_for_that_step():
 
 def test_what_is_resident_is_not_sent_through_a_thread():
     pixels = torch.from_numpy(noise(24, 3, 8, 8))
-    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
     order = Order(split.labels, 0, 4)
     feed = Feed(split, order.positions, CPU, steps=6)
     assert feed.resident
@@ -128,10 +127,10 @@ def test_what_is_resident_is_not_sent_through_a_thread():
 
 def test_arrays_that_do_not_fit_on_a_gpu_stay_where_they_are(monkeypatch):
     asked = []
-    monkeypatch.setattr(sources, "fits", lambda nbytes, device: asked.append(nbytes) or False)
+    monkeypatch.setattr(memory, "fits", lambda nbytes, device: asked.append(nbytes) or False)
     pixels = torch.zeros(24, 3, 8, 8, dtype=torch.uint8)
-    split = whole(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
-    assert sources.resident(split, torch.device("cuda")) is split
+    split = whole_split(ArrayImages(pixels), torch.zeros(24, dtype=torch.long), [""] * 24)
+    assert split.place_on(torch.device("cuda")) is split
     assert asked == [24 * 3 * 8 * 8]
 
 
@@ -195,7 +194,7 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
     same = [image[:, :4, :6] for image in images]
 
     def feed(store) -> Feed:
-        return Feed(whole(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
+        return Feed(whole_split(store, torch.zeros(len(store)), [""] * len(store)), torch.arange, CPU, 1)
 
     assert feed(ArrayImages(torch.stack(same))).one_shape
     assert feed(PackedImages.of(same)).one_shape
@@ -208,6 +207,6 @@ def test_whether_batches_have_one_shape_is_known_beforehand():
 def test_packed_images_move_whole_and_say_how_far_they_are():
     images = [torch.from_numpy(noise(1, 2 + i % 3, 3, seed=i)) for i in range(1100)]
     told = []
-    moved = PackedImages.of(images).to(CPU, lambda done, total: told.append((done, total)))
+    moved = PackedImages.of(images).to(CPU, lambda what, done, total: told.append((done, total)))
     assert told == [(512, 1100), (1024, 1100), (1100, 1100)]
     assert all(torch.equal(moved.image(i), image) for i, image in enumerate(images))

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supancl.data import order
+from supancl.data import decode, order
+from supancl.data.opening import open_data
 from supancl.data.order import Order, balanced_order, epoch_order, seeded
-from supancl.data.splits import DataSpec, open_data
-from supancl.data.store import images
+from supancl.data.splits import DataSpec
 from tests.files import picture
 
 LABELS = torch.tensor([0] * 50 + [1] * 7 + [3] * 20 + [-1] * 5)
@@ -104,7 +104,7 @@ def test_order_and_pixels_are_the_same_for_any_number_of_threads(tmp_path, monke
         picture(tmp_path / "data" / ("cat", "dog")[i % 2] / f"{i}.png", seed=i, size=(8 + i % 3, 9), mode="RGB")
     seen = []
     for threads in (1, 4):
-        monkeypatch.setattr(images, "workers", lambda threads=threads: threads)
+        monkeypatch.setattr(decode, "workers", lambda threads=threads: threads)
         monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / f"cache{threads}"))
         data = open_data(DataSpec(source=str(tmp_path / "data"), cache=cache), 3)
         ours = Order(data.train.labels, seed=0, batch_size=6)

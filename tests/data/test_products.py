@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
-from supancl.data.views.specs import Crops, render, render_in_chunks
+from supancl.data.views.augment import render_in_chunks
+from supancl.data.views.products import render
+from supancl.data.views.specs import TRIES, Crops, boxes_from_draws
 from tests.helpers import seeded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,7 +25,8 @@ def pixels_of(count=4, channels=3, height=40, width=56):
 def test_crops_by_products_are_crops_by_lines(size, views):
     pixels = pixels_of()
     sizes = torch.tensor([[40, 56]] * 4 * views)
-    box = augment.draw_boxes(sizes, (0.05, 1.0), (0.5, 2.0), seeded(2))
+    draws = torch.rand(4, len(sizes), TRIES, generator=seeded(2), dtype=torch.float64)
+    box = boxes_from_draws(draws, sizes, (0.05, 1.0), (0.5, 2.0))
     flip = torch.rand(len(box), generator=seeded(3)) < 0.5
     image = torch.arange(4).repeat_interleave(views)  # the views of an image side by side
     rows, columns = augment.crop_taps(box, 40, 56, size, flip, torch.float32)

@@ -11,9 +11,10 @@ from PIL import Image
 
 from supancl import recipe
 from supancl.cli.console import LONG, Terminal, make_console, table
+from supancl.data.opening import open_source
 from supancl.data.show import copies, described, histogram, image_sizes, size_facts
-from supancl.data.splits import DataSpec, open_source, whole
-from supancl.data.store.images import ArrayImages, PackedImages
+from supancl.data.splits import DataSpec, whole_split
+from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.errors import BadInput
 from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
 from supancl.training.preflight import with_short_side
@@ -169,7 +170,7 @@ def coloured(count=12):
         image = torch.zeros(3, 10 + i, 20, dtype=torch.uint8)
         image[i % 3] = 250
         pixels.append(image)
-    return whole(PackedImages.of(pixels), torch.arange(count) % 3, [str(i) for i in range(count)])
+    return whole_split(PackedImages.of(pixels), torch.arange(count) % 3, [str(i) for i in range(count)])
 
 
 def tile(sheet, row, column):
@@ -197,7 +198,7 @@ def test_a_sheet_of_few_images_has_only_the_rows_it_needs(tmp_path):
 
 
 def test_grey_images_are_drawn_grey(tmp_path):
-    split = whole(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
+    split = whole_split(ArrayImages(torch.full((2, 1, 8, 8), 77, dtype=torch.uint8)), torch.tensor([0, -1]), ["a", "b"])
     image_sheet(split, ["only"], tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert tile(sheet, 0, 0)[TILE // 2, TILE // 2].tolist() == [77] * 3

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
-from supancl.data.splits import DataSpec, from_arrays, open_data, open_source, stratified
-from supancl.data.store.decoding import about_dark
-from supancl.data.store.images import SUFFIXES, ArrayImages, FileImages, PackedImages, decode
+from supancl.data.decode import SUFFIXES, decode
+from supancl.data.opening import from_arrays, open_data, open_source, remarks_on_dark
+from supancl.data.splits import DataSpec, draw_stratified
+from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
 from tests.files import archive, class_folders, noise, picture, table
 from tests.helpers import property_test
@@ -627,9 +628,9 @@ def test_nothing_is_held_out_when_asked_for_nothing(tmp_path):
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=60), st.floats(0, 1), st.integers(0, 3))
 def test_a_stratified_draw_takes_about_its_share_of_each_class_and_leaves_one(labels, share, seed):
     drawn = torch.tensor(labels)
-    chosen = stratified(drawn, share, seed)
+    chosen = draw_stratified(drawn, share, seed)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
-    assert torch.equal(chosen, stratified(drawn, share, seed))
+    assert torch.equal(chosen, draw_stratified(drawn, share, seed))
     for label, count in Counter(labels).items():
         taken = int((drawn[chosen] == label).sum())
         assert taken <= count - 1
@@ -640,7 +641,7 @@ def test_a_stratified_draw_takes_about_its_share_of_each_class_and_leaves_one(la
 def test_the_draw_of_one_class_does_not_depend_on_the_others():
     cats = torch.zeros(30, dtype=torch.long)
     both = torch.cat([cats, cats + 1])
-    assert stratified(cats, 0.3, 0).tolist() == [i for i in stratified(both, 0.3, 0).tolist() if i < 30]
+    assert draw_stratified(cats, 0.3, 0).tolist() == [i for i in draw_stratified(both, 0.3, 0).tolist() if i < 30]
 
 
 def with_sizes(path, sizes, **fields):
@@ -775,7 +776,7 @@ def test_images_of_8_bits_are_not_decoded_to_see_whether_they_are_dark(tmp_path,
     root = class_folders(tmp_path, ("ant", "bee"), 4)
     store = FileImages(sorted(root.rglob("*.png")), 3, None)
     monkeypatch.setattr(FileImages, "batch", None)
-    assert about_dark(store, store.items) == []
+    assert remarks_on_dark(store, store.items) == []
 
 
 # --- left-out classes -------------------------------------------------------------------------------------------------
@@ -826,7 +827,7 @@ def test_unlabelled_images_may_stand_beside_train_and_hidden_folders_are_not_ent
 
 
 def test_a_source_is_the_same_from_any_folder(tmp_path, monkeypatch):
-    from supancl.data.splits import absolute_source, same_source
+    from supancl.data.opening import absolute_source, same_source
 
     class_folders(tmp_path / "data")
     monkeypatch.chdir(tmp_path)

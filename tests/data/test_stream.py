@@ -23,13 +23,13 @@ from PIL import Image
 
 from supancl import Reporter, pretrain
 from supancl.core.encoders import EncoderSpec
+from supancl.data.opening import absolute_source, open_data
 from supancl.data.order import Order, WindowedOrder, seeded
-from supancl.data.sources import tar_index as sidecars
-from supancl.data.sources.tar_index import Sidecar, sidecar_path
-from supancl.data.splits import DataSpec, absolute_source, open_data
+from supancl.data.sources import tar_index
+from supancl.data.sources.tar_index import TarIndex, index_path
+from supancl.data.splits import DataSpec, Feed
 from supancl.data.store.cache import evict, list_caches
-from supancl.data.store.loader import Feed, _padded_to
-from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream, order_of, stream_remarks
+from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream
 from supancl.errors import BadInput
 from supancl.evaluate.subject import Look, Subject
 from tests.files import TINY, noise, picture
@@ -128,12 +128,12 @@ def test_epochs_and_seeds_differ_and_images_of_a_window_are_mixed():
 def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeypatch):
     each = 10_000
     arrays = (np.arange(each) * 1000, np.full(each, 900), np.arange(each, dtype=np.int32) % 2, ["a", "b"])
-    monkeypatch.setattr(Sidecar, "read", lambda self: arrays)
-    shard_list = [Sidecar(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
+    monkeypatch.setattr(TarIndex, "read", lambda self: arrays)
+    shard_list = [TarIndex(Path("t.tar"), Path("t.zip"), (0, 0), each, each, b"x")] * 100_000
     store = StreamImages(shard_list, {"a": 0, "b": 1}, 3, 256)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     train = WholeStream(store, 0, len(shard_list), {"a", "b"})
-    order = order_of(train, 0, 256)
+    order = train.order(0, 256)
     assert len(train) == train.labelled == 10**9
     assert train.present() == [0, 1]
     for step in (0, order.steps_per_epoch // 2, order.steps_per_epoch - 1):
@@ -152,13 +152,13 @@ def test_a_billion_images_need_no_memory_for_their_order_or_their_labels(monkeyp
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_ranks_and_threads_share_an_epoch_without_overlap_or_loss(tmp_path, monkeypatch, threads):
-    monkeypatch.setattr("supancl.data.store.stream.own_workers", lambda: threads)
+    monkeypatch.setattr("supancl.data.store.stream.workers_per_rank", lambda: threads)
     source = shards(tmp_path, sizes=True)
     sequences = {}
     for ranks in (1, 2, 4):
         found: list[list[int]] = []
         readers = [open_data(spec(source), 3).train for _ in range(ranks)]  # each rank opens the shards itself
-        orders = [order_of(reader, 3, 7) for reader in readers]
+        orders = [reader.order(3, 7) for reader in readers]
         for step in range(orders[0].steps_per_epoch):
             batch = []
             for reader, order, rows in zip(readers, orders, torch.arange(7).tensor_split(ranks), strict=True):
@@ -225,17 +225,17 @@ def test_a_stream_is_what_the_same_shards_are_when_they_are_read_at_once(tmp_pat
 
 def test_an_order_of_part_of_the_images_takes_each_of_them_once(tmp_path):
     train = open_data(spec(shards(tmp_path), holdout=0.3), 3).train
-    order = order_of(train, 0, 5)
+    order = train.order(0, 5)
     found = torch.cat([order.positions(step) for step in range(order.steps_per_epoch)])
     assert len(torch.unique(found)) == len(found) == len(train) // 5 * 5
     assert isinstance(order, WindowedOrder)
-    assert isinstance(order_of(open_data(spec(tmp_path, stream=False), 3).train, 0, 5), Order)
+    assert isinstance(open_data(spec(tmp_path, stream=False), 3).train.order(0, 5), Order)
 
 
 def test_reading_an_epoch_leaves_nothing_in_memory(tmp_path, monkeypatch):
     source = shards(tmp_path, (300,) * 8)
     train = open_data(spec(source, short_side=SIDE), 3).train
-    order = order_of(train, 0, 50)
+    order = train.order(0, 50)
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -266,7 +266,7 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
     feed = Feed(train, lambda step: torch.tensor([step]), torch.device("cpu"), 2)
     assert not feed.one_shape
     for position in (0, 1):
-        fitted = _padded_to(train.store.canvas, train.batch(torch.tensor([position])))
+        fitted = train.batch(torch.tensor([position])).pad_to(train.store.canvas)
         assert fitted.pixels.shape == (1, 3, 20, 20)
         assert fitted.sizes.tolist() == [batch.sizes[position].tolist()]
         assert fitted.labels.tolist() == [-1]
@@ -281,13 +281,13 @@ def test_long_images_are_cut_to_their_middle_and_every_batch_fits_one_canvas(tmp
 def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, monkeypatch):
     source = shards(tmp_path)
     looked: Counter[str] = Counter()
-    real = sidecars.samples
+    real = tar_index.samples
 
     def samples(path):
         looked[path.name] += 1
         return real(path)
 
-    monkeypatch.setattr(sidecars, "samples", samples)
+    monkeypatch.setattr(tar_index, "samples", samples)
     first = open_data(spec(source), 3)
     assert looked == {f"train-{i:03d}.tar": 1 for i in range(6)}
     again = open_data(spec(source), 3)
@@ -301,7 +301,7 @@ def test_shards_are_looked_through_once_and_again_when_they_change(tmp_path, mon
     assert looked.total() == 7
     assert keys(now.train.named(torch.arange(7, 19))) == list(range(500, 512))
     assert now.described["fingerprint"] != first.described["fingerprint"]
-    sidecar_path(changed.resolve()).write_bytes(b"damaged")
+    index_path(changed.resolve()).write_bytes(b"damaged")
     assert open_data(spec(source), 3).described == now.described
     assert looked.total() == 8
 
@@ -310,7 +310,7 @@ def test_several_processes_index_at_once_and_agree(tmp_path):
     source = shards(tmp_path / "s")
     wanted = open_data(spec(source), 3).described["fingerprint"]
     shutil.rmtree(os.environ["SUPANCL_CACHE"])
-    code = f"from supancl.data.splits import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
+    code = f"from supancl.data import *; print(open_data(DataSpec(source={str(source)!r}, stream=True, "
     code += "holdout=0), 3).described['fingerprint'])"
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == [wanted, wanted]
@@ -323,9 +323,9 @@ def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeyp
     tars = [Path(f"{number}.tar") for number in range(40)]
     orders = []
     monkeypatch.setattr(os, "getpid", lambda: 57)
-    monkeypatch.setattr(sidecars, "in_order", lambda work, things: orders.append(list(things)) or [])
+    monkeypatch.setattr(tar_index, "map_in_order", lambda work, things: orders.append(list(things)) or [])
     for _ in range(2):
-        sidecars._index_all(tars, None)
+        tar_index._index_all(tars, None)
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(tars)
     assert orders[0] != orders[1]
 
@@ -333,10 +333,10 @@ def test_each_process_indexes_in_an_order_of_its_own_whatever_its_number(monkeyp
 def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(tmp_path):
     """Seen from a shared folder, a shard under one name has two times: each machine finds its own index again."""
     path = shard(tmp_path / "s" / "train-000.tar", range(5))
-    here = sidecar_path(path.resolve())
+    here = index_path(path.resolve())
     first = open_data(spec(tmp_path / "s"), 3)
     os.utime(path, ns=(0, 10**15))
-    there = sidecar_path(path.resolve())
+    there = index_path(path.resolve())
     assert there != here
     assert open_data(spec(tmp_path / "s"), 3).described == first.described
     assert here.exists()
@@ -345,13 +345,13 @@ def test_machines_with_copies_of_their_own_may_share_the_folder_of_the_indices(t
 
 def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
     source = shards(tmp_path / "s", (3, 3))
-    real = sidecars._index
+    real = tar_index._index
 
     def index(tar):
         real(tar)
         shard(tar, range(4)) if tar.name == "train-001.tar" else None
 
-    monkeypatch.setattr(sidecars, "_index", index)
+    monkeypatch.setattr(tar_index, "_index", index)
     refused(r"train-001.tar: changes while it is being read; begin when it has been written", source)
 
 
@@ -382,23 +382,23 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
     (tmp_path / "train-000.tar").unlink()
     with pytest.raises(BadInput, match=r"train-000.tar: could be read before and cannot any more \(No such file"):
         train.batch(torch.tensor([1]))
-    assert stream_remarks(train.store) == []
+    assert train.store.new_remarks() == []
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_an_index_that_goes_while_training_is_made_anew(tmp_path, gone):
     data = open_data(spec(shards(tmp_path)), 3)
     wanted = open_data(spec(tmp_path), 3).train.batch(torch.tensor([0, 3])).labels.tolist()
-    index = sidecar_path((tmp_path / "train-000.tar").resolve())
+    index = index_path((tmp_path / "train-000.tar").resolve())
     if gone:
         index.unlink()
     else:  # what is read when the shards are opened stays sound
-        content, (offsets, *_) = bytearray(index.read_bytes()), sidecars.Sidecar.read(data.train.store.shards[0])
+        content, (offsets, *_) = bytearray(index.read_bytes()), tar_index.TarIndex.read(data.train.store.shards[0])
         content[content.index(offsets.tobytes())] ^= 1
         index.write_bytes(content)
-        assert sidecars._kept((tmp_path / "train-000.tar").resolve()) is not None
+        assert tar_index._read_known((tmp_path / "train-000.tar").resolve()) is not None
     assert data.train.batch(torch.tensor([0, 3])).labels.tolist() == wanted
-    assert sidecars._parts(index, "offsets")
+    assert tar_index._parts(index, "offsets")
     assert open_data(spec(tmp_path), 3).described == data.described
 
 
@@ -426,8 +426,8 @@ def test_streaming_makes_the_indices_the_newest_of_the_caches(tmp_path, cache_ro
 
 def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkeypatch):
     data = open_data(spec(shards(tmp_path)), 3)
-    sidecar_path((tmp_path / "train-000.tar").resolve()).unlink()
-    monkeypatch.setattr(sidecars, "_index", lambda tar: None)
+    index_path((tmp_path / "train-000.tar").resolve()).unlink()
+    monkeypatch.setattr(tar_index, "_index", lambda tar: None)
     with pytest.raises(
         BadInput,
         match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
@@ -469,10 +469,10 @@ def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_spli
     for pixels, key in zip(seen.pixels, (10, 2, 0, 10), strict=True):  # 7 is of 4's class and broken too
         assert torch.equal(pixels, torch.from_numpy(noise(SIDE, SIDE, 3, seed=key)).permute(2, 0, 1))
     assert seen.labels.tolist() == [1, 2, 0, 1]
-    (remark,) = stream_remarks(train.store)
+    (remark,) = train.store.new_remarks()
     assert remark.startswith("2 unreadable images were skipped, each for another of its class and shard: ")
     assert remark.endswith("a.tar::00011.png")
-    assert stream_remarks(train.store) == []
+    assert train.store.new_remarks() == []
     part = train.take(torch.tensor([1, 4, 13]))  # the others of the class are of another split, or of another shard
     assert part.batch(torch.tensor([1])).pixels.equal(part.batch(torch.tensor([0])).pixels)
     alone = train.take(torch.tensor([0, 4, 13]))
@@ -546,7 +546,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_with_the_same_bits_and_reads_no
     pretrain(None, None, tmp_path / "stopped", resume=True)
     assert_same_bits(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
     train = open_data(spec(tmp_path / "s", holdout=None), 3).train
-    order = order_of(train, recipe.train.seed, 8)
+    order = train.order(recipe.train.seed, 8)
     assert order.steps_per_epoch == 6
     left = [key for step in range(2, 12) for key in keys(train.named(order.positions(step)))]
     left.append(0)  # the first image is looked at before a run begins: does its kind suit the encoder?
@@ -594,15 +594,15 @@ def test_very_large_images_are_remarked_on_once_and_larger_ones_refused_as_in_a_
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # as the command does
         split = open_data(spec(root), 3).train
-        assert stream_remarks(split.store) == []
+        assert split.store.new_remarks() == []
         for _ in range(2):
             split.batch(torch.arange(8))
         held = open_data(spec(root, stream=False, cache="never"), 3)
-    said = stream_remarks(split.store)
+    said = split.store.new_remarks()
     assert said == list(held.remarks)
     assert said[0].startswith("2 images have more than 72 pixels, which take long to decode; store them smaller: ")
     assert said[0].endswith("train-001.tar::00005.png (8 x 10)")
-    assert stream_remarks(split.store) == []
+    assert split.store.new_remarks() == []
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10 * 8 // 2 - 1)
     for stream in (True, False):
         with warnings.catch_warnings():

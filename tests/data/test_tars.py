@@ -17,9 +17,10 @@ import torch
 import webdataset
 from PIL import Image
 
+from supancl.data.decode import decode
+from supancl.data.opening import absolute_source, open_data, open_source
 from supancl.data.sources.tars import is_tar, samples, split_of, tar_files
-from supancl.data.splits import DataSpec, absolute_source, open_data, open_source
-from supancl.data.store.images import decode
+from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from tests.files import noise, picture
 

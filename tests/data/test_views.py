@@ -12,9 +12,11 @@ import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
 from supancl.config import from_json, parsed, replaced, to_json
-from supancl.data.store.images import Batch, padded
-from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized
-from supancl.data.views.specs import Crops, LocalCrops, Masks, evaluation_view, render, render_in_chunks
+from supancl.data.store.memory import Batch, padded
+from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized, render_in_chunks
+from supancl.data.views.evaluation import evaluation_view
+from supancl.data.views.products import render
+from supancl.data.views.specs import Crops, LocalCrops, Masks
 from supancl.errors import BadInput
 from tests.data.test_augment import MEAN, STD, bytes_of, cropped, jittered_by_torchvision
 from tests.helpers import seeded
@@ -88,7 +90,9 @@ def test_a_call_is_what_it_draws_rendered():
 @pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 16), (32, 32, 32), (96, 80, 64), (120, 150, 128)])
 @pytest.mark.parametrize("products", [True, False])
 def test_both_routes_make_the_same_views_of_the_same_draws(height, width, size, channels, products, monkeypatch):
-    monkeypatch.setattr("supancl.data.views.specs.CHUNK", 5 * channels * size * size)  # several chunks, rows left over
+    monkeypatch.setattr(
+        "supancl.data.views.augment.CHUNK", 5 * channels * size * size
+    )  # several chunks, rows left over
     crops = Crops(size=size, blur=(1.0, 0.3), jitter=0.9)
     pixels = bytes_of(6, height, width, channels)
     draws = crops.draw(12, torch.tensor([[height, width]] * 12), seeded(3), 2)

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from supancl.cli import main
-from supancl.data.splits import DataSpec, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import DataSpec
 from supancl.detect.crops import grown, taken, write_crops
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.errors import BadInput

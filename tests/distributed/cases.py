@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from supancl import METHODS, recipe
-from supancl.data.splits import Data, open_data
-from supancl.data.store.images import Batch
+from supancl.data.opening import open_data
+from supancl.data.splits import Data
+from supancl.data.store.memory import Batch, ImageStore
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
@@ -82,7 +83,7 @@ ON_FOUR = [
 ]  # fmt: skip
 
 
-class Elsewhere:
+class Elsewhere(ImageStore):
     """Images that come with their labels and are never resident."""
 
     def __init__(self, pixels: torch.Tensor, labels: torch.Tensor) -> None:

@@ -16,9 +16,9 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, Whole
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.data.store.images import Batch, own_workers
-from supancl.data.views.rank_views import in_part
-from supancl.data.views.specs import Masks
+from supancl.data.decode import workers_per_rank
+from supancl.data.store.memory import Batch
+from supancl.data.views.specs import Masks, in_part
 from supancl.detect.layouts import DetectData
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
@@ -279,8 +279,8 @@ def test_ranks_of_a_machine_share_its_cores(
     told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.store.images.cores", lambda: cores)
-    assert own_workers() == expected
+    monkeypatch.setattr("supancl.data.decode.cores", lambda: cores)
+    assert workers_per_rank() == expected
 
 
 def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

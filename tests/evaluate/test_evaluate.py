@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from supancl import embed, knn_accuracy, linear_accuracy, variance
 from supancl.core.encoders import EncoderSpec
-from supancl.data.views.specs import evaluation_view
+from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
 from supancl.probes import Features, knn_predict
 from tests.tiny import SIDE, tiny_data

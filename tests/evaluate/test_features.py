@@ -7,11 +7,12 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import Split, whole
-from supancl.data.store.images import ArrayImages, Batch, PackedImages, decode, padded
-from supancl.data.views.specs import evaluation_view
+from supancl.data.decode import decode
+from supancl.data.splits import Split, whole_split
+from supancl.data.store.memory import ArrayImages, Batch, PackedImages, padded
+from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput
-from supancl.probes.features import embed, whole_view
+from supancl.probes.features import embed
 from tests.files import noise
 
 SIZE = 32
@@ -43,7 +44,7 @@ def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, wid
     image = smooth(height, width, seed=height + width)
     image.save(tmp_path / "x.png")
     pixels = decode(tmp_path / "x.png", 3, short_side=SIZE, resample="bicubic")
-    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
     assert (found - by_torchvision(image)).abs().max() < 0.01  # the same bytes
 
 
@@ -51,7 +52,7 @@ def test_larger_images_are_resized_as_torchvision_resizes_pil_images(height, wid
 def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, width):
     image = smooth(height, width, seed=height)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    found = in_bytes(whole_view(Batch(pixels[None]), SIZE, MEAN, STD))[0]
+    found = in_bytes(evaluation_view(Batch(pixels[None]), SIZE, MEAN, STD, "whole"))[0]
     difference = (found - by_torchvision(image)).abs()
     assert difference.max() < 1.01  # Pillow's weights are fixed-point numbers
     assert difference.mean() < 0.01
@@ -59,19 +60,19 @@ def test_smaller_images_are_enlarged_as_torchvision_enlarges_pil_images(height, 
 
 def test_a_batch_of_differing_sizes_is_every_image_alone():
     images = [torch.from_numpy(np.array(smooth(h, w, h))).permute(2, 0, 1) for h, w in ((20, 31), (32, 40), (16, 16))]
-    together = whole_view(padded(images), SIZE, MEAN, STD)
-    alone = [whole_view(Batch(image[None]), SIZE, MEAN, STD) for image in images]
+    together = evaluation_view(padded(images), SIZE, MEAN, STD, "whole")
+    alone = [evaluation_view(Batch(image[None]), SIZE, MEAN, STD, "whole") for image in images]
     assert torch.equal(together, torch.cat(alone))
 
 
 def test_vectors_pass_as_they_are():
     vectors = torch.randn(3, 5)
-    assert torch.equal(whole_view(Batch(vectors), SIZE, MEAN, STD), vectors)
+    assert torch.equal(evaluation_view(Batch(vectors), SIZE, MEAN, STD, "whole"), vectors)
 
 
 def some_split(n: int = 7, channels: int = 3, side: int = 12) -> Split:
     pixels = torch.from_numpy(noise(n, channels, side, side, seed=3))
-    return whole(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
+    return whole_split(ArrayImages(pixels), torch.arange(n) % 3 - 1, [f"image {i}" for i in range(n)])
 
 
 def small_encoder(size: int = 8):
@@ -86,7 +87,7 @@ def test_features_are_the_encoders_in_order_whatever_the_batches(view):
     assert torch.equal(found.labels, split.labels)
     for i in range(len(split)):
         alone = split.batch(torch.tensor([i]))
-        seen = (evaluation_view if view == "margin" else whole_view)(alone, encoder.size, MEAN, STD)
+        seen = evaluation_view(alone, encoder.size, MEAN, STD, view)
         with torch.no_grad():
             assert torch.allclose(found.values[i], encoder(seen)[0], atol=1e-5)
     other = embed(encoder, split, view="whole" if view == "margin" else "margin")
@@ -96,7 +97,10 @@ def test_features_are_the_encoders_in_order_whatever_the_batches(view):
 def test_the_margin_view_is_the_centre_seven_eighths():
     """16 px for an input of 14: the centre 14 px, exactly."""
     pixels = torch.from_numpy(noise(2, 3, 16, 16, seed=1))
-    split, encoder = whole(ArrayImages(pixels), torch.zeros(2, dtype=torch.long), ["a", "b"]), small_encoder(14).eval()
+    split, encoder = (
+        whole_split(ArrayImages(pixels), torch.zeros(2, dtype=torch.long), ["a", "b"]),
+        small_encoder(14).eval(),
+    )
     mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
     with torch.no_grad():
         expected = encoder((pixels[:, :, 1:15, 1:15] / 255 - mean) / std)
@@ -119,7 +123,7 @@ def test_layers_and_unit_length():
 def test_packed_images_of_one_size_have_the_features_of_an_array():
     split, encoder = some_split(), small_encoder().eval()
     pixels = split.store.pixels
-    packed = whole(PackedImages.of(list(pixels)), split.labels, split.names)
+    packed = whole_split(PackedImages.of(list(pixels)), split.labels, split.names)
     assert torch.allclose(embed(encoder, packed, view="whole").values, embed(encoder, split, view="whole").values)
 
 
@@ -133,7 +137,7 @@ def test_half_precision_is_near_and_only_where_asked_for():
 
 
 def test_vectors_have_features_in_half_precision_too():
-    split = whole(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
+    split = whole_split(ArrayImages(torch.randn(5, 6)), torch.zeros(5, dtype=torch.long), list("abcde"))
     encoder = EncoderSpec("linear", channels=1, size=6, width=4, mean=(0.0,), std=(1.0,)).build()
     assert torch.allclose(embed(encoder, split, half=True).values, embed(encoder, split).values, atol=0.05)
 

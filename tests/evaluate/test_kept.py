@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from supancl.config import to_json
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import Split, whole
-from supancl.data.store import cache
+from supancl.data.splits import Split, whole_split
+from supancl.data.store import memory
 from supancl.data.store.cache import Cache
-from supancl.data.store.images import ArrayImages, FileImages, PackedImages
+from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages
 from supancl.evaluate import Look
 from supancl.evaluate import feature_cache as kept
 from supancl.evaluate.feature_cache import KeptFeatures, encoder_key, pixels_key
@@ -29,7 +29,7 @@ PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))
 
 
 def split_of(store) -> Split:
-    return whole(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
+    return whole_split(store, torch.arange(len(store)) % 2, [f"image {i}" for i in range(len(store))])
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_files_that_are_read_otherwise_now_have_another_key(tmp_path, monkeypatc
     split = split_of(FileImages([picture(tmp_path / "a.png"), picture(tmp_path / "b.png", 1)], 3, None))
     before = pixels_key(split)
     assert pixels_key(split) == before
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(memory, "DECODE_VERSION", memory.DECODE_VERSION + 1)
     assert pixels_key(split) != before
 
 
@@ -244,7 +244,7 @@ def test_files_are_told_apart_by_size_time_and_how_they_are_decoded(tmp_path):
 
 
 def test_a_store_of_another_kind_is_never_kept():
-    class Unknown:
+    class Unknown(ImageStore):
         def __len__(self):
             return 1
 

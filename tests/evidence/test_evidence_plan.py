@@ -29,7 +29,8 @@ from evidence.results import choose, expected_seconds, identity_of, judging_seco
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.core.pools import PoolSpec
-from supancl.data.splits import DataSpec, from_arrays
+from supancl.data.opening import from_arrays
+from supancl.data.splits import DataSpec
 from supancl.paper import collapse
 from supancl.recipes import recipe
 from supancl.recipes.cifar import BEYOND

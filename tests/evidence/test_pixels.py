@@ -5,8 +5,8 @@ from itertools import pairwise
 import torch
 
 from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT
-from supancl.data.store.images import Batch
-from supancl.data.views.specs import evaluation_view
+from supancl.data.store.memory import Batch
+from supancl.data.views.evaluation import evaluation_view
 from supancl.evaluate.naming import STANDARD
 
 

@@ -10,7 +10,7 @@ import torch
 
 from supancl import recipe
 from supancl.core.encoders import EncoderSpec
-from supancl.data.splits import open_data
+from supancl.data.opening import open_data
 from supancl.evaluate import Look, Subject, open_subject
 from supancl.weights.checkpoint import save_encoder
 from supancl.weights.run_folder import RunFolder

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from supancl.core.encoders import EncoderSpec
+from supancl.data.opening import from_arrays
 from supancl.data.sources.cifar import FC100_TEST
-from supancl.data.splits import DataSpec, from_arrays
+from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluate import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
 from supancl.evaluate.naming import data_name, data_names

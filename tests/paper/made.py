@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from supancl.cli import main
-from supancl.data.sources.benchmarks import BENCHMARKS, open_benchmark
+from supancl.data.opening import open_benchmark
+from supancl.data.sources.benchmarks import BENCHMARKS
 from tests.data.benchmark_trees import BUILDERS, Tree
 
 SMALL = ("--epochs", "1", "--device", "cpu", "--set", "encoder.width=8", "--set", "schedule.warmup_epochs=0")

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from supancl.data.decode import decode
+from supancl.data.opening import open_benchmark
 from supancl.data.sources import layouts
-from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, find_benchmark, open_benchmark
+from supancl.data.sources.benchmarks import BENCHMARKS, check_benchmark, find_benchmark
 from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec
-from supancl.data.store.images import decode
 from tests.data.test_benchmarks import every
 from tests.facts import CLASS_LIST
 

@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.data.store.images import Batch, decode
-from supancl.probes.features import whole_view
+from supancl.data.decode import decode
+from supancl.data.store.memory import Batch
+from supancl.data.views.evaluation import evaluation_view
 
 SIZE = 32  # the input of the CIFAR encoders
 
@@ -22,7 +23,7 @@ def test_the_pets_of_the_results_are_torchvisions_to_the_pixel(shared, tmp_path)
             path = tmp_path / "image.jpg"
             path.write_bytes(archive.read(name))
             pixels = decode(path, 3, SIZE, "bicubic")
-            seen = whole_view(Batch(pixels[None]), SIZE, (0.0,) * 3, (1.0,) * 3)[0] * 255
+            seen = evaluation_view(Batch(pixels[None]), SIZE, (0.0,) * 3, (1.0,) * 3, "whole")[0] * 255
             image = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
             shapes.add(image.size)
             assert torch.equal(seen.round().byte(), reference(image)), name

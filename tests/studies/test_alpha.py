@@ -19,7 +19,7 @@ from rich.console import Console
 import supancl.training.inputs
 from supancl import recipe
 from supancl.cli import main
-from supancl.data.splits import open_data
+from supancl.data.opening import open_data
 from supancl.probes import Features
 from supancl.reports import pictures
 from supancl.sweeps import alpha

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal
 from supancl.cli.encoders import names
+from supancl.data.opening import check_source
 from supancl.data.sources.benchmarks import official_name, present_benchmarks
-from supancl.data.splits import check_source
 from supancl.errors import BadInput, counted
 from supancl.evaluate import Subject, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds

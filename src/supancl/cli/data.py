@@ -14,10 +14,11 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import OneLineParser, common
+from supancl.data.opening import absolute_source, open_source
 from supancl.data.show import copies, described, image_sizes
 from supancl.data.sources import benchmarks
-from supancl.data.sources.readers import check_apart
-from supancl.data.splits import DataSpec, Source, absolute_source, open_source
+from supancl.data.sources.folder import check_apart
+from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, CheckFailed, counted

@@ -51,15 +51,16 @@ class Order:
     def __init__(self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False) -> None:
         self.labels, self.seed, self.batch_size, self.balanced = labels.cpu(), seed, batch_size, balanced
         self.steps_per_epoch = len(labels) // batch_size
-        self.kept: dict[int, Tensor] = {}
+        self.recent: dict[int, Tensor] = {}
 
     def epoch(self, epoch: int) -> Tensor:
         if not self.balanced:
             return epoch_order(len(self.labels), self.seed, epoch)
-        kept = self.kept
-        if epoch not in kept:  # two of them: a feed already asks for the next epoch while this one ends
-            self.kept = kept = {**dict(list(kept.items())[-1:]), epoch: balanced_order(self.labels, self.seed, epoch)}
-        return kept[epoch]
+        recent = self.recent
+        if epoch not in recent:  # two of them: a feed already asks for the next epoch while this one ends
+            made = balanced_order(self.labels, self.seed, epoch)
+            self.recent = recent = {**dict(list(recent.items())[-1:]), epoch: made}
+        return recent[epoch]
 
     def positions(self, step: int) -> Tensor:
         epoch, at = divmod(step, self.steps_per_epoch)

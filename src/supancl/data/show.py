@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import CACHE_FROM
-from supancl.data.store.images import ArrayImages, in_order, shrunk, size_of, why
+from supancl.data.decode import image_fault, map_in_order, shrunk_size, size_of
+from supancl.data.opening import CACHE_FROM
+from supancl.data.splits import DataSpec, Source, Split
+from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import digest
 
@@ -26,12 +27,11 @@ def described(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) 
         known = split.labels[split.labels >= 0]
         splits[name] = {"images": len(split), "labelled": len(known), "classes": len(torch.unique(known))}
     side = spec.short_side if source.items else None  # arrays stay as they are
-    decoded = np.array([shrunk((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
+    decoded = np.array([shrunk_size((int(h), int(w)), side) for h, w in sizes], np.int64).reshape(-1, 2)
     # what is unreadable is listed by itself
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
-    stores = [split.store for split in source.splits.values()]
-    arrays = [store.pixels for store in stores if not source.items and isinstance(store, ArrayImages)]
-    nbytes = sum(each.nbytes for each in arrays) if arrays else channels * int(decoded.prod(1).sum())
+    in_memory = sum(split.store.nbytes for split in source.splits.values())
+    nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory
     return {
         "source": spec.source,
         "splits": splits,
@@ -66,7 +66,7 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
 
     if source.items:
         found = []
-        for done, size in enumerate(in_order(one, source.items), start=1):
+        for done, size in enumerate(map_in_order(one, source.items), start=1):
             found.append(size)
             if progress is not None:
                 progress("reading sizes", done, len(source.items))
@@ -75,11 +75,13 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
 
 
 def _gone(item: object, error: OSError | ValueError) -> BadInput:
-    return BadInput(f"{item}: could be read before and cannot any more ({why(error)}); bring it back, and look again")
+    return BadInput(
+        f"{item}: could be read before and cannot any more ({image_fault(error)}); bring it back, and look again"
+    )
 
 
 def _array_sizes(split: Split) -> np.ndarray:
-    pixels = split.store.pixels if isinstance(split.store, ArrayImages) else torch.zeros(1, 1)
+    pixels = split.batch(torch.arange(len(split))[:1]).pixels
     height, width = pixels.shape[-2:] if pixels.ndim == 4 else (1, pixels.shape[-1])
     return np.tile([[height, width]], (len(split), 1))
 
@@ -144,12 +146,12 @@ def _alike(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]
         except OSError as error:
             raise _gone(paths[place], error) from None
 
-    sizes = np.array(list(in_order(nbytes, paths)), np.int64)
+    sizes = np.array(list(map_in_order(nbytes, paths)), np.int64)
     _, kind, count = np.unique(sizes, return_inverse=True, return_counts=True)
     several = np.flatnonzero(count[kind] > 1)
     several = several[np.argsort(sizes[several], kind="stable")]
     done = 0
-    for _, same_size in groupby(in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
+    for _, same_size in groupby(map_in_order(content, several.tolist()), key=lambda found: sizes[found[0]]):
         by_content: dict[str, list[Path]] = {}
         for place, checksum in same_size:
             by_content.setdefault(checksum, []).append(paths[place])

@@ -1,28 +1,30 @@
-"""A SOURCE becomes data: training images, held-out images, labels and class names.
-
-SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
-`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python.
-"""
+"""The images that a run works with: splits of stored images, what a source gives, and what is held out of it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
-from supancl.data.order import seeded
-from supancl.data.store.images import ArrayImages, Batch, ImageStore, PackedImages
+from supancl.data.decode import Item
+from supancl.data.order import Order, WindowedOrder, seeded
+from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, counted, nearest
-from supancl.files import beside
 
-Progress = Callable[[str, int, int], None]
+Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
+SPLIT_NAMES = {  # what a folder or shard of a split may be called
+    **dict.fromkeys(("train", "training", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+NO_LABEL = ("-1", "-1.0")  # the second is what becomes of the first in a column with gaps
 SPLIT_SEED = 20240  # held-out images are the same for every run, whatever its seed
 
 
@@ -55,11 +57,27 @@ class Split:
     labels: Tensor
     names: Sequence[str]
 
+    is_streamed: ClassVar[bool] = False  # then batches bring their labels
+    is_listed: ClassVar[bool] = True  # rows and labels are in memory
+
     def __len__(self) -> int:
         return len(self.index)
 
     def batch(self, positions: Tensor) -> Batch:
         return self.store.batch(self.index[positions])
+
+    def batch_on_canvas(self, positions: Tensor) -> Batch:
+        """The batch on its way to a GPU: where that is possible, all batches have one shape."""
+        return self.store.batch_on_canvas(self.index[positions])
+
+    def order(self, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
+        """Which images each step of a run takes."""
+        return Order(self.labels, seed, batch_size, balanced)
+
+    def place_on(self, device: torch.device, progress: Progress | None = None) -> Split:
+        """The split with its pixels on the device, where they fit; else the split itself."""
+        store = self.store.place_on(device, progress)
+        return self if store is self.store else replace(self, store=store, index=self.index.to(device))
 
     def named(self, positions: Tensor) -> list[str]:
         return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
@@ -68,7 +86,7 @@ class Split:
         return replace(self, index=self.index[positions], labels=self.labels[positions])
 
     def listed(self) -> Split:
-        """The split with rows and labels in memory, as all but streamed ones have them."""
+        """The split with rows and labels in memory."""
         return self
 
     @property
@@ -88,7 +106,7 @@ class Split:
         return self.take(order[:count].sort().values)
 
     def content(self) -> Iterator[bytes]:
-        """What tells it apart from other files or other labels, wherever the files lie."""
+        """File names and labels: the same wherever the files lie, different for other files or other labels."""
         yield self.labels.numpy().tobytes()
         names = "\n".join(Path(name).name for name in self.named(torch.arange(len(self))))
         yield names.encode("utf-8", "surrogateescape")  # the name of a file may be in any encoding
@@ -100,8 +118,21 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """Image files that a reader found; nothing is decoded yet."""
+
+    entries: Sequence[Entry]
+    where: Path
+    remarks: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None  # in label order; None: the names in the entries, sorted
+    by_number: bool = False  # sort names that are all numbers as numbers: 2 before 10
+    empty: tuple[str, ...] = ()  # class folders without an image
+    cache_name: str = ""  # the packed cache is found by it; '': by the name of the source
+
+
+@dataclass(frozen=True)
 class Source:
-    """What a reader found: splits by name (train, val, test), class names in label order, remarks for the user."""
+    """Splits by name (train, val, test) with stored images, class names in label order, remarks for the user."""
 
     splits: dict[str, Split]
     classes: tuple[str, ...]
@@ -126,30 +157,20 @@ class Data:
     described: dict[str, object] = field(default_factory=dict)
 
 
-def absolute_source(name: str) -> str:
-    """A path as it is found from any folder; built-in names as they are."""
-    from supancl.data.sources import readers
-
-    if not name or name in readers.BUILT_IN:
-        return name
-    before, at, root = name.partition("@")
-    if at and not Path(name).exists():  # torchvision:NAME@ROOT, NAME@ROOT
-        return f"{before}@{Path(root).resolve()}"
-    kind, colon, rest = name.partition(":")
-    if kind == "hf" and Path(rest).exists():
-        return f"hf:{Path(rest).resolve()}"
-    if colon and not Path(name).exists():
-        return name
-    found = Path(name)
-    return str(found.resolve()) if found.exists() or found.suffix == ".tar" else name  # {000..009}.tar does not exist
+def whole_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+    """Every image of a store."""
+    return Split(store, torch.arange(len(store)), labels, names)
 
 
-def same_source(one: str, other: str) -> bool:
-    return absolute_source(one) == absolute_source(other)
+def sorted_names(names: set[str], by_number: bool) -> tuple[str, ...]:
+    """Class names in label order; `by_number` sorts names that are all numbers as numbers (2 before 10)."""
+    if by_number and all(name.isascii() and name.isdigit() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
 
 
 def fingerprint(*splits: Split) -> str:
-    """Tells other files or other labels apart, wherever the files lie."""
+    """Changes with any file name or label, not with where the files lie."""
     content = hashlib.sha256()
     for split in splits:
         for part in split.content():
@@ -157,125 +178,29 @@ def fingerprint(*splits: Split) -> str:
     return content.hexdigest()[:16]
 
 
-def whole(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
-    return Split(store, torch.arange(len(store)), labels, names)
-
-
-def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
-    """Read the source that `spec` names and take from it what `spec` asks for."""
-    return prepared(open_source(spec, channels, progress), spec)
-
-
-def check_source(name: str) -> None:
-    """Refuse a source that is not there, without reading it: of several, the last one may be hours away."""
-    from supancl.data.sources import benchmarks, libraries, readers, tars
-
-    known, at, root = name.partition("@")
-    if at and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES):
-        benchmarks.find_benchmark(known, root)
-    elif name not in readers.BUILT_IN and name.partition(":")[0] not in libraries.KINDS and not tars.is_tar(name):
-        _there(name)
-
-
-def _there(name: str) -> Path:
-    from supancl.data.sources import readers
-
-    path = Path(name)
-    if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, readers.BUILT_IN))
-        raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
-    return path
-
-
-def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
-    """The source that `spec` names; a `lenient` look lists empty class folders instead of refusing them."""
-    # readers build Splits, so they are above this file
-    from supancl.data.sources import benchmarks, libraries, readers, tars
-    from supancl.data.store import stream
-
-    name = spec.source
-    if not name:
-        raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
-    if spec.stream:
-        if not tars.is_tar(name):
-            raise BadInput(
-                f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
-                "leave it out for other sources"
-            )
-        return stream.read_stream(name, channels, spec, progress)
-    if name in readers.BUILT_IN:
-        return readers.BUILT_IN[name](channels)
-    kind, _, rest = name.partition(":")
-    if kind in libraries.KINDS:
-        return libraries.KINDS[kind](rest, channels, spec, progress)
-    known, at, root = name.partition("@")
-    if at and (known in benchmarks.BENCHMARKS or known in benchmarks.ALIASES):
-        return benchmarks.open_benchmark(known, Path(root), channels, spec, progress)
-    if tars.is_tar(name):
-        return tars.read_tars(name, channels, spec, progress)
-    path = _there(name)
-    if path.is_dir():
-        return readers.read_folder(path, channels, spec, progress, lenient)
-    if path.suffix.lower() == ".npz":
-        return readers.read_npz(path, channels)
-    if path.suffix.lower() == ".csv":
-        return readers.read_csv(path, channels, spec, progress)
-    raise BadInput(
-        f"{name}: not a source; give a folder of images, a .npz, a .csv (path,label[,split]), .tar shards, "
-        "torchvision:NAME@ROOT or hf:NAME"
-    )
-
-
-def from_arrays(
-    images: np.ndarray,
-    labels: np.ndarray | None = None,
-    test_images: np.ndarray | None = None,
-    test_labels: np.ndarray | None = None,
-    classes: Sequence[str] | None = None,
-    spec: DataSpec | None = None,
-    channels: int | None = None,
-) -> Data:
-    """Data from arrays in memory: images (N, H, W[, C]) uint8, labels (N,) integers, -1 or None for unlabelled.
-
-    >>> data = from_arrays(np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2)
-    >>> len(data.train), len(data.held_out), data.classes
-    (36, 4, ('0', '1'))
-    """
-    from supancl.data.sources import readers
-
-    if channels is None:
-        channels = images.shape[3] if images.ndim == 4 else 1
-    splits = {"train": (images, np.full(len(images), -1) if labels is None else labels)}
-    if test_images is not None:
-        unknown = np.full(len(test_images), -1)
-        splits["test"] = (test_images, unknown if test_labels is None else test_labels)
-    source = readers.from_splits(splits, channels, "the arrays", None if classes is None else tuple(classes))
-    return prepared(source, spec or DataSpec(source="arrays"))
-
-
-def prepared(source: Source, spec: DataSpec) -> Data:
-    """Hold out, leave out, hide labels, limit: in this order, each with a fixed seed."""
-    train, held_out, held_out_from = _held_out(source, spec)
-    remarks = (*source.remarks, *_unjudged(train, held_out, held_out_from, source.classes))
+def prepare_data(source: Source, spec: DataSpec) -> Data:
+    """What a run works with: hold out, leave out classes, hide labels, limit; in this order, each with a fixed seed."""
+    train, held_out, held_out_from = _hold_out(source, spec)
+    remarks = (*source.remarks, *_held_out_remarks(train, held_out, held_out_from, source.classes))
     test = source.splits.get("test")
     classes, transfer = source.classes, None
     transfer_classes: tuple[str, ...] = ()
     if spec.leave_out:
-        kept, left = _class_sets(source.classes, spec.leave_out)
-        transfer = (_of_classes(train, left), _of_classes(held_out, left))
+        kept, left = _kept_and_left_out(source.classes, spec.leave_out)
+        transfer = (_take_classes(train, left), _take_classes(held_out, left))
         transfer_classes = tuple(source.classes[i] for i in left)
         # an image without a label may show a left-out class: nobody can tell, so it stays
-        train, held_out = _of_classes(train, kept, unlabelled=True), _of_classes(held_out, kept, unlabelled=True)
-        test = None if test is None else _of_classes(test, kept)
+        train, held_out = _take_classes(train, kept, unlabelled=True), _take_classes(held_out, kept, unlabelled=True)
+        test = None if test is None else _take_classes(test, kept)
         classes = tuple(source.classes[i] for i in kept)
-    known, told = _hidden(train, spec.labelled)
-    train = _limited(known, spec.limit)
+    known, hidden = _hide_labels(train, spec.labelled)
+    train = _limit(known, spec.limit)
     if spec.labelled < 1 and (lost := len(known.present()) - len(train.present())):
-        told.append(
+        hidden.append(
             f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
             "it is drawn after data.labelled has hidden them; raise one of the two"
         )
-    remarks = (*remarks, *told)
+    remarks = (*remarks, *hidden)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
     described: dict[str, object] = {
@@ -291,7 +216,7 @@ def prepared(source: Source, spec: DataSpec) -> Data:
     return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, described)
 
 
-def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
+def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     """The val split, else the test split, else a stratified share of train; `data.holdout` always takes a share."""
     train = source.splits["train"]
     for name in ("val", "test"):
@@ -302,7 +227,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
         return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     # an image without a label can judge nothing, so it is trained on, unless there are no others
     judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
-    chosen = judging[stratified(train.labels[judging], share, SPLIT_SEED)]
+    chosen = judging[draw_stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
         raise BadInput(
             f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
@@ -313,7 +238,7 @@ def _held_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
 
 
-def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
+def _held_out_remarks(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
     """Remarks on what is held out and can judge nothing: images without a label, classes that nobody trains on."""
     if not train.labelled or not len(held_out):
         return
@@ -336,7 +261,7 @@ def _unjudged(train: Split, held_out: Split, name: str, classes: Sequence[str]) 
         )
 
 
-def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
+def draw_stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
     """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it.
 
     Of a class of one none is taken, or with `ones` that one.
@@ -351,7 +276,8 @@ def stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> T
     return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.long)
 
 
-def _class_sets(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+def _kept_and_left_out(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Ids of the classes to train on, and of those kept out of pretraining."""
     for name in leave_out:
         if name not in classes:
             raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
@@ -359,7 +285,7 @@ def _class_sets(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[
     return [i for i in range(len(classes)) if i not in left], left
 
 
-def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
+def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
     """Only images of these classes, relabelled 0, 1, ... in their order."""
     ids = torch.full((int(max([*classes, *split.labels.tolist(), 0])) + 1,), -2)
     ids[torch.tensor(list(classes), dtype=torch.long)] = torch.arange(len(classes))
@@ -368,11 +294,11 @@ def _of_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) 
     return mapped.take(keep.nonzero()[:, 0])
 
 
-def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
+def _hide_labels(train: Split, share: float) -> tuple[Split, list[str]]:
     """Labels of about `share` of each class, and a remark where small classes make it another share of them all."""
     if share == 1.0:
         return train, []
-    kept = stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
+    kept = draw_stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
     labels = torch.full_like(train.labels, -1)
     labels[kept] = train.labels[kept]
     sizes = torch.bincount(train.labels[train.labels >= 0])
@@ -385,34 +311,80 @@ def _hidden(train: Split, share: float) -> tuple[Split, list[str]]:
         why = "every class of two or more hides one at least"
     elif abs(found - wanted) > max(1, 0.05 * wanted):
         why = "the share is rounded in each class"
-    told = (
+    remark = (
         f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for {why}"
     )
-    return replace(train.listed(), labels=labels), [told] if why else []
+    return replace(train.listed(), labels=labels), [remark] if why else []
 
 
-def _limited(train: Split, limit: int | None) -> Split:
+def _limit(train: Split, limit: int | None) -> Split:
     if limit is None or limit >= len(train):
         return train
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SPLIT_SEED + 2))
     return train.take(order[:limit].sort().values)
 
 
-def resident(split: Split, device: torch.device, progress: Progress | None = None) -> Split:
-    """The split with its pixels on the device, where they fit: one array, or packed images."""
-    store = split.store
-    if isinstance(store, ArrayImages) and (device.type != "cuda" or fits(store.pixels.nbytes, device)):
-        return replace(split, store=store.to(device), index=split.index.to(device))
-    if isinstance(store, PackedImages) and device.type == "cuda" and fits(store.nbytes, device):
-
-        def tell(done: int, total: int) -> None:
-            if progress is not None:
-                progress("moving images to the GPU", done, total)
-
-        return replace(split, store=store.to(device, tell), index=split.index.to(device))
-    return split
+# --- batches in time --------------------------------------------------------------------------------------------------
 
 
-def fits(nbytes: int, device: torch.device) -> bool:
-    """Whether pixels may stay on the GPU: at most half of what is free, the rest is for training."""
-    return nbytes <= torch.cuda.mem_get_info(device)[0] / 2
+class Feed:
+    """The batch of each step, on the device. What is not resident there is made ready ahead, by threads of its own.
+
+    Which images a batch has depends on the step alone, so a step may be asked for again, or passed over.
+    """
+
+    def __init__(
+        self, split: Split, positions: Callable[[int], Tensor], device: torch.device, steps: int, ahead: int = 3
+    ) -> None:
+        self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.ready: dict[int, Future[tuple[Batch, Any, Any]]] = {}
+        self.thread: ThreadPoolExecutor | None = None
+
+    @property
+    def resident(self) -> bool:
+        """Whether a batch is one indexing away, without disk or bus."""
+        return self.split.store.is_resident(self.device)
+
+    @property
+    def one_shape(self) -> bool:
+        """Whether every batch has the same shape, so that a step that takes it can be captured and replayed."""
+        return self.split.store.has_one_shape(self.device)
+
+    def batch(self, step: int) -> Batch:
+        if self.resident:
+            return self.split.batch(self.positions(step))
+        if self.thread is None:
+            # two: one copies or decodes while the other's batch is on its way to the device
+            self.thread = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
+        for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
+            if later not in self.ready:
+                self.ready[later] = self.thread.submit(self._make, later)
+        for passed in [other for other in self.ready if other < step or other >= step + self.ahead]:
+            self.ready.pop(passed).cancel()
+        batch, event, _ = self.ready.pop(step).result()
+        if event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(event)
+            for tensor in batch:
+                if tensor is not None:
+                    tensor.record_stream(current)  # its memory is not to be reused while this stream reads it
+        return batch
+
+    def _make(self, step: int) -> tuple[Batch, Any, Any]:
+        positions = self.positions(step)
+        if self.stream is None:
+            return self.split.batch(positions), None, None
+        on_host = self.split.batch_on_canvas(positions)
+        with torch.cuda.stream(self.stream):
+            pinned = on_host.pin_memory()
+            moved = pinned.to(self.device)
+            event = torch.cuda.Event()
+            event.record(self.stream)
+        return moved, event, pinned
+
+    def close(self) -> None:
+        """Drop what was made ready; no thread is left at work. Who asks for a batch afterwards gets it all the same."""
+        if self.thread is not None:
+            self.thread.shutdown(wait=True, cancel_futures=True)
+            self.thread, self.ready = None, {}

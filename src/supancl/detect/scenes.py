@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.data.store.images import about_large, decode, why
+from supancl.data.decode import decode, image_fault, is_sideways, remarks_on_large
 from supancl.errors import BadInput, counted
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
@@ -69,12 +69,12 @@ class Scenes:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{scene.path}: cannot be read as an image ({why(error)}); mend it, or take it out of the "
+                f"{scene.path}: cannot be read as an image ({image_fault(error)}); mend it, or take it out of the "
                 "list of images"
             ) from None
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
-            turned = size == (scene.width, scene.height) and exif_turned(scene.path)
+            turned = size == (scene.width, scene.height) and is_sideways(scene.path)
             how = (
                 "once its EXIF orientation is applied; save it upright, or turn the boxes too"
                 if turned
@@ -146,11 +146,6 @@ def cut_remark(count: int, where: str) -> tuple[str, ...]:
     return (f"{where}: {boxes} cut there",) if count else ()
 
 
-def exif_turned(path: Path) -> bool:
-    with Image.open(path) as image:
-        return image.getexif().get(0x0112) in (5, 6, 7, 8)
-
-
 def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str, ...]:
     """Asked before the work: a test image that is missing, or too large, would be noticed after the last step.
 
@@ -167,7 +162,7 @@ def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str
                 f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
                 "not read; store it smaller, and its boxes with it"
             )
-    return tuple(about_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
+    return tuple(remarks_on_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
 
 def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.splits import Source, prepared
+from supancl.data.splits import Source, prepare_data
+from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.sources import is_own, opened, spec_for
 from supancl.evaluate.subject import Subject
 from supancl.files import check_place, write_atomically
-from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
 
@@ -67,7 +67,7 @@ def _held_out(subject: Subject, source: str, found: Source) -> Tensor | None:
     if subject.run is None or subject.recipe is None or not is_own(subject, source):
         return None
     try:
-        data = prepared(found, subject.recipe.data)
+        data = prepare_data(found, subject.recipe.data)
         if subject.run.read_data()[0]:  # else nobody wrote down what they were
             check_same_data(subject.run, data, "bring them back")
     except BadInput as error:

@@ -9,7 +9,6 @@ import os
 import zlib
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -18,9 +17,7 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.data.splits import Split
-from supancl.data.store import cache
-from supancl.data.store.cache import FEATURES, CachedImages, cache_root
-from supancl.data.store.images import ArrayImages, FileImages, PackedImages, stamp_of
+from supancl.data.store.cache import FEATURES, cache_root
 from supancl.errors import BadInput
 from supancl.files import reason, unwritable, write_atomically
 
@@ -42,33 +39,16 @@ def encoder_key(encoder: Encoder) -> str:
 
 
 def pixels_key(split: Split) -> str | None:
-    """Of the images in their order; by content where it is at hand, else by each file's size and time.
-
-    Then also by how files are read, for which the cache has a number: the same file may have given other pixels.
-    """
-    content, store = hashlib.sha256(), split.store
-    index = split.index.cpu()
-    if isinstance(store, ArrayImages):
-        content.update(str((tuple(store.pixels.shape[1:]), store.pixels.dtype)).encode())
-        for rows in index.split(4096):
-            content.update(store.pixels[rows.to(store.pixels.device)].cpu().contiguous().numpy().data)
-    elif isinstance(store, CachedImages):
-        rows_of = index.numpy()
-        content.update(np.ascontiguousarray(store.checksums[rows_of]).data)
-        content.update(store.sizes[index].contiguous().numpy().data)
-    elif isinstance(store, PackedImages):
-        content.update(store.sizes.cpu()[index].contiguous().numpy().data)
-        for i in index.tolist():
-            content.update(store.image(i).cpu().contiguous().numpy().data)
-    elif isinstance(store, FileImages):
-        try:
-            content.update(str((cache.VERSION, store.channels, store.short_side, store.resample)).encode())
-            for i in index.tolist():
-                content.update(f"{store.items[i]}{stamp_of(store.items[i])}".encode())
-        except OSError:
-            return None  # it has gone; whoever decodes it will say so
-    else:
+    """Of the images in their order; None where nobody can tell whether they are still the same."""
+    parts = split.store.content(split.index.cpu())
+    if parts is None:
         return None
+    content = hashlib.sha256()
+    try:
+        for part in parts:
+            content.update(part)
+    except OSError:
+        return None  # a file has gone; whoever decodes it will say so
     return content.hexdigest()[:24]
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.data.order import epoch_order, seeded
-from supancl.data.sources.readers import check_apart
-from supancl.data.splits import Split, resident
-from supancl.data.views.specs import evaluation_view
+from supancl.data.sources.folder import check_apart
+from supancl.data.splits import Split
+from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.classes import check_each, warn_unknown
 from supancl.evaluate.protocols import file_name, finished, of_data
@@ -175,7 +175,7 @@ def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineT
     )
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
     generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
-    here, labels = resident(train, device), train.labels.to(device)
+    here, labels = train.place_on(device), train.labels.to(device)
     total = torch.zeros((), device=device)
     for step in range(steps):
         epoch, at = divmod(step, each)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
-from supancl.data.splits import absolute_source
 from supancl.evaluate.feature_cache import VERSION
 
 _LOOK = {"layer": "pooled", "normalize": False}

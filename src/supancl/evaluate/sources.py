@@ -11,35 +11,21 @@ from typing import NamedTuple
 import torch
 
 from supancl.core.encoders import Encoder
+from supancl.data.opening import open_benchmark, open_source, same_source
 from supancl.data.order import seeded
 from supancl.data.sources import benchmarks
 from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import KINDS
-from supancl.data.splits import (
-    SPLIT_SEED,
-    Data,
-    DataSpec,
-    Source,
-    Split,
-    open_source,
-    prepared,
-    same_source,
-    stratified,
-)
+from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, draw_stratified, prepare_data
+from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, counted
 from supancl.evaluate.naming import data_name, registered
 from supancl.evaluate.subject import Subject
-from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
 HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
-
-
-def evaluation_short_side(encoder: Encoder, view: View = "margin") -> int:
-    """Images need not be decoded larger than what the crop is cut from: 256 for an input of 224 with a margin."""
-    return round(encoder.size * 8 / 7) if view == "margin" else encoder.size
 
 
 def check_kind(encoder: Encoder, split: Split, source: str) -> None:
@@ -87,7 +73,9 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
     encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
     if not as_trained:
         spec = replace(
-            spec, short_side=evaluation_short_side(encoder, view), resample="bicubic" if view == "whole" else "bilinear"
+            spec,
+            short_side=evaluation_short_side(encoder.size, view),
+            resample="bicubic" if view == "whole" else "bilinear",
         )
     spec = DataSpec(
         source=spec.source,
@@ -105,7 +93,7 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         found = (
             open_source(spec, encoder.spec.channels, tell)
             if name is None
-            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+            else open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
         )
         for remark in found.remarks:
             subject.warn_once(remark)
@@ -125,7 +113,7 @@ def data_for(subject: Subject, source: str | None, view: View = "margin") -> Dat
     spec = spec_for(subject, source)
     found = opened(subject, spec, view, as_trained=view == "margin" and is_own(subject, spec.source))
     check_unchanged(subject, spec.source, found)
-    data = prepared(found, replace(spec, balanced=False))
+    data = prepare_data(found, replace(spec, balanced=False))
     if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(subject, spec.source):
         described = data.described | {"held_out": len(data.test), "held_out_from": "test"}
         data = replace(data, held_out=data.test, described=described)
@@ -138,7 +126,7 @@ def check_unchanged(subject: Subject, source: str, found: Source) -> None:
         return
     if not subject.run.read_data()[0]:
         return  # nobody wrote down what they were
-    data = prepared(found, subject.recipe.data)
+    data = prepare_data(found, subject.recipe.data)
     check_same_data(
         subject.run, data, "bring them back, or name a source apart from it with --data", f"{subject.where}: "
     )
@@ -172,7 +160,7 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
     if "test" not in splits and "val" in splits:
         splits["test"] = splits.pop("val")
     if "test" not in splits:
-        data = prepared(source, spec)
+        data = prepare_data(source, spec)
         if not len(data.held_out):
             raise BadInput(
                 f"{where}: the run was trained on all of it (data.holdout = 0), so nothing is left to test "
@@ -187,7 +175,7 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
 
 def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
     known = train.take((train.labels >= 0).nonzero()[:, 0])
-    chosen = stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
+    chosen = draw_stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
     if not len(chosen):
         raise BadInput(
             f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
@@ -202,7 +190,7 @@ def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[st
     """The images that episodes are drawn from: those not trained on, where the source has such."""
     name = next(name for name in ("test", "val", "train") if name in source.splits)
     if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
-        return HELD_OUT, prepared(source, spec).held_out
+        return HELD_OUT, prepare_data(source, spec).held_out
     return name, source.splits[name]
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.splits import Source, Split, same_source
-from supancl.data.store.stream import stream_remarks
+from supancl.data.opening import same_source
+from supancl.data.splits import Source, Split
+from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.evaluate.feature_cache import KeptFeatures, encoder_key
 from supancl.evaluate.groups import group_of
 from supancl.evaluate.naming import result_name, short, source_of
 from supancl.probes import Features, embed
-from supancl.probes.features import View
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.preflight import pick_device
@@ -119,7 +119,7 @@ class Subject:
         taken = embed(
             self.encoder, split, look.device, look.batch_size, look.layer, look.normalize, view, self.reporter.reading
         )
-        for remark in stream_remarks(split.store):  # what was replaced, as training says it
+        for remark in split.store.new_remarks():  # what was replaced, as training says it
             self.warn_once(remark)
         self._check(taken, split)
         if path is not None and self.kept is not None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
-from supancl.data.store.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.evaluate.compared import check_seeds
 from supancl.evaluate.naming import result_name

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
 from supancl.core.losses import Align
-from supancl.data.splits import Data, Split, absolute_source
+from supancl.data.opening import absolute_source
+from supancl.data.splits import Data, Split
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
 from supancl.evaluate import Subject

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from supancl.data.opening import same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
-from supancl.data.splits import same_source
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual

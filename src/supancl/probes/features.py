@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,9 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.splits import Split
-from supancl.data.store.images import Batch
-from supancl.data.views.augment import normalized
-from supancl.data.views.specs import evaluation_view
+from supancl.data.store.memory import Batch
+from supancl.data.views.evaluation import View, evaluation_view
 from supancl.errors import BadInput, counted
-
-View = Literal["margin", "whole"]
 
 
 class Features(NamedTuple):
@@ -32,33 +29,6 @@ class Features(NamedTuple):
         if bool(known.all()):
             return self
         return Features(self.values[known], self.labels[known])
-
-
-def whole_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """The transfer protocol's view: short side brought to `size` (bicubic, rounded to bytes), centre crop, normalised.
-
-    Larger images are brought down when they are decoded (data.resample), so here they are only enlarged.
-    """
-    if batch.pixels.ndim == 2:
-        return batch.pixels
-    if batch.sizes is None:
-        return normalized(_squares(batch.pixels, size) / 255, mean, std)
-    rows = [
-        _squares(image[None, :, :height, :width], size)
-        for image, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)
-    ]
-    return normalized(torch.cat(rows) / 255, mean, std)
-
-
-def _squares(pixels: Tensor, size: int) -> Tensor:
-    height, width = pixels.shape[-2:]
-    images = pixels.float()
-    if min(height, width) != size:
-        tall, wide = (size * side // min(height, width) for side in (height, width))  # cut off, as torchvision does
-        for sides in ((height, wide), (tall, wide)):  # first across, then down, bytes after each: as Pillow does
-            images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
-    top, left = round((images.shape[-2] - size) / 2), round((images.shape[-1] - size) / 2)
-    return images[..., top : top + size, left : left + size]
 
 
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
@@ -103,9 +73,8 @@ def embed(
                     f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
                     f"the images have {batch.pixels.shape[1]}"
                 )
-            look = evaluation_view if view == "margin" else whole_view
             with torch.inference_mode():
-                seen = look(batch, encoder.size, encoder.mean, encoder.std)
+                seen = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
                 with torch.autocast(device.type, torch.bfloat16, enabled=half):
                     found = encoder.features(_laid_out(seen) if half else seen, layer).float()
                 found = F.normalize(found, dim=1) if normalize else found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from supancl.data.order import seeded
 from supancl.data.splits import Split
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
 
 TILE, GAP, CAPTION = 112, 6, 16

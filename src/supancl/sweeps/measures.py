@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.data.splits import same_source
+from supancl.data.opening import same_source
 from supancl.errors import BadInput
 from supancl.evaluate import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
 from supancl.evaluate.naming import has_old_crop, source_of, unusual

@@ -23,9 +23,10 @@ from rich.console import Console
 
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
-from supancl.data.sources.readers import check_apart
-from supancl.data.splits import Data, open_data, same_source
-from supancl.data.store.images import cores
+from supancl.data.decode import cores
+from supancl.data.opening import open_data, same_source
+from supancl.data.sources.folder import check_apart
+from supancl.data.splits import Data
 from supancl.distributed import by_one
 from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, counted
 from supancl.files import write_text

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from supancl.core.schedules import ema_momentum, learning_rate
-from supancl.data.splits import Data, Progress, Split, resident
-from supancl.data.store.images import Batch
-from supancl.data.store.stream import StreamSplit, order_of
+from supancl.data.splits import Data, Split
+from supancl.data.store.memory import Batch, Progress
 from supancl.distributed import Ranks
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
@@ -36,7 +35,7 @@ class Schedule:
 
     def __init__(self, recipe: Recipe, train: Split) -> None:
         settings = recipe.train
-        self.order = order_of(train, settings.seed, settings.batch_size, recipe.data.balanced)
+        self.order = train.order(settings.seed, settings.batch_size, recipe.data.balanced)
         self.steps_per_epoch: int = self.order.steps_per_epoch
         self.steps = self.steps_per_epoch * settings.epochs
         self.rates = [
@@ -59,8 +58,8 @@ class StepInputs:
         self, recipe: Recipe, data: Data, device: torch.device, ranks: Ranks, progress: Progress | None = None
     ) -> None:
         self.device, self.ranks = device, ranks
-        self.images = resident(data.train, device, progress)
-        streamed = isinstance(data.train, StreamSplit)  # then batches bring their labels
+        self.images = data.train.place_on(device, progress)
+        streamed = data.train.is_streamed  # then batches bring their labels
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         self.micro_batches = ranks.micros(recipe.train.batch_size, recipe.train.accumulate, device)
         self.schedule = Schedule(recipe, data.train)

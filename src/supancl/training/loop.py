@@ -14,7 +14,6 @@ from torch import Tensor
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked
 from supancl.data.splits import Data
-from supancl.data.store.stream import stream_remarks
 from supancl.errors import Collapsed, Interrupted, NonFinite, program
 from supancl.files import reason
 from supancl.recipes import Recipe
@@ -126,7 +125,7 @@ class Loop:
             trainer.monitor.load(ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
             self.log.write(row)
             self.reporter.epoch_ended(row)
-        own = [*stream_remarks(trainer.inputs.images.store), *compile_failures(trainer)]  # each rank read other images
+        own = [*trainer.inputs.images.store.new_remarks(), *compile_failures(trainer)]  # each rank read other images
         for remark in dict.fromkeys(chain.from_iterable(ranks.everyones(own))):
             self.reporter.warn(remark)
         encoder: Any = branches.encoder

@@ -17,7 +17,6 @@ from torch import Tensor
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
 from supancl.data.splits import Data, Split
-from supancl.data.store.stream import WholeStream
 from supancl.errors import Collapsed, NonFinite, program
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.probes.fixed_ridge import fixed_ridge_accuracy
@@ -52,7 +51,7 @@ def sample_labelled(split: Split, most: int) -> Split:
 
     A stream that is not listed gives images as they come, with or without a label.
     """
-    if 0 < split.labelled < len(split) and not isinstance(split, WholeStream):
+    if 0 < split.labelled < len(split) and split.is_listed:
         split = split.take((split.labels >= 0).nonzero()[:, 0])
     return split.some(most)
 

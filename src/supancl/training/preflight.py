@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.data.sources.readers import check_apart
+from supancl.data.opening import absolute_source, same_source
+from supancl.data.sources.folder import check_apart
 from supancl.data.sources.tars import is_tar, tar_files
-from supancl.data.splits import Data, absolute_source, same_source
+from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.recipes import Recipe

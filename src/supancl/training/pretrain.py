@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.splits import Data, open_data
+from supancl.data.opening import open_data
+from supancl.data.splits import Data
 from supancl.distributed import Ranks, opened
 from supancl.errors import BadInput
 from supancl.recipes import Recipe

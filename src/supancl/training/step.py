@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from supancl.core.losses import Terms
-from supancl.data.store.images import Batch
-from supancl.data.views.rank_views import in_part
+from supancl.data.store.memory import Batch
+from supancl.data.views.specs import in_part
 from supancl.distributed import Part, Ranks
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs

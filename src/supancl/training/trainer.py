@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.splits import Data, Progress
-from supancl.data.store.loader import Feed
+from supancl.data.splits import Data, Feed
+from supancl.data.store.memory import Progress
 from supancl.distributed import ALONE, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason

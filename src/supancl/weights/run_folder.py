@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from supancl.config import to_json
-from supancl.data.splits import absolute_source
+from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
 from supancl.files import check_place, held, unwritable, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json

@@ -13,7 +13,7 @@ from supancl.data.splits import SPLIT_SEED
 from supancl.errors import BadInput, counted
 
 
-def divided(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
+def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
     """The split of each image: the official one, but trainval (or everything, without an official split) is divided.
 
     Few-shot has one split with every image in it, called train as in any source with a single split.
@@ -37,14 +37,14 @@ def divided(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray,
         both = np.flatnonzero(final == "trainval")
         count = val if len(both) == train + val else round(len(both) * val / (train + val))
         final[both] = "train"
-        final[both[exactly(ids[torch.from_numpy(both)], count, SPLIT_SEED).numpy()]] = "val"
+        final[both[draw_exactly(ids[torch.from_numpy(both)], count, SPLIT_SEED).numpy()]] = "val"
     return final
 
 
-def exactly(labels: Tensor, count: int, seed: int) -> Tensor:
+def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
     """Positions of `count` items, each class with its share; what rounding down leaves goes to the largest remainders.
 
-    >>> drawn = exactly(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), 4, seed=0)
+    >>> drawn = draw_exactly(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), 4, seed=0)
     >>> len(drawn), int((drawn < 6).sum())  # 2.67 and 1.33 of 4
     (4, 3)
     """

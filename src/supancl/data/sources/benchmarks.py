@@ -17,29 +17,16 @@ import numpy as np
 import torch
 
 from supancl.data.sources.benchmark_rows import ALIASES, BENCHMARKS, Benchmark, Use
-from supancl.data.sources.benchmark_splits import divided
+from supancl.data.sources.benchmark_splits import assign_splits
 from supancl.data.sources.cifar import ArrayReader
-from supancl.data.sources.layouts import Entry, FileReader, Listing
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import from_items
+from supancl.data.sources.layouts import Entry, FileReader, OfficialList
+from supancl.data.splits import Listing, Source, Split
 from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
-    "ALIASES",
-    "BENCHMARKS",
-    "Benchmark",
-    "Check",
-    "CheckRow",
-    "Place",
-    "benchmark",
-    "check_benchmark",
-    "find_benchmark",
-    "official_name",
-    "open_benchmark",
-    "page",
-    "present_benchmarks",
-    "where_text",
-]
+    "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "Place", "benchmark", "check_benchmark",
+    "find_benchmark", "find_images", "in_class_order", "official_name", "page", "present_benchmarks", "where_text",
+]  # fmt: skip
 
 
 def benchmark(name: str) -> Benchmark:
@@ -122,27 +109,17 @@ class _Opening:
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """The split of each image, once their numbers are right."""
-        final = divided(self.name, self.row, np.array(official), np.array(labels), self.use)
+        final = assign_splits(self.name, self.row, np.array(official), np.array(labels), self.use)
         wrong = [check for check in _rows(self.row, self.use, final, labels) if not check.ok]
         if wrong:
             self.object_to(", ".join(f"{check.found:,} {check.what} where {check.wanted} belong" for check in wrong))
         return final
 
 
-def open_benchmark(
-    name: str,
-    root: Path | str,
-    channels: int = 3,
-    spec: DataSpec | None = None,
-    progress: Progress | None = None,
-    use: Use | None = None,
-    partial: bool = False,
-) -> Source:
-    """The data set in ROOT, or in its folder below ROOT, with the splits of the paper.
-
-    For transfer: train, val and test. For few-shot: one split, train, with every image there is. `use` is the row's
-    first one unless given. Data that are not whole are refused, or with `partial` used as they are, and said to be.
-    """
+def find_images(
+    name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
+) -> Source | Listing:
+    """The images of a data set with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
     row, place = BENCHMARKS[name], find_benchmark(name, root)
     use = row.uses[0] if use is None else use
@@ -155,12 +132,11 @@ def open_benchmark(
     entries = _present(opening, place.files(place.folder))
     final = opening.final_splits([split for split, _, _ in entries], [label for _, _, label in entries])
     filed = [(split, path, label) for split, (_, path, label) in zip(final.tolist(), entries, strict=True)]
-    # the packed cache is found by the source's name, and a suite opens many data sets with one spec
-    spec = replace(spec or DataSpec(), source=f"{name}@{place.folder.resolve()}")
-    return _ordered(from_items(filed, place.folder, channels, spec, progress, opening.remarks), row)
+    known_as = f"{name}@{place.folder.resolve()}"  # not the spec's name: a suite opens many data sets with one spec
+    return Listing(filed, place.folder, tuple(opening.remarks), cache_name=known_as)
 
 
-def _present(opening: _Opening, listing: Listing) -> list[Entry]:
+def _present(opening: _Opening, listing: OfficialList) -> list[Entry]:
     """The entries whose files are there."""
     entries = _sorted(listing)
     lost = _missing(entries)
@@ -174,7 +150,7 @@ def _present(opening: _Opening, listing: Listing) -> list[Entry]:
 
 
 def _from_arrays(opening: _Opening, source: Source) -> Source:
-    final = opening.final_splits(*_listed(source))
+    final = opening.final_splits(*_splits_and_labels(source))
     splits: dict[str, Split] = {}
     start = 0
     for split in source.splits.values():
@@ -185,15 +161,16 @@ def _from_arrays(opening: _Opening, source: Source) -> Source:
     return replace(source, splits=splits, remarks=(*source.remarks, *opening.remarks))
 
 
-def _listed(source: Source) -> tuple[list[str], list[str]]:
+def _splits_and_labels(source: Source) -> tuple[list[str], list[str]]:
     """Official split and class name of each image of an array source; without a label the name is empty."""
     official = [name for name, split in source.splits.items() for _ in range(len(split))]
     names = (*source.classes, "")  # -1 is the last
     return official, [names[label] for split in source.splits.values() for label in split.labels.tolist()]
 
 
-def _ordered(source: Source, row: Benchmark) -> Source:
-    """Labels in the row's own class order, where it has one."""
+def in_class_order(source: Source, name: str) -> Source:
+    """Labels in the data set's own class order, where it has one."""
+    row = benchmark(name)
     if not row.class_order:
         return source
     classes = tuple(name for name in row.class_order if name in source.classes)
@@ -202,7 +179,7 @@ def _ordered(source: Source, row: Benchmark) -> Source:
     return replace(source, splits=splits, classes=classes)
 
 
-def _sorted(listing: Listing) -> list[Entry]:
+def _sorted(listing: OfficialList) -> list[Entry]:
     """In the order of the file names, on which drawn splits depend; each file once."""
     entries = sorted(listing.entries, key=lambda entry: entry[1].as_posix())
     for one, other in pairwise(entries):
@@ -253,14 +230,14 @@ class Check:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        told = [f"{self.name} in {self.folder}"]
+        lines = [f"{self.name} in {self.folder}"]
         for row in self.rows:
-            told.append(f"  {row.what:<15} {row.found:>8,} of {row.wanted}{'' if row.ok else '  <- differs'}")
+            lines.append(f"  {row.what:<15} {row.found:>8,} of {row.wanted}{'' if row.ok else '  <- differs'}")
         for what, things in (("missing", self.missing), ("superfluous", self.superfluous)):
-            told += [f"  {what}: {thing}" for thing in things[:10]]
-            told += [f"  {what}: {len(things) - 10:,} more"] if len(things) > 10 else []
-        told += [f"  note: {remark}" for remark in self.remarks]
-        return (*told, "whole" if self.ok else f"not whole; see: supancl data where {self.name}")
+            lines += [f"  {what}: {thing}" for thing in things[:10]]
+            lines += [f"  {what}: {len(things) - 10:,} more"] if len(things) > 10 else []
+        lines += [f"  note: {remark}" for remark in self.remarks]
+        return (*lines, "whole" if self.ok else f"not whole; see: supancl data where {self.name}")
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:
@@ -269,7 +246,7 @@ def check_benchmark(name: str, root: Path | str) -> Check:
     row, place = BENCHMARKS[name], find_benchmark(name, root)
     missing: list[str] = []
     if place.arrays is not None:
-        official, labels = _listed(place.arrays(place.folder, 3))
+        official, labels = _splits_and_labels(place.arrays(place.folder, 3))
         there = np.ones(len(labels), dtype=bool)
     else:
         assert place.files is not None
@@ -283,7 +260,9 @@ def check_benchmark(name: str, root: Path | str) -> Check:
     superfluous = [*_surplus_classes(row, labels)]
     rows: list[CheckRow] = []
     for use in row.uses:
-        final = divided(name, row, np.array(official), np.array(labels), use) if labels else np.array([], dtype=str)
+        final = (
+            assign_splits(name, row, np.array(official), np.array(labels), use) if labels else np.array([], dtype=str)
+        )
         rows += [one for one in _rows(row, use, final[there], found) if one not in rows]
         for split, label, count, (low, high) in _class_sizes(row, final[there], found):
             if 0 < count < low:  # a class without an image is missing as a whole
@@ -336,31 +315,31 @@ def where_text(name: str) -> str:
     """What to download, and how it has to lie below ROOT."""
     name = official_name(name)
     row = BENCHMARKS[name]
-    told = [f"{name}: {row.title}, {row.classes:,} classes", *_sizes(row), "", row.where, ""]
-    told += [f"note: {remark}" for remark in row.remarks]
-    return "\n".join([*told, f"cite: {row.cite}", f"then: supancl data check {name} --root ROOT"])
+    lines = [f"{name}: {row.title}, {row.classes:,} classes", *_sizes(row), "", row.where, ""]
+    lines += [f"note: {remark}" for remark in row.remarks]
+    return "\n".join([*lines, f"cite: {row.cite}", f"then: supancl data check {name} --root ROOT"])
 
 
 def _sizes(row: Benchmark) -> list[str]:
-    told = []
+    lines = []
     if row.pretraining and row.split:
-        told.append("for pretraining: {:,} train, {:,} val images".format(*row.split))
+        lines.append("for pretraining: {:,} train, {:,} val images".format(*row.split))
     elif row.split:
         metric = "top-1 accuracy" if row.metric == "top1" else "mean per-class accuracy"
-        told.append("for transfer: {:,} train, {:,} val, {:,} test images; {}".format(*row.split, metric))
+        lines.append("for transfer: {:,} train, {:,} val, {:,} test images; {}".format(*row.split, metric))
     if row.images:
-        told.append(f"for few-shot: {row.images:,} images")
-    return told
+        lines.append(f"for few-shot: {row.images:,} images")
+    return lines
 
 
 def page() -> str:
     """The generated part of docs/benchmarks.md: the table, then each data set's layout."""
     columns = ("Name", "Data set", "Use", "Classes", "Train", "Val", "Test", "Few-shot", "Metric")
-    told = [f"| {' | '.join(columns)} |", "|---|---|---|--:|--:|--:|--:|--:|---|"]
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---|--:|--:|--:|--:|--:|---|"]
     for name, row in BENCHMARKS.items():
         sizes = [f"{size:,}" if size else "" for size in (row.classes, *(row.split or (0, 0, 0)), row.images)]
         metric = "" if "transfer" not in row.uses else "top-1" if row.metric == "top1" else "mean per class"
-        told.append(f"| {' | '.join((name, row.title, ', '.join(row.uses), *sizes, metric))} |")
+        lines.append(f"| {' | '.join((name, row.title, ', '.join(row.uses), *sizes, metric))} |")
     for name in BENCHMARKS:
-        told += ["", f"### {name}", "", "```text", where_text(name), "```"]
-    return "\n".join(told) + "\n"
+        lines += ["", f"### {name}", "", "```text", where_text(name), "```"]
+    return "\n".join(lines) + "\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from supancl.data.sources import readers
+from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
-from supancl.data.splits import Source, whole
-from supancl.data.store.images import ArrayImages
+from supancl.data.splits import Source, whole_split
+from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 
 ArrayReader = Callable[[Path, int], Source]  # (folder, channels); the splits have their official names
@@ -42,8 +42,8 @@ def cifar_python(kind: str) -> ArrayReader:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*align")  # early numpy 2.4 on old files: pytorch/vision#9340
             parts = {"trainval": here(folder.parent, train=True), "test": here(folder.parent, train=False)}
-        arrays = {split: (part.data, torch.tensor(part.targets).numpy()) for split, part in parts.items()}
-        return readers.from_splits(arrays, channels, str(folder), tuple(parts["test"].classes))
+        pairs = {split: (part.data, torch.tensor(part.targets).numpy()) for split, part in parts.items()}
+        return arrays.source_from_arrays(pairs, channels, str(folder), tuple(parts["test"].classes))
 
     return read
 
@@ -52,7 +52,7 @@ def cifar_npz(file: str) -> ArrayReader:
     """NAME.npz with train_images, train_labels, test_images, test_labels, class_names."""
 
     def read(folder: Path, channels: int) -> Source:
-        source = readers.read_npz(folder / file, channels)
+        source = arrays.read_npz(folder / file, channels)
         if set(source.splits) != {"train", "test"}:
             raise BadInput(f"{folder / file}: it has {', '.join(source.splits)}; wanted train and test, as published")
         return replace(source, splits={"trainval": source.splits["train"], "test": source.splits["test"]})
@@ -62,27 +62,9 @@ def cifar_npz(file: str) -> ArrayReader:
 
 # the classes of aquatic mammals, insects, medium-sized mammals and people; sorted, so in label order
 FC100_TEST = (
-    "baby",
-    "beaver",
-    "bee",
-    "beetle",
-    "boy",
-    "butterfly",
-    "caterpillar",
-    "cockroach",
-    "dolphin",
-    "fox",
-    "girl",
-    "man",
-    "otter",
-    "porcupine",
-    "possum",
-    "raccoon",
-    "seal",
-    "skunk",
-    "whale",
-    "woman",
-)
+    "baby", "beaver", "bee", "beetle", "boy", "butterfly", "caterpillar", "cockroach", "dolphin", "fox", "girl", "man",
+    "otter", "porcupine", "possum", "raccoon", "seal", "skunk", "whale", "woman",
+)  # fmt: skip
 
 
 def fc100(cifar100: ArrayReader) -> ArrayReader:
@@ -105,7 +87,7 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
             pixels.append(split.batch(mine).pixels)
             labels.append(ids[split.labels[mine]])
             names += split.named(mine)
-        every = whole(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
+        every = whole_split(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
         return Source({"test": every}, classes, source.remarks)
 
     return read

@@ -1,9 +1,9 @@
 """Official layouts of the benchmark data sets: which file belongs to which split and class.
 
 A reader takes the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
-train, val or test; "trainval" and "all" are divided later (dividing.py). torchvision has classes for most of these
-layouts, but keeps their lists private, knows no split of SUN397 and counts Caltech101's files instead of reading their
-names; so the split files are parsed here, and the tests compare the outcome with torchvision's data sets.
+train, val or test; "trainval" and "all" are divided later (benchmark_splits.py). torchvision has classes for most of
+these layouts, but keeps their lists private, knows no split of SUN397 and counts Caltech101's files instead of reading
+their names; so the split files are parsed here, and the tests compare the outcome with torchvision's data sets.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.data.store.images import SUFFIXES
+from supancl.data.decode import SUFFIXES
 from supancl.errors import BadInput
 
 Entry = tuple[str, Path, str]
 
 
-class Listing(NamedTuple):
+class OfficialList(NamedTuple):
     """What the split files (or folders) say there is, and what a reader looked for in vain."""
 
     entries: list[Entry]
     absent: tuple[str, ...] = ()
 
 
-FileReader = Callable[[Path], Listing]
+FileReader = Callable[[Path], OfficialList]
 
 
 # --- split files ------------------------------------------------------------------------------------------------------
 
 
-def dtd(folder: Path) -> Listing:
+def dtd(folder: Path) -> OfficialList:
     """labels/{train,val,test}1.txt hold 'banded/banded_0002.jpg': split 1 of ten."""
-    return Listing(
+    return OfficialList(
         [
             (split, folder / "images" / line, line.split("/")[0])
             for split in ("train", "val", "test")
@@ -46,7 +46,7 @@ def dtd(folder: Path) -> Listing:
     )
 
 
-def food101(folder: Path) -> Listing:
+def food101(folder: Path) -> OfficialList:
     """meta/{train,test}.json map a class to its images, without '.jpg'."""
     entries = []
     for official, split in (("train", "trainval"), ("test", "test")):
@@ -57,15 +57,15 @@ def food101(folder: Path) -> Listing:
         entries += [
             (split, folder / "images" / f"{image}.jpg", name) for name, images in listed.items() for image in images
         ]
-    return Listing(entries)
+    return OfficialList(entries)
 
 
-def mit67(folder: Path) -> Listing:
+def mit67(folder: Path) -> OfficialList:
     """TrainImages.txt and TestImages.txt hold 'gameroom/bt_132294gameroom2.jpg'."""
     images = folder / "Images"
     if not images.is_dir() and (folder / "indoorCVPR_09" / "Images").is_dir():
         images = folder / "indoorCVPR_09" / "Images"
-    return Listing(
+    return OfficialList(
         [
             (split, images / line, line.split("/")[0])
             for official, split in (("Train", "trainval"), ("Test", "test"))
@@ -74,7 +74,7 @@ def mit67(folder: Path) -> Listing:
     )
 
 
-def sun397(folder: Path) -> Listing:
+def sun397(folder: Path) -> OfficialList:
     """Training_01.txt and Testing_01.txt hold '/a/abbey/sun_....jpg'; a class may be two folders deep."""
     lists = folder / "Partitions" if (folder / "Partitions").is_dir() else folder
     entries = []
@@ -85,10 +85,10 @@ def sun397(folder: Path) -> Listing:
             if len(names) < 2:
                 raise _garbled(path, f"wanted /LETTER/CLASS/IMAGE, found {line!r}")
             entries.append((split, folder.joinpath(letter, *names), "/".join(names[:-1])))
-    return Listing(entries)
+    return OfficialList(entries)
 
 
-def cub200(folder: Path) -> Listing:
+def cub200(folder: Path) -> OfficialList:
     """images.txt: '1 001.Black_footed_Albatross/....jpg'; train_test_split.txt: '1 0', where 1 is training."""
     images, training = _pairs(folder / "images.txt"), _pairs(folder / "train_test_split.txt")
     unknown = sorted(set(images) ^ set(training), key=lambda number: (len(number), number))
@@ -97,7 +97,7 @@ def cub200(folder: Path) -> Listing:
             f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
             f"{and_more(unknown)}; unpack CUB_200_2011.tgz again"
         )
-    return Listing(
+    return OfficialList(
         [
             ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
             for number, image in images.items()
@@ -105,10 +105,10 @@ def cub200(folder: Path) -> Listing:
     )
 
 
-def dogs(folder: Path) -> Listing:
+def dogs(folder: Path) -> OfficialList:
     """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
     lists = folder / "lists" if (folder / "lists").is_dir() else folder
-    return Listing(
+    return OfficialList(
         [
             (split, folder / "Images" / str(image), str(image).split("/")[0])
             for official, split in (("train", "trainval"), ("test", "test"))
@@ -117,7 +117,7 @@ def dogs(folder: Path) -> Listing:
     )
 
 
-def flowers102(folder: Path) -> Listing:
+def flowers102(folder: Path) -> OfficialList:
     """setid.mat numbers the images of each split from 1, imagelabels.mat gives each image's class from 1."""
     labels = [int(label) for label in _mat(folder / "imagelabels.mat", "labels")]
     entries = []
@@ -126,10 +126,10 @@ def flowers102(folder: Path) -> Listing:
             if not 1 <= number <= len(labels):
                 raise _garbled(folder / "setid.mat", f"image {number} has no label in imagelabels.mat")
             entries.append((split, folder / "jpg" / f"image_{number:05d}.jpg", f"{labels[number - 1]:03d}"))
-    return Listing(entries)
+    return OfficialList(entries)
 
 
-def pets(folder: Path) -> Listing:
+def pets(folder: Path) -> OfficialList:
     """annotations/{trainval,test}.txt hold 'Abyssinian_100 1 1 1'; the class is the name without its number."""
     entries = []
     for split in ("trainval", "test"):
@@ -137,12 +137,12 @@ def pets(folder: Path) -> Listing:
             if not line.startswith("#"):
                 image = line.split()[0]
                 entries.append((split, folder / "images" / f"{image}.jpg", image.rsplit("_", 1)[0]))
-    return Listing(entries)
+    return OfficialList(entries)
 
 
-def aircraft(folder: Path) -> Listing:
+def aircraft(folder: Path) -> OfficialList:
     """data/images_variant_{train,val,test}.txt hold '1025794 707-320'."""
-    return Listing(
+    return OfficialList(
         [
             (split, folder / "data" / "images" / f"{image}.jpg", variant)
             for split in ("train", "val", "test")
@@ -151,7 +151,7 @@ def aircraft(folder: Path) -> Listing:
     )
 
 
-def fungi(folder: Path) -> Listing:
+def fungi(folder: Path) -> OfficialList:
     """train.json and val.json list images and annotations; the class carries its number, for some names occur twice."""
     entries = []
     for split in ("train", "val"):
@@ -163,15 +163,15 @@ def fungi(folder: Path) -> Listing:
             entries += [(split, files[row["image_id"]], names[row["category_id"]]) for row in listed["annotations"]]
         except (KeyError, TypeError, ValueError) as error:
             raise _garbled(path, f"wanted images, annotations and categories; {error!r}") from None
-    return Listing(entries)
+    return OfficialList(entries)
 
 
-def gtsrb(folder: Path) -> Listing:
+def gtsrb(folder: Path) -> OfficialList:
     """GT-final_test.csv: Filename;...;ClassId, for GTSRB/Final_Test/Images."""
     path = folder / "GT-final_test.csv"
     rows = csv.DictReader(_lines(path, ";"), delimiter=";", skipinitialspace=True)
     try:
-        return Listing(
+        return OfficialList(
             [
                 ("test", folder / "GTSRB" / "Final_Test" / "Images" / row["Filename"], f"{int(row['ClassId']):05d}")
                 for row in rows
@@ -184,9 +184,9 @@ def gtsrb(folder: Path) -> Listing:
 # --- class folders ----------------------------------------------------------------------------------------------------
 
 
-def caltech101(folder: Path) -> Listing:
+def caltech101(folder: Path) -> OfficialList:
     """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
-    return Listing(
+    return OfficialList(
         [
             ("all", path, name)
             for path, name in _class_folders(folder / "101_ObjectCategories")
@@ -195,7 +195,7 @@ def caltech101(folder: Path) -> Listing:
     )
 
 
-def omniglot(folder: Path) -> Listing:
+def omniglot(folder: Path) -> OfficialList:
     """images_background and images_evaluation: ALPHABET/CHARACTER/0001_01.png; each character is a class."""
     entries, absent = [], []
     for part in ("images_background", "images_evaluation"):
@@ -204,12 +204,12 @@ def omniglot(folder: Path) -> Listing:
             continue
         for alphabet in _folders(folder / part):
             entries += [("all", path, f"{alphabet.name}/{name}") for path, name in _class_folders(alphabet)]
-    return Listing(entries, tuple(absent))
+    return OfficialList(entries, tuple(absent))
 
 
-def split_folders(folder: Path) -> Listing:
+def split_folders(folder: Path) -> OfficialList:
     """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
-    return Listing(
+    return OfficialList(
         [
             (split, path, name)
             for split in ("trainval", "train", "val", "test")
@@ -219,12 +219,12 @@ def split_folders(folder: Path) -> Listing:
     )
 
 
-def test_folders(folder: Path) -> Listing:
+def test_folders(folder: Path) -> OfficialList:
     """test/CLASS/IMAGE alone, whatever lies beside it."""
-    return Listing([("test", path, name) for path, name in _class_folders(folder / "test")])
+    return OfficialList([("test", path, name) for path, name in _class_folders(folder / "test")])
 
 
-def imagenet100(folder: Path) -> Listing:
+def imagenet100(folder: Path) -> OfficialList:
     """train/WNID and val/WNID of the hundred classes, in a tree that may hold all thousand."""
     entries, absent = [], []
     for split in ("train", "val"):
@@ -232,7 +232,7 @@ def imagenet100(folder: Path) -> Listing:
             found = sorted(_images(folder / split / name))
             entries += [(split, path, name) for path in found]
             absent += [] if found else [f"{split}/{name}/"]
-    return Listing(entries, tuple(absent))
+    return OfficialList(entries, tuple(absent))
 
 
 @cache

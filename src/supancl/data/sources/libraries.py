@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from supancl.data.sources import readers
-from supancl.data.splits import DataSpec, Progress, Source
-from supancl.data.store.decoding import Entry, from_items
-from supancl.data.store.images import file_stamp
+from supancl.data.decode import file_stamp
+from supancl.data.sources import arrays
+from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
 from supancl.errors import BadInput, counted, nearest
 from supancl.files import reason
 
@@ -55,7 +54,7 @@ class RowItem:
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
 
-def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def read_torchvision(text: str, channels: int) -> Source | Listing:
     """torchvision:NAME@ROOT, a class of torchvision.datasets whose files lie below ROOT."""
     from torchvision import datasets
 
@@ -66,12 +65,12 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
     if not at or not root:
         raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
     built, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
-    arrays = {split: _array(data) for split, data in built.items()}
+    pixels = {split: _array(data) for split, data in built.items()}
     labels = {split: _labels(data, f"torchvision:{name}") for split, data in built.items()}
     classes = next((_class_names(data.classes) for data in built.values() if getattr(data, "classes", None)), None)
-    if all(array is not None for array in arrays.values()):
-        pairs = {split: (array, labels[split]) for split, array in arrays.items() if array is not None}
-        source = readers.from_splits(pairs, channels, f"torchvision:{name}", classes)
+    if all(array is not None for array in pixels.values()):
+        pairs = {split: (array, labels[split]) for split, array in pixels.items() if array is not None}
+        source = arrays.source_from_arrays(pairs, channels, f"torchvision:{name}", classes)
         return replace(source, remarks=(*source.remarks, *remarks))
     highest = max(int(each.max(initial=-1)) for each in labels.values())
     if classes is None:
@@ -86,7 +85,7 @@ def read_torchvision(text: str, channels: int, spec: DataSpec, progress: Progres
         items = _items(data, f"torchvision:{name}.{split}", Path(root))
         named = [classes[label] if label >= 0 else "" for label in labels[split].tolist()]
         entries += [(split, item, label) for item, label in zip(items, named, strict=True)]
-    return from_items(entries, Path(root), channels, spec, progress, remarks, classes)
+    return Listing(entries, Path(root), tuple(remarks), classes)
 
 
 def _torchvision_splits(kind: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
@@ -119,9 +118,9 @@ def _torchvision_splits(kind: Any, name: str, root: Path) -> tuple[dict[str, Any
 
 def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
     """One name a class; ImageNet's are tuples of synonyms, and two of its classes are both called crane."""
-    told = [", ".join(map(str, name)) if isinstance(name, (tuple, list)) else str(name) for name in names]
-    count = Counter(told)
-    return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(told))
+    joined = [", ".join(map(str, name)) if isinstance(name, (tuple, list)) else str(name) for name in names]
+    count = Counter(joined)
+    return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(joined))
 
 
 def _items(data: Any, where: str, root: Path) -> Sequence[Path | RowItem]:
@@ -133,7 +132,7 @@ def _items(data: Any, where: str, root: Path) -> Sequence[Path | RowItem]:
             files = [row[0] if isinstance(row, tuple) else row for row in found]
             if all(isinstance(file, (str, Path)) for file in files) and Path(files[0]).is_file():
                 return [Path(file) for file in files]
-    state = _state(root)
+    state = _content_number(root)
     return [RowItem(where, i, state, _first_of(data)) for i in range(len(data))]
 
 
@@ -150,10 +149,10 @@ def _array(data: Any) -> np.ndarray | None:
 
 def _labels(data: Any, where: str) -> np.ndarray:
     """The class number of every sample, without opening images where the data set keeps the numbers."""
-    kept = [getattr(data, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
+    candidates = [getattr(data, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
     rows: list[Any] = getattr(data, "_samples", None) or getattr(data, "samples", None) or []
     try:
-        for found in (*kept, [row[1] for row in rows]):
+        for found in (*candidates, [row[1] for row in rows]):
             if found is not None and len(found) == len(data):
                 numbers = np.asarray(found)
                 if numbers.ndim == 1 and numbers.dtype.kind in "iu":
@@ -167,21 +166,21 @@ def _first_of(data: Any) -> Callable[[int], Any]:
     return lambda index: data[index][0]
 
 
-def _state(root: Path) -> int:
+def _content_number(root: Path) -> int:
     """A number for all that lies below the root: names, sizes and times of change."""
-    told = hashlib.sha256()
+    content = hashlib.sha256()
     for folder, below, files in os.walk(root):
         below.sort()
         for name in sorted(files):
             with contextlib.suppress(OSError):
-                told.update(f"{folder}/{name}\0{file_stamp(Path(folder, name))}".encode("utf-8", "surrogateescape"))
-    return int(told.hexdigest()[:15], 16)
+                content.update(f"{folder}/{name}\0{file_stamp(Path(folder, name))}".encode("utf-8", "surrogateescape"))
+    return int(content.hexdigest()[:15], 16)
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def list_hugging_face(text: str, channels: int) -> Listing:
     """hf:NAME, a data set of the hub or a folder written by save_to_disk; the extra `hf` brings the library."""
     try:
         import datasets
@@ -189,7 +188,7 @@ def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progre
         raise BadInput(f"hf:{text}: needs the library datasets; pip install 'supancl[hf]'") from None
     if not text:
         raise BadInput("hf: names no data set; write hf:NAME, such as hf:beans, or hf:FOLDER")
-    loaded = _loaded(datasets, text)
+    loaded = _load_dataset(datasets, text)
     splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     taken, remarks = _hugging_face_splits(splits, text)
     entries: list[Entry] = []
@@ -202,11 +201,11 @@ def read_hugging_face(text: str, channels: int, spec: DataSpec, progress: Progre
             raise BadInput(f"{where}: its classes are not those of the splits before it; cast them to one ClassLabel")
         classes = tuple(names) if names else classes
         labels = _names(data[label] if label else [None] * len(data), names)
-        items = _rows(datasets, data, image, f"hf:{_known_as(text)}.{name}")
+        items = _rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
         raise BadInput(f"hf:{text}: some splits name their classes and others do not; cast them to one ClassLabel")
-    return from_items(entries, Path(text), channels, spec, progress, remarks, classes, by_number=True)
+    return Listing(entries, Path(text), tuple(remarks), classes, by_number=True)
 
 
 def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
@@ -214,7 +213,7 @@ def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, s
     taken: dict[str, str] = {}
     remarks = []
     for name in splits:
-        split = readers.SPLIT_NAMES.get(name.lower())
+        split = SPLIT_NAMES.get(name.lower())
         if split is None:
             remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is left out")
         elif split in taken:
@@ -241,11 +240,11 @@ def _rows(datasets: Any, data: Any, column: str, where: str) -> Sequence[Path | 
     return [RowItem(where, i, state, read) for i in range(len(data))]
 
 
-def _known_as(text: str) -> str:
+def _cache_name(text: str) -> str:
     return os.path.realpath(text) if Path(text).exists() else text
 
 
-def _loaded(datasets: Any, text: str) -> Any:
+def _load_dataset(datasets: Any, text: str) -> Any:
     try:
         folder = Path(text)
         if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
@@ -280,4 +279,4 @@ def _image_of(data: Any, column: str) -> Callable[[int], Any]:
     return lambda index: data[index][column]
 
 
-KINDS = {"torchvision": read_torchvision, "hf": read_hugging_face}
+KINDS: dict[str, Callable[[str, int], Source | Listing]] = {"torchvision": read_torchvision, "hf": list_hugging_face}

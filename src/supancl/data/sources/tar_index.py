@@ -1,4 +1,4 @@
-"""What is kept about a tar shard, so that it need not be looked through again: one small file each, in the cache."""
+"""The index of a tar shard: where its images lie, their labels and names. One small file each, in the cache folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from supancl.data.decode import file_stamp, image_fault, map_in_order
 from supancl.data.sources.tars import samples
-from supancl.data.store.cache import TARS, Progress, cache_root
-from supancl.data.store.images import file_stamp, in_order, why
+from supancl.data.store.cache import TARS, cache_root
+from supancl.data.store.memory import Progress
 from supancl.errors import BadInput
 from supancl.files import reason, write_atomically
 
@@ -28,12 +29,12 @@ ARRAYS = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
 # what a file that is gone, cut short or altered makes zipfile and json raise
 DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 ELSEWHERE = "make room, or name another folder in SUPANCL_CACHE"
-REMAKING = threading.Lock()  # two threads would write into one temporary file
+REBUILDING = threading.Lock()  # two threads would write into one temporary file
 
 
 @dataclass(frozen=True)
-class Sidecar:
-    """A shard as it was when it was indexed; its arrays stay on disk."""
+class TarIndex:
+    """A shard as it was when it was indexed; the arrays of the index stay on disk."""
 
     tar: Path
     path: Path
@@ -54,10 +55,10 @@ class Sidecar:
         return self._parts("members")[0].decode("utf-8", "surrogateescape").split("\0")
 
     def _parts(self, *names: str) -> list[bytes]:
-        """Some of what is kept; what was evicted meanwhile, or is damaged, is made anew from the shard."""
+        """Parts of the index; one that was evicted meanwhile, or is damaged, is made anew from the shard."""
         with suppress(*DAMAGE):
             return _parts(self.path, *names)
-        with REMAKING:
+        with REBUILDING:
             try:
                 return _parts(self.path, *names)  # another thread may have made it
             except DAMAGE:
@@ -75,7 +76,7 @@ class Sidecar:
         try:
             changed = "it has changed" if file_stamp(self.tar) != self.stamp else ""
         except OSError as error:
-            changed = why(error)
+            changed = image_fault(error)
         if changed:
             raise BadInput(
                 f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
@@ -83,22 +84,22 @@ class Sidecar:
             )
 
 
-def indexed(
+def index_tars(
     files: Sequence[Path], seen: Callable[[int, list[str]], None], progress: Progress | None = None
-) -> list[Sidecar]:
-    """What is kept of each shard; what is not there, or no longer true, is found out.
+) -> list[TarIndex]:
+    """The index of each shard; those that are missing, or out of date, are made.
 
     `seen` is given the class names of each shard, by its number: together they may be too many to be held.
     """
     tars = [path.resolve() for path in files]
     with suppress(OSError):
         os.utime(cache_root() / TARS)  # last used: what eviction goes by
-    found: dict[int, Sidecar] = {}
+    found: dict[int, TarIndex] = {}
 
     def read(numbers: Iterable[int]) -> list[int]:
         """The shards of which nothing is known."""
         unknown = []
-        for number, known in in_order(lambda number: (number, _kept(tars[number])), numbers):
+        for number, known in map_in_order(lambda number: (number, _read_known(tars[number])), numbers):
             if known is None:
                 unknown.append(number)
             else:
@@ -118,50 +119,50 @@ def _index_all(tars: Sequence[Path], progress: Progress | None) -> None:
     """Each process in an order of its own: several share the work, and what two do at once comes out the same."""
 
     def index(tar: Path) -> None:
-        if _kept(tar) is None:  # another process may have done it meanwhile
+        if _read_known(tar) is None:  # another process may have done it meanwhile
             _index(tar)
 
     mixed = random.Random().sample(tars, len(tars))  # not by the process's number, which containers have in common
-    for done, _ in enumerate(in_order(index, mixed), start=1):
+    for done, _ in enumerate(map_in_order(index, mixed), start=1):
         if progress is not None:
             progress("indexing tar shards", done, len(tars))
 
 
-def sidecar_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
+def index_path(tar: Path, stamp: tuple[int, int] | None = None) -> Path:
     """By the shard's time too: machines that share a cache may each have the shard on a disk of their own."""
     content = os.fsencode(f"{tar} {stamp or file_stamp(tar)}")
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", tar.stem)[:40].strip("-") or "shard"
     return cache_root() / TARS / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}.zip"
 
 
-def _kept(tar: Path) -> tuple[Sidecar, list[str]] | None:
-    """The sidecar of a shard and its class names, where there is one and the shard is still the same."""
+def _read_known(tar: Path) -> tuple[TarIndex, list[str]] | None:
+    """The index of a shard and its class names; None where there is none, or the shard has changed."""
     try:
         stamp = file_stamp(tar)
-        path = sidecar_path(tar, stamp)
+        path = index_path(tar, stamp)
         about, classes = (json.loads(part) for part in _parts(path, "about", "classes"))
         if about["version"] != VERSION or about["stamp"] != list(stamp):
             return None
         digest = bytes.fromhex(about["digest"])
-        return Sidecar(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
+        return TarIndex(tar, path, stamp, int(about["images"]), int(about["labelled"]), digest), classes
     except (*DAMAGE, TypeError):
         return None
 
 
 def _parts(path: Path, *names: str) -> list[bytes]:
-    """Some of what is kept, each checked by its own sum.
+    """Parts of an index file, each checked by its own sum.
 
     Not numpy's archive: it parses a header for every array, which several threads of Python 3.11 must not do at once
     (now and then "SystemError: AST constructor recursion depth mismatch").
     """
-    with zipfile.ZipFile(path) as kept:
-        return [kept.read(name) for name in names]
+    with zipfile.ZipFile(path) as archive:
+        return [archive.read(name) for name in names]
 
 
 def _index(tar: Path) -> None:
-    """Look through a shard once; only its headers and labels are read."""
+    """Write the index of a shard; only its headers and labels are read."""
     stamp = file_stamp(tar)
-    path = sidecar_path(tar, stamp)
+    path = index_path(tar, stamp)
     found = list(samples(tar))
     labels = [label for _, label in found]
     classes = sorted(set(labels) - {""})
@@ -183,9 +184,9 @@ def _index(tar: Path) -> None:
     parts |= {name: np.array(column, ARRAYS[name]).tobytes() for name, column in zip(ARRAYS, columns, strict=True)}
 
     def write(temporary: Path) -> None:
-        with zipfile.ZipFile(temporary, "w") as kept:
+        with zipfile.ZipFile(temporary, "w") as archive:
             for name, content in parts.items():
-                kept.writestr(name, content)
+                archive.writestr(name, content)
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

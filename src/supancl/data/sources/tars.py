@@ -18,10 +18,9 @@ from typing import Any
 
 from PIL import Image
 
-from supancl.data.sources.readers import NO_LABEL, SPLIT_NAMES
-from supancl.data.splits import DataSpec, Progress, Source
-from supancl.data.store.decoding import Entry, from_items
-from supancl.data.store.images import SUFFIXES, file_stamp
+from supancl.data.decode import SUFFIXES, file_stamp
+from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
+from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, counted
 
 LABEL_PARTS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
@@ -78,7 +77,7 @@ def tar_files(name: str) -> list[Path]:
     return found
 
 
-def read_tars(name: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
+def list_tars(name: str, progress: Progress | None = None) -> Listing:
     """Splits by a word of a shard's file name (train-000, imagenet-val-000, test_0); others are train.
 
     Labels that are all numbers keep their order as numbers: .cls holds a class number to begin with.
@@ -90,18 +89,23 @@ def read_tars(name: str, channels: int, spec: DataSpec, progress: Progress | Non
         entries += [(split, item, label) for item, label in samples(path.resolve())]
         if progress is not None:
             progress("reading tar shards", done, len(files))
-    if not entries:
-        raise BadInput(
-            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
-    if not any(split == "train" for split, _, _ in entries):
-        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+    check_splits(name, len(files), {split for split, _, _ in entries})
     labels = [label for _, _, label in entries if label]
-    remarks = captions(name, len(set(labels)), len(labels))
-    return from_items(entries, files[0].parent, channels, spec, progress, remarks, by_number=True)
+    remarks = remarks_on_captions(name, len(set(labels)), len(labels))
+    return Listing(entries, files[0].parent, tuple(remarks), by_number=True)
 
 
-def captions(name: str, classes: int, labelled: int) -> list[str]:
+def check_splits(name: str, shards: int, splits: set[str]) -> None:
+    """Refuse shards without images to train on; `splits` are those that have an image."""
+    if not splits:
+        raise BadInput(
+            f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
+        )
+    if "train" not in splits:
+        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+
+
+def remarks_on_captions(name: str, classes: int, labelled: int) -> list[str]:
     """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
     if labelled < FEW or 10 * classes <= 9 * labelled:
         return []

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from supancl.config import Count, NotNegative
 from supancl.data.order import seeded
-from supancl.data.splits import Source, whole
-from supancl.data.store.images import ArrayImages
+from supancl.data.splits import Source, whole_split
+from supancl.data.store.memory import ArrayImages
 
 TOY_SEED = 0
 
@@ -64,8 +64,8 @@ def toy_source(channels: int) -> Source:
     names = [f"toy[{i}]" for i in range(max(len(toy.train), len(toy.test)))]
     return Source(
         {
-            "train": whole(ArrayImages(toy.train), toy.train_labels, names),
-            "test": whole(ArrayImages(toy.test), toy.test_labels, names),
+            "train": whole_split(ArrayImages(toy.train), toy.train_labels, names),
+            "test": whole_split(ArrayImages(toy.test), toy.test_labels, names),
         },
         tuple("ABC"),
     )

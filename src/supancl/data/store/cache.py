@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from supancl.data.store.images import Item, PackedImages, Resample, about_large, decode, in_order, stamp_of, why
+from supancl.data.decode import (
+    DECODE_VERSION,
+    Item,
+    Resample,
+    decode_or_fault,
+    image_fault,
+    map_in_order,
+    remarks_on_large,
+    stamp_of,
+)
+from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
 
-VERSION = 3  # 1 may hold TIFFs with an orientation as Pillow read them, in disorder; 2 such of 12 bits nearly black
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
 TARS = "tars"  # where the images of streamed shards lie: one file for each shard
 FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
 
-Progress = Callable[[str, int, int], None]
 Notes = Callable[[str], None]
 
 
@@ -81,17 +89,17 @@ class Cache:
 
         try:
             with held(self.folder / ".lock", waiting):
-                return *self._built(items, progress, remarks), remarks
+                return *self._build_locked(items, progress, remarks), remarks
         except BrokenPipeError:  # who listens to `progress` has gone
             raise
         except OSError as error:
             raise BadInput(f"the cache {self.folder} cannot be written ({reason(error)}); {ELSEWHERE}") from None
 
-    def _built(
+    def _build_locked(
         self, items: Sequence[Item | Path], progress: Progress | None, remarks: list[str]
     ) -> tuple[CachedImages, list[tuple[int, str]]]:
-        """What `build` does once the folder is ours; the images are mapped before anybody else may change it."""
-        self._begin(remarks.append)
+        """What `build` does once it holds the folder's lock, under which the images are mapped too."""
+        self._prepare_folder(remarks.append)
         shards, names = self._shards(remarks.append), _names(items)
         stamps, broken = _stamps(items)
         rows = _rows(shards, names)
@@ -100,24 +108,26 @@ class Cache:
         if missing:
             written, unreadable = self._decode(items, names, missing, stamps, progress, remarks)
             shards, broken = shards + written, sorted(broken + unreadable)
-        shards = self._in_use(shards, names)
+        shards = self._remove_unused(shards, names)
         os.utime(self.folder / "about.json")  # last used: what eviction goes by
-        kept = np.ones(len(items), bool)
-        kept[[position for position, _ in broken]] = False
-        rows = _rows(shards, names)[kept]
-        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(kept).tolist()], rows), broken
+        readable = np.ones(len(items), bool)
+        readable[[position for position, _ in broken]] = False
+        rows = _rows(shards, names)[readable]
+        return CachedImages(self, shards, [items[i] for i in np.flatnonzero(readable).tolist()], rows), broken
 
-    def _begin(self, tell: Notes) -> None:
+    def _prepare_folder(self, tell: Notes) -> None:
         """A folder of this version, or an empty one."""
         about = self.folder / "about.json"
         version = _about(self.folder).get("version")
-        if version != VERSION and any(self.folder.glob("shard-*")):
-            found = "does not say its version" if version is None else f"is of version {version}, this is {VERSION}"
+        if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
+            found = (
+                "does not say its version" if version is None else f"is of version {version}, this is {DECODE_VERSION}"
+            )
             tell(f"the cache {self.folder} {found}; built anew")
             _empty(self.folder)
-        if version != VERSION:
+        if version != DECODE_VERSION:
             content = {
-                "version": VERSION,
+                "version": DECODE_VERSION,
                 "source": self.where,
                 "channels": self.channels,
                 "short_side": self.short_side,
@@ -129,7 +139,7 @@ class Cache:
             left_over.unlink(missing_ok=True)
 
     def _shards(self, tell: Notes) -> list[Shard]:
-        """The sound shards, oldest first; a damaged one is removed, so that its images are decoded again."""
+        """The undamaged shards, oldest first; a damaged one is removed, so that its images are decoded again."""
         found = []
         for index in sorted(self.folder.glob("shard-*.npz")):
             shard = read_index(index, self.channels)
@@ -160,14 +170,13 @@ class Cache:
         broken: list[tuple[int, str]] = []
         large: list[str] = []
 
-        def one(position: int) -> Tensor | str:
-            try:
-                return decode(items[position], self.channels, self.short_side, self.resample, large)
-            except (OSError, ValueError) as error:
-                return why(error)
+        def decode_one(position: int) -> Tensor | str:
+            return decode_or_fault(items[position], self.channels, self.short_side, self.resample, large)
 
         try:
-            for done, (position, image) in enumerate(zip(missing, in_order(one, missing), strict=True), start=1):
+            for done, (position, image) in enumerate(
+                zip(missing, map_in_order(decode_one, missing), strict=True), start=1
+            ):
                 if isinstance(image, str):
                     broken.append((position, image))
                 else:
@@ -178,10 +187,10 @@ class Cache:
                     progress("decoding images into the cache", done, len(missing))
         finally:
             writer.finish()
-        remarks += about_large(large)
+        remarks += remarks_on_large(large)
         return writer.shards, broken
 
-    def _in_use(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
+    def _remove_unused(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
         """The shards that still hold an image of the source; others (all changed, or removed) are deleted."""
         wanted = set(_places(shards, _rows(shards, names))[0].tolist())
         for number, shard in enumerate(shards):
@@ -208,28 +217,31 @@ class CachedImages(PackedImages):
         super().__init__(flats, places, torch.from_numpy(sizes), cache.channels)
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
         self.inodes = [path.stat().st_ino for path in self.paths]
-        self.sound = np.zeros(len(rows), bool)
+        self.verified = np.zeros(len(rows), bool)
         self.mended = 0  # images, since it was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
-        if not self.sound[index]:
+        if not self.verified[index]:
             if crc(image) != self.checksums[index]:
                 self._mend(index, image)
-            self.sound[index] = True
+            self.verified[index] = True
         return image
+
+    def content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
+        """The checksums, so that no pixel is read."""
+        yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
+        yield self.sizes[rows].contiguous().numpy().data
 
     def _mend(self, index: int, image: Tensor) -> None:
         """Decode the source again and put its pixels back, in memory and on disk."""
         item, path = self.items[index], self.paths[int(self.places[index, 0])]
         where = f"the pixels of {item} in {path} are damaged"
-        try:
-            again = decode(item, self.channels, self.cache.short_side, self.cache.resample)
-        except (OSError, ValueError) as error:
+        again = decode_or_fault(item, self.channels, self.cache.short_side, self.cache.resample)
+        if isinstance(again, str):
             raise BadInput(
-                f"{where}, and the image cannot be read again ({why(error)}); bring it back, then continue "
-                "with --resume"
-            ) from None
+                f"{where}, and the image cannot be read again ({again}); bring it back, then continue with --resume"
+            )
         if crc(again) != self.checksums[index]:
             raise BadInput(
                 f"{where}, and the image has changed since it was cached; run supancl data cache "
@@ -249,7 +261,7 @@ class CachedImages(PackedImages):
             image = super().image(index)
             if crc(image) != self.checksums[index]:
                 self._mend(index, image)
-            self.sound[index] = True
+            self.verified[index] = True
             if progress is not None:
                 progress("comparing checksums", index + 1, len(self))
         return self.mended - before
@@ -275,11 +287,11 @@ def list_caches(root: Path | None = None) -> list[CacheFolder]:
     for folder in (root or cache_root()).glob("*"):
         if (FOLDER_NAME.search(folder.name) or folder.name in (FEATURES, TARS)) and folder.is_dir():
             with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
-                found.append(_looked_at(folder))
+                found.append(_describe_folder(folder))
     return sorted(found, key=lambda cache: (cache.last_used, cache.folder))
 
 
-def _looked_at(folder: Path) -> CacheFolder:
+def _describe_folder(folder: Path) -> CacheFolder:
     content, about = _about(folder), folder / "about.json"
     nbytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     channels = content.get("channels")
@@ -355,7 +367,7 @@ def _stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, s
         try:
             stamps[position] = stamp_of(item)
         except OSError as error:
-            gone.append((position, why(error)))
+            gone.append((position, image_fault(error)))
     return stamps, gone
 
 

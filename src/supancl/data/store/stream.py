@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from supancl.data.decode import Resample, decode, image_fault, remarks_on_large, workers_per_rank
 from supancl.data.order import Order, WindowedOrder
-from supancl.data.sources.tar_index import Sidecar, indexed
-from supancl.data.sources.tars import TarItem, captions, split_of, tar_files
-from supancl.data.splits import DataSpec, Progress, Source, Split
-from supancl.data.store.decoding import sorted_names
-from supancl.data.store.images import Batch, Resample, about_large, decode, own_workers, padded, why
+from supancl.data.sources.tar_index import TarIndex, index_tars
+from supancl.data.sources.tars import TarItem, check_splits, remarks_on_captions, split_of, tar_files
+from supancl.data.splits import DataSpec, Source, Split, sorted_names
+from supancl.data.store.memory import Batch, ImageStore, Progress, padded
 from supancl.errors import BadInput, counted
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
@@ -32,12 +32,12 @@ SOME_SHARDS = 50  # out of which a sample of a whole stream is drawn
 SPLITS = ("train", "val", "test")
 
 
-class StreamImages:
+class StreamImages(ImageStore):
     """The images of indexed shards, decoded each time they are asked for; rows count through the shards in order."""
 
     def __init__(
         self,
-        shards: Sequence[Sidecar],
+        shards: Sequence[TarIndex],
         ids: dict[str, int],
         channels: int,
         short_side: int | None,
@@ -51,10 +51,10 @@ class StreamImages:
         self.canvas = None if short_side is None else (LONGEST * short_side, LONGEST * short_side)
         self.opened: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
         self.lock = threading.Lock()
-        self.threads = ThreadPoolExecutor(max_workers=own_workers(), thread_name_prefix="decode")
+        self.threads = ThreadPoolExecutor(max_workers=workers_per_rank(), thread_name_prefix="decode")
         self.skipped: set[str] = set()
         self.large: set[str] = set()
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -73,7 +73,7 @@ class StreamImages:
             image = decode(item, self.channels, self.short_side, self.resample, large)
         except (OSError, ValueError) as error:
             return BadInput(
-                f"{item}: cannot be read as an image ({why(error)}); mend or remove it, "
+                f"{item}: cannot be read as an image ({image_fault(error)}); mend or remove it, "
                 "or pass --skip-bad-images to go on without"
             )
         finally:
@@ -99,8 +99,8 @@ class StreamImages:
         for row in rows.tolist():
             shard, at = self.place(row)
             offsets, lengths, _ = self.open_index(shard)
-            sidecar = self.shards[shard]
-            found.append(StreamItem(sidecar.tar, "", int(offsets[at]), int(lengths[at]), sidecar, at))
+            index = self.shards[shard]
+            found.append(StreamItem(index.tar, "", int(offsets[at]), int(lengths[at]), index, at))
         return found
 
     def names(self, rows: Tensor) -> list[str]:
@@ -142,25 +142,27 @@ class StreamImages:
             with self.lock:
                 where.update(names)
 
-    def remarks(self) -> list[str]:
-        """What there is to say since this was last asked."""
+    def has_one_shape(self, device: torch.device) -> bool:
+        return device.type != "cpu" and self.canvas is not None
+
+    def new_remarks(self) -> list[str]:
         with self.lock:
-            bad, large = (sorted(each - self.told) for each in (self.skipped, self.large))
-            self.told.update(bad, large)
+            bad, large = (sorted(each - self.reported) for each in (self.skipped, self.large))
+            self.reported.update(bad, large)
         said = counted(len(bad), "unreadable image was skipped,", "unreadable images were skipped, each")
         said += " for another of its class and shard: "
-        return [*about_large(large), *([said + ", ".join(bad)] if bad else [])]
+        return [*remarks_on_large(large), *([said + ", ".join(bad)] if bad else [])]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamItem(TarItem):
     """An image of an indexed shard, which knows its name only when it is asked for it."""
 
-    sidecar: Sidecar
+    index: TarIndex
     at: int
 
     def __str__(self) -> str:
-        return f"{self.tar}::{self.sidecar.members()[self.at]}"
+        return f"{self.tar}::{self.index.members()[self.at]}"
 
 
 @dataclass(frozen=True)
@@ -173,18 +175,27 @@ class StreamSplit(Split):
 
     store: StreamImages
 
+    is_streamed: ClassVar[bool] = True
+
     def batch(self, positions: Tensor) -> Batch:
         rows = self.rows_at(positions)
         labels = self.labels_at(positions)
         found = list(self.store.threads.map(self.store.decoded, self.store.items(rows)))
         images = [
-            self._instead(position, label, image) if isinstance(image, BadInput) else image
+            self._readable_instead(position, label, image) if isinstance(image, BadInput) else image
             for position, label, image in zip(positions.tolist(), labels.tolist(), found, strict=True)
         ]
         pixels, sizes, _ = padded(images)
         return Batch(pixels, sizes, labels)
 
-    def _instead(self, position: int, label: int, refusal: BadInput) -> Tensor:
+    def batch_on_canvas(self, positions: Tensor) -> Batch:
+        batch = self.batch(positions)
+        return batch if self.store.canvas is None else batch.pad_to(self.store.canvas)
+
+    def order(self, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
+        return WindowedOrder(self.counts(), seed, batch_size, self.store.window)
+
+    def _readable_instead(self, position: int, label: int, refusal: BadInput) -> Tensor:
         """Another image for one that cannot be read, the same one every time."""
         row = self.rows_at(torch.tensor([position]))
         self.store.shards[self.store.place(int(row))[0]].check()  # a tar that has gone is no bad image
@@ -229,6 +240,7 @@ class StreamSplit(Split):
 class WholeStream(StreamSplit):
     """Every image of some shards one after another: nothing is listed, whatever their number."""
 
+    is_listed: ClassVar[bool] = False
     begin: int
     end: int
     first: int
@@ -294,7 +306,7 @@ class WholeStream(StreamSplit):
             parts.append(torch.from_numpy(rows) + self.store.first(shard) - self.first)
         return self.take(torch.cat(parts))
 
-    def _shards(self) -> Sequence[Sidecar]:
+    def _shards(self) -> Sequence[TarIndex]:
         return self.store.shards[self.begin : self.end]
 
 
@@ -306,18 +318,13 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
             "take --set data.balanced=false, or --set data.stream=false"
         )
     files = tar_files(name)
-    shards: dict[str, list[Sidecar]] = {split: [] for split in SPLITS}
+    shards: dict[str, list[TarIndex]] = {split: [] for split in SPLITS}
     named: dict[str, set[str]] = {split: set() for split in SPLITS}
-    found = indexed(files, lambda number, there: named[split_of(files[number])].update(there), progress)
+    found = index_tars(files, lambda number, there: named[split_of(files[number])].update(there), progress)
     for path, shard in zip(files, found, strict=True):
         if shard.images:
             shards[split_of(path)].append(shard)
-    if not any(shards.values()):
-        raise BadInput(
-            f"{name}: no image in {counted(len(files), 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
-    if not shards["train"]:
-        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+    check_splits(name, len(files), {split for split, there in shards.items() if there})
     classes = sorted_names(set.union(*named.values()), by_number=True)
     store = StreamImages(
         [shard for split in SPLITS for shard in shards[split]],
@@ -335,16 +342,4 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
             splits[split] = WholeStream(store, begin, begin + len(there), named[split])
         begin += len(there)
     labelled = sum(shard.labelled for shard in store.shards)
-    return Source(splits, classes, tuple(captions(name, len(classes), labelled)))
-
-
-def order_of(split: Split, seed: int, batch_size: int, balanced: bool = False) -> Order | WindowedOrder:
-    """Which images each step of a run takes."""
-    if isinstance(split, StreamSplit):
-        return WindowedOrder(split.counts(), seed, batch_size, split.store.window)
-    return Order(split.labels, seed, batch_size, balanced)
-
-
-def stream_remarks(store: Any) -> list[str]:
-    """What a store of streamed images has to say; other stores have said it when they were opened."""
-    return store.remarks() if isinstance(store, StreamImages) else []
+    return Source(splits, classes, tuple(remarks_on_captions(name, len(classes), labelled)))

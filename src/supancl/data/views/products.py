@@ -1,4 +1,4 @@
-"""Crop, resize and blur of a whole batch as matrix products: the way a GPU makes them fastest.
+"""Views on a GPU: crop, resize and blur of a whole batch as matrix products, which it makes fastest.
 
 Each row has its own matrices, so nothing is gathered and every line of an image is read once. Images lie as
 (n, row, C, column): then resizing and blurring either side is one batched product, without a copy between.
@@ -8,11 +8,74 @@ quarter of a grey level (tests/data/test_products.py), which is half of what rou
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.data.views.augment import blur_taps, triangle
+from supancl.data.views import augment
+from supancl.data.views.augment import Draws, blur_taps, triangle
+
+if TYPE_CHECKING:
+    from supancl.data.views.specs import Crops
+
+
+def render(
+    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
+    dtype: torch.dtype = torch.float32, products: bool = True,
+) -> Tensor:  # fmt: skip
+    """(n, C, size, size): what was drawn, made of uint8 images; row i is of image i % len(pixels).
+
+    Shapes are static and the host waits for nothing, so that it can be captured in a graph or compiled.
+    `products` crops and blurs by matrix products, which must not be TF32's; then `dtype` may be bfloat16, which is
+    what an autocast encoder would round the views to: the products are float16's.
+    """
+    if not products:
+        return _rendered_by_lines(crops, pixels, draws, mean, std).to(dtype)
+    count, within = len(pixels), torch.float32 if dtype == torch.float32 else torch.float16
+    views = len(draws.box) // count
+    # views of an image side by side, so that one product makes them all
+    draws = Draws._make(None if drawn is None else _swapped(drawn, views) for drawn in draws)
+    images = crop_and_resize(pixels, draws.box, crops.size, draws.flip, within)
+    images = _coloured(images.transpose(1, 2).float() / 255, draws)
+    if crops.blurs:
+        lines = images.transpose(1, 2).to(within)
+        images = blur(lines, draws.sigma, augment.kernel_size(crops.size)).transpose(1, 2).float()
+    made = _swapped(augment.normalized(_solarized(images, draws, crops), mean, std).to(dtype), count)
+    # as an autocast encoder reads them on a GPU
+    return made if dtype == torch.float32 else made.contiguous(memory_format=torch.channels_last)
+
+
+def _swapped(rows: Tensor, first: int) -> Tensor:
+    """Rows (view, image) -> rows (image, view), and the other way round; `first` is how many the first are."""
+    return rows.view(first, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+
+def _rendered_by_lines(
+    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Tensor:
+    height, width = pixels.shape[-2:]
+    rows, columns = augment.crop_taps(draws.box, height, width, crops.size, draws.flip, torch.float32)
+    image = torch.arange(len(draws.box), device=pixels.device) % len(pixels)
+    rows = rows._replace(weight=rows.weight / 255)
+    images = _coloured(augment.upright(augment.resampled(pixels.float(), image, rows, columns)), draws)
+    if crops.blurs:
+        images = augment.blur(images, draws.sigma, augment.kernel_size(crops.size))
+    return augment.normalized(_solarized(images, draws, crops), mean, std)
+
+
+def _coloured(images: Tensor, draws: Draws) -> Tensor:
+    if images.shape[1] == 3:
+        images = augment.jitter(images, draws.factors, draws.hue, draws.order)
+        return torch.where(draws.grey[:, None, None, None], augment.luma(images), images)
+    return augment.jitter_grey(images, draws.factors, draws.order) if images.shape[1] == 1 else images
+
+
+def _solarized(images: Tensor, draws: Draws, crops: Crops) -> Tensor:
+    if draws.solarize is None:
+        return images
+    return torch.where(draws.solarize[:, None, None, None], augment.solarize(images, crops.solarize_threshold), images)
 
 
 def crop_and_resize(pixels: Tensor, box: Tensor, size: int, flip: Tensor, dtype: torch.dtype) -> Tensor:
@@ -61,6 +124,6 @@ def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
     return direct + upper + lower
 
 
-def exact(device: torch.device) -> bool:
+def are_exact(device: torch.device) -> bool:
     """Whether products of float32 keep its 24 bits there: with TF32 they keep 11."""
     return device.type != "cuda" or torch.backends.cuda.matmul.fp32_precision in ("ieee", "none")

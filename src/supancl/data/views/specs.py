@@ -1,34 +1,27 @@
-"""Two views of every image of a batch: what is drawn, and how a batch becomes its views.
+"""Two views of every image of a batch: what is drawn at random, and from which settings.
 
-`Crops` is the augmentation of the paper for images, `Masks` that of its toy data (App. B). The operations
-themselves are in `augment`.
+`Crops` is the augmentation of the paper for images, `Masks` that of its toy data (App. B). The operations themselves
+are in `augment`; `products` makes them of matrix products, for GPUs.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cache
-from itertools import groupby
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import torch
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 from supancl.config import Count, Fraction, Positive, Within
-from supancl.data.store.images import Batch
-from supancl.data.views import augment
-from supancl.data.views import products as by_products
-from supancl.data.views.augment import Draws, Taps
+from supancl.data.store.memory import Batch
+from supancl.data.views import augment, products
+from supancl.data.views.augment import Draws
+from supancl.distributed import Part
 from supancl.errors import BadInput
 
-CHUNK = 2**18  # values of a chunk: a megabyte stays in a core's own cache
-WORTH_A_THREAD = 2**13  # values of a row; below, operations are too short for a second thread to find work
-REACH = 5.7  # standard deviations beyond which a Gaussian is below 1e-7 of its peak
-SMALL_KERNEL = 6  # pixels on either side: that of 128 px
+TRIES = 10  # attempts at a box that fits, as torchvision makes
 
 # one probability, or one for each of the two views: BYOL and MoCo-v3 blur with [1.0, 0.1], solarise with [0.0, 0.2]
 PerView = Fraction | tuple[Fraction, Fraction]
@@ -79,6 +72,11 @@ class Crops:
         for name in ("scale", "ratio", "blur_sigma"):
             _ascending(f"views.{name}", getattr(self, name))
 
+    @property
+    def blurs(self) -> bool:
+        """Whether any view may be blurred."""
+        return self.blur not in NEVER
+
     def __call__(
         self,
         batch: Batch,
@@ -94,13 +92,13 @@ class Crops:
         `renderer` takes the place of `draw_and_render` on a GPU: the same function, compiled; there `dtype` may be
         bfloat16.
         """
-        pixels, sizes = batch.pixels, _sizes(batch).repeat(views, 1)
+        pixels, sizes = batch.pixels, batch.image_sizes().repeat(views, 1)
         taken = self.uniforms(len(sizes), pixels.device, generator)
         if pixels.device.type == "cpu":
-            made = render_in_chunks(self, pixels, self.drawn(taken, sizes, views), mean, std)
+            made = augment.render_in_chunks(self, pixels, self.drawn(taken, sizes, views), mean, std)
         else:
-            products = dtype != torch.float32 or by_products.exact(pixels.device)
-            made = (renderer or draw_and_render)(self, pixels, taken, sizes, views, mean, std, dtype, products)
+            by_products = dtype != torch.float32 or products.are_exact(pixels.device)
+            made = (renderer or draw_and_render)(self, pixels, taken, sizes, views, mean, std, dtype, by_products)
         return made.view(views, len(pixels), *made.shape[1:])
 
     def local_views(
@@ -129,7 +127,7 @@ class Crops:
             return torch.rand(*shape, generator=generator, device=device, dtype=dtype)
 
         taken = {
-            "jitter": uniform(n), "factors": uniform(n, 3), "box": uniform(4, n, augment.TRIES, dtype=torch.float64),
+            "jitter": uniform(n), "factors": uniform(n, 3), "box": uniform(4, n, TRIES, dtype=torch.float64),
             "flip": uniform(n), "hue": uniform(n), "order": uniform(n, 4), "grey": uniform(n), "blur": uniform(n),
             "sigma": uniform(n),
         }  # fmt: skip
@@ -151,7 +149,7 @@ class Crops:
         factors = [torch.where(jittered, 1 + s * (2 * by - 1), torch.ones_like(by)) for s, by in strengths]
         low, high = self.blur_sigma
         return Draws(
-            box=augment.boxes(taken["box"], sizes, self.scale, self.ratio),
+            box=boxes_from_draws(taken["box"], sizes, self.scale, self.ratio),
             flip=happens(self.flip, taken["flip"]),
             factors=torch.stack(factors, dim=1),
             hue=self.hue * (2 * taken["hue"] - 1) * jittered,
@@ -203,201 +201,71 @@ def draw_and_render(
     crops: Crops, pixels: Tensor, taken: dict[str, Tensor], sizes: Tensor, views: int, *how: Any
 ) -> Tensor:
     """`render` from the random numbers themselves: what is compiled into a few kernels on a GPU."""
-    return render(crops, pixels, crops.drawn(taken, sizes, views), *how)
+    return products.render(crops, pixels, crops.drawn(taken, sizes, views), *how)
 
 
-def render(
-    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
-    dtype: torch.dtype = torch.float32, products: bool = True,
-) -> Tensor:  # fmt: skip
-    """(n, C, size, size): what was drawn, made of uint8 images; row i is of image i % len(pixels).
+def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+    """(n, 4) top, left, height, width, drawn as torchvision's RandomResizedCrop does, for all rows at once.
 
-    Shapes are static and the host waits for nothing, so that it can be captured in a graph or compiled.
-    `products` crops and blurs by matrix products, which must not be TF32's; then `dtype` may be bfloat16, which is
-    what an autocast encoder would round the views to: the products are float16's.
+    `draws` are (4, n, tries) numbers from [0, 1): area, aspect, top and left of each attempt.
     """
-    if not products:
-        return _rendered_by_lines(crops, pixels, draws, mean, std).to(dtype)
-    count, within = len(pixels), torch.float32 if dtype == torch.float32 else torch.float16
-    views = len(draws.box) // count
-    # views of an image side by side, so that one product makes them all
-    draws = Draws._make(None if drawn is None else _swapped(drawn, views) for drawn in draws)
-    images = by_products.crop_and_resize(pixels, draws.box, crops.size, draws.flip, within)
-    images = _coloured(images.transpose(1, 2).float() / 255, draws)
-    if crops.blur not in NEVER:
-        lines = images.transpose(1, 2).to(within)
-        images = by_products.blur(lines, draws.sigma, augment.kernel_size(crops.size)).transpose(1, 2).float()
-    made = _swapped(augment.normalized(_solarized(images, draws, crops), mean, std).to(dtype), count)
-    # as an autocast encoder reads them on a GPU
-    return made if dtype == torch.float32 else made.contiguous(memory_format=torch.channels_last)
-
-
-def _swapped(rows: Tensor, first: int) -> Tensor:
-    """Rows (view, image) -> rows (image, view), and the other way round; `first` is how many the first are."""
-    return rows.view(first, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
-
-
-def _rendered_by_lines(
-    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Tensor:
-    height, width = pixels.shape[-2:]
-    rows, columns = augment.crop_taps(draws.box, height, width, crops.size, draws.flip, torch.float32)
-    image = torch.arange(len(draws.box), device=pixels.device) % len(pixels)
-    rows = rows._replace(weight=rows.weight / 255)
-    images = _coloured(augment.upright(augment.resampled(pixels.float(), image, rows, columns)), draws)
-    if crops.blur not in NEVER:
-        images = augment.blur(images, draws.sigma, augment.kernel_size(crops.size))
-    return augment.normalized(_solarized(images, draws, crops), mean, std)
-
-
-def _coloured(images: Tensor, draws: Draws) -> Tensor:
-    if images.shape[1] == 3:
-        images = augment.jitter(images, draws.factors, draws.hue, draws.order)
-        return torch.where(draws.grey[:, None, None, None], augment.luma(images), images)
-    return augment.jitter_grey(images, draws.factors, draws.order) if images.shape[1] == 1 else images
-
-
-def _solarized(images: Tensor, draws: Draws, crops: Crops) -> Tensor:
-    if draws.solarize is None:
-        return images
-    return torch.where(draws.solarize[:, None, None, None], augment.solarize(images, crops.solarize_threshold), images)
-
-
-def render_in_chunks(
-    crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...]
-) -> Tensor:
-    """`render` for CPUs, equal to 1e-5: a few rows at a time, which stay in cache, each with only what it drew.
-
-    Rows are taken by the order of their jitter, so that neighbours share it and are changed in place.
-    """
-    channels, height, width = pixels.shape[1:]
-    steps, alike = _jitter_steps(crops, draws)
-    draws = Draws._make(drawn if drawn is None else drawn[alike] for drawn in draws)
-    rows, columns = augment.crop_taps(draws.box, height, width, crops.size, draws.flip, torch.float32)
-    rows.weight.div_(255)
-    made = torch.empty(len(alike), channels, crops.size, crops.size)
-    most = max(1, CHUNK // made[0].numel())
-    inference = torch.is_inference_mode_enabled()
-
-    @torch.inference_mode(inference)  # what the caller's thread is in, others are not
-    def make(start: int) -> None:
-        some = slice(start, start + most)
-        images = pixels.index_select(0, alike[some] % len(pixels)).float()
-        images = augment.resampled(
-            images, torch.arange(len(images)), Taps(rows.source[some], rows.weight[some]),
-            Taps(columns.source[some], columns.weight[some]),
-        )  # fmt: skip
-        for first, last, order in _runs(steps[some]) if channels in (1, 3) else ():
-            run = slice(start + first, start + last)
-            augment.jitter_alike(images[first:last], draws.factors[run], draws.hue[run], order)
-        if channels == 3:
-            _only(images, draws.grey[some], lambda grey: augment.luma(grey).expand(-1, 3, -1, -1))
-        images = _blurred(images, draws.sigma[some], augment.kernel_size(crops.size))
-        if draws.solarize is not None:
-            _only(images, draws.solarize[some], lambda light: augment.solarize(light, crops.solarize_threshold))
-        _put(augment.normalized(images, mean, std), made, alike[some])
-
-    count = torch.get_num_threads() if made[0].numel() >= WORTH_A_THREAD else 1
-    list(_workers(os.getpid(), count).map(make, range(0, len(alike), most)))
-    return made
-
-
-@cache
-def _workers(process: int, count: int) -> ThreadPoolExecutor:
-    """Threads that each work through whole operations by themselves; a forked process gets its own.
-
-    Dividing every operation among the cores instead makes each of thousands wait for the slowest core: with another
-    process on one of two cores, two threads made 162 images of 224 px a second that way, one thread made 293.
-    """
-
-    def alone() -> None:
-        torch.get_num_threads()  # torch sets a thread up when it is first asked, and would undo the next line later
-        threadpool_limits(1, user_api="openmp")  # of this thread only
-
-    return ThreadPoolExecutor(count, initializer=alone)
-
-
-def _jitter_steps(crops: Crops, draws: Draws) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The rows sorted by what is done to them in which order, and that: steps of `jitter_alike`."""
-    strength = (crops.brightness, crops.contrast, crops.saturation, crops.hue)
-    jittered = ((draws.factors != 1).any(1) | (draws.hue != 0)).tolist()
-    steps = [
-        tuple(step for step in order if strength[step]) if does else ()
-        for order, does in zip(draws.order.argsort(1).tolist(), jittered, strict=True)
-    ]
-    alike = sorted(range(len(steps)), key=steps.__getitem__)
-    return [steps[row] for row in alike], torch.tensor(alike)
-
-
-def _runs(steps: list[tuple[int, ...]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    start = 0
-    for order, members in groupby(steps):
-        stop = start + len(list(members))
-        if order:
-            yield start, stop, order
-        start = stop
-
-
-def _only(images: Tensor, which: Tensor, change: Callable[[Tensor], Tensor]) -> None:
-    """Change those rows, in place."""
-    chosen = which.nonzero()[:, 0]
-    if len(chosen):
-        _put(change(images.index_select(0, chosen)), images, chosen)
-
-
-def _blurred(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Blur each row with the kernel that its own sigma needs, so that a row does not depend on its neighbours."""
-    full = kernel // 2
-    # a narrow Gaussian needs few pixels; of a small kernel, a call for each width costs more than it saves
-    half = (REACH * sigma).ceil().clamp(max=full) if full > SMALL_KERNEL else full * (sigma > 0)
-    halves = half.int().unique().tolist()
-    if len(halves) == 1:
-        return augment.blur(images, sigma, 2 * halves[0] + 1) if halves[0] else images
-    images = augment.upright(images)
-    for each in halves[halves[0] == 0 :]:
-        rows = (half == each).nonzero()[:, 0]
-        _put(augment.blur(images.index_select(0, rows), sigma[rows], 2 * each + 1), images, rows)
-    return images
-
-
-def _put(values: Tensor, into: Tensor, rows: Tensor) -> None:
-    """into[rows] = values, row by row: one of 224 px took a CPU 18 us so, and 86 us as an indexed copy."""
-    torch._foreach_copy_([into[row] for row in rows.tolist()], list(values.unbind()))
-
-
-def evaluation_view(batch: Batch, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """The one view without randomness: the box of `evaluation_boxes` as (size, size), normalised.
-
-    Vectors pass as they are.
-    """
-    if batch.pixels.ndim == 2:
-        return batch.pixels
-    box = evaluation_boxes(_sizes(batch), size)
-    return augment.normalized(augment.crop_and_resize(batch.pixels, box, size) / 255, mean, std)
-
-
-def evaluation_boxes(sizes: Tensor, size: int) -> Tensor:
-    """(n, 4) top, left, height, width of the central square of images of these (height, width), in whole pixels.
-
-    It is 7/8 of the short side wide: of images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
-    Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
-    Offsets are rounded as torchvision's CenterCrop does.
-    """
-    short = sizes.amin(1, keepdim=True).double()
-    side = torch.where(short > size, (short * (7 / 8)).round(), short)
-    corner = ((sizes - side) / 2).round()  # halves to even, as Python's round
-    return torch.cat([corner, side, side], dim=1).float()
-
-
-def _sizes(batch: Batch) -> Tensor:
-    if batch.sizes is not None:
-        return batch.sizes
-    full = torch.full((len(batch.pixels), 2), batch.pixels.shape[-1], device=batch.pixels.device)
-    full[:, 0] = batch.pixels.shape[-2]
-    return full
+    height, width = sizes[:, :1].double(), sizes[:, 1:].double()
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = (low + (high - low) * draws[1]).exp()
+    w, h = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)  # of several attempts the first that fits
+    w, h = w.gather(1, first), h.gather(1, first)
+    top = (draws[2].gather(1, first) * (height - h + 1)).floor()
+    left = (draws[3].gather(1, first) * (width - w + 1)).floor()
+    # none fits: the whole image, cut to the nearest allowed aspect, from its centre
+    w0 = torch.minimum(width, (height * ratio[1]).round())
+    h0 = torch.minimum(height, (width / ratio[0]).round())
+    drawn = torch.cat([top, left, h, w], dim=1)
+    whole = torch.cat([((height - h0) / 2).floor(), ((width - w0) / 2).floor(), h0, w0], dim=1)
+    return torch.where(fits.any(1, keepdim=True), drawn, whole).float()
 
 
 def _ascending(name: str, pair: tuple[float, float]) -> None:
     low, high = pair
     if low > high:
         raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second")
+
+
+# --- rows of a batch --------------------------------------------------------------------------------------------------
+
+
+def in_part(views: ViewSpec, part: Part) -> ViewSpec:
+    """The same views for rows that are a part of a batch.
+
+    What is random is drawn for every row of the batch, whoever has it: so an image gets the same views however many
+    processes share the batch. Drawing costs little; only the own rows are rendered.
+    """
+    if part.whole:
+        return views
+    settings = {field.name: getattr(views, field.name) for field in fields(views)}
+    return PartOfCrops(**settings, part=part) if isinstance(views, Crops) else PartOfMasks(**settings, part=part)
+
+
+@dataclass(frozen=True)
+class PartOfCrops(Crops):
+    """Crops of these rows."""
+
+    part: Part = Part(0, 1, 1)
+
+    def uniforms(self, n: int, device: torch.device, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        views = n // self.part.count
+        taken = super().uniforms(self.part.total * views, device, generator)
+        return {name: self.part.of_views(drawn, views, dim=1 if name == "box" else 0) for name, drawn in taken.items()}
+
+
+@dataclass(frozen=True)
+class PartOfMasks(Masks):
+    """Masks of these rows."""
+
+    part: Part = Part(0, 1, 1)
+
+    def __call__(self, batch: Batch, *rest: Any, **named: Any) -> Tensor:
+        whole = Batch(self.part.amid(batch.pixels))
+        return self.part.of(super().__call__(whole, *rest, **named), 1)

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from supancl.data.store.images import Batch
+from supancl.data.store.memory import Batch
 
 WARM_UP = 3  # steps before one is captured: libraries choose their kernels and allocate
 

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 import torch
 
 from supancl.config import READ_BY_EACH_STEP, fields_marked, flattened
-from supancl.data.splits import Data, Progress, Split
-from supancl.data.store.images import ArrayImages
+from supancl.data.splits import Data
+from supancl.data.store.memory import Progress
 from supancl.distributed import ALONE, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
@@ -49,8 +49,8 @@ def trainer_for(
     if kept is None or ranks.size > 1:
         return Trainer(recipe, data, device, progress, ranks)
     mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
-    trainer = kept.trainer if kept.fingerprint == mark else None
-    if trainer is not None and serves(trainer, recipe) and _same_pixels(trainer.inputs.images, data.train):
+    trainer, images = kept.trainer if kept.fingerprint == mark else None, data.train.store
+    if trainer is not None and serves(trainer, recipe) and images.has_same_pixels(trainer.inputs.images.store):
         trainer.restart(recipe, data)
         return trainer
     trainer = kept.trainer = None
@@ -72,10 +72,3 @@ def serves(trainer: Trainer, recipe: Recipe) -> bool:
         free = fields_marked(each, READ_BY_EACH_STEP)
         shared.append({key: value for key, value in flattened(each).items() if key not in free})
     return shared[0] == shared[1]
-
-
-def _same_pixels(one: Split, other: Split) -> bool:
-    """Of files the fingerprint tells; arrays from memory have none of their pixels in it, and are compared."""
-    if not isinstance(one.store, ArrayImages) or not isinstance(other.store, ArrayImages):
-        return True
-    return torch.equal(one.store.pixels.cpu(), other.store.pixels.cpu())
