@@ -22,7 +22,7 @@ from supancl.files import reason, write_text
 from supancl.probes import Features
 from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
-from supancl.weights.run_folder import commit, versions
+from supancl.weights.provenance import commit, versions
 
 ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]

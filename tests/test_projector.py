@@ -14,7 +14,8 @@ from supancl.core.heads import MLP
 from supancl.data.splits import open_data
 from supancl.errors import BadInput
 from supancl.evaluate import Look, open_subject
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, read_safetensors, save_projector
+from supancl.weights.checkpoint import checkpoints, load_checkpoint
+from supancl.weights.encoder_file import read_safetensors, save_projector
 from supancl.weights.run_folder import RunFolder
 from tests.tiny import Notes
 

@@ -14,18 +14,13 @@ import torch
 
 import supancl.training.step
 import supancl.weights.checkpoint
+import supancl.weights.writer
 from supancl import BadInput, Collapsed, EncoderSpec, Interrupted, NonFinite, Reporter, load_encoder, pretrain
 from supancl.training.step import Trainer
-from supancl.weights.checkpoint import (
-    HostCopy,
-    Writer,
-    checkpoints,
-    load_checkpoint,
-    read_safetensors,
-    save_checkpoint,
-    save_encoder,
-)
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.weights.encoder_file import read_safetensors, save_encoder
 from supancl.weights.run_folder import RunFolder
+from supancl.weights.writer import HostCopy, Writer
 from tests.files import contents
 from tests.tiny import assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
@@ -54,7 +49,7 @@ class Gate:
         self.opened, self.begun = threading.Event(), threading.Event()
         self.in_vain = False
         self.steps: list[int] = []
-        monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", self.save)
+        monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", self.save)
 
     def save(self, folder: Path, step: int, state: dict) -> Path:
         self.begun.set()
@@ -273,7 +268,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
         return plain(folder, step, state)
 
     ended = threading.Event()
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", slow)
+    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", slow)
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     assert len(refused) == 1
     assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["step"] == 10
@@ -336,7 +331,7 @@ def slow_disk(monkeypatch) -> list[int]:
         written.append(step)
         return save_checkpoint(folder, step, state)
 
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", save)
+    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", save)
     return written
 
 

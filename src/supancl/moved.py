@@ -20,7 +20,7 @@ MOVED_ROOMS = (
     ("", "core", "branches encoders heads losses methods pools schedules"),
     ("", "training.cuda", "capture layers reuse"),
     ("", "training", "monitor signals"),
-    ("", "weights", "checkpoint importing"),
+    ("", "weights", "importing"),
     ("importing", "weights", "formats"),
     ("", "cli", "commands console flags"),
     ("commands", "cli", "comparing data detect embed encoders evaluate import_ pretrain recipes"),
@@ -43,7 +43,6 @@ RENAMED_MODULES = {
     "trainer": "training.step",
     "train": "training.loop",
     "start": "training.preflight",
-    "run": "weights.run_folder",
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
     "data.parts": "data.views.rank_views",
@@ -53,6 +52,11 @@ RENAMED_MODULES = {
     "recipes.own": "recipes.plugins",
     "studies": "paper",
     "studies.many": "sweeps.runner",
+}
+# a module of 0.1.0 whose names are in several modules now
+DIVIDED_MODULES = {
+    "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
+    "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {
@@ -65,6 +69,8 @@ _TABLE = {
     for old, new, names in MOVED_ROOMS
     for name in names.split()
 } | {f"supancl.{old}": f"supancl.{new}" for old, new in RENAMED_MODULES.items()}
+_DIVIDED = {f"supancl.{old}": [f"supancl.{part}" for part in new] for old, new in DIVIDED_MODULES.items()}
+_TABLE |= {old: parts[0] for old, parts in _DIVIDED.items()}
 
 
 def new_path(old: str) -> str | None:
@@ -78,7 +84,7 @@ def warn_moved(old: str, new: str, frames: int) -> None:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Asked last, for modules that no file has: hands out the module at its new path."""
+    """Asked last, for modules that no file has: hands out the module at its new path, or one with the names of all its parts."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -88,7 +94,11 @@ class MovedModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
         warn_moved(old, _TABLE[old], frames=1)
-        sys.modules[old] = import_module(_TABLE[old])
+        if old not in _DIVIDED:
+            sys.modules[old] = import_module(_TABLE[old])
+            return
+        for part in reversed(_DIVIDED[old]):  # the first one is asked first
+            module.__dict__.update({name: value for name, value in vars(import_module(part)).items() if name[0] != "_"})
 
 
 def moved_attribute(package: str, name: str) -> Any:

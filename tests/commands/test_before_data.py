@@ -9,7 +9,7 @@ from supancl.data.sources import benchmarks
 from supancl.detect import train as detect_train
 from supancl.errors import BadInput
 from supancl.evaluate import Subject, sources
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.files import archive, noise, supancl
 from tests.judge.made import encoder, run_folder, source
 

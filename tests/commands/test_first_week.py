@@ -15,7 +15,7 @@ from supancl.recipes import RECIPES
 from supancl.recipes import plugins as own
 from supancl.sweeps import runner as many
 from supancl.training.preflight import stays
-from supancl.weights.checkpoint import load_encoder
+from supancl.weights.encoder_file import load_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, class_folders, contents, supancl

@@ -13,7 +13,7 @@ from supancl.detect.model import Look, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.checkpoint import read_safetensors, save_encoder
+from supancl.weights.encoder_file import read_safetensors, save_encoder
 
 from .drawn import SIDE, TINY
 

@@ -10,7 +10,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.detect.model import Look, build_detector, laid_out, open_body, resnet_of
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 
 from .drawn import SIDE, TINY, tiny_resnet
 

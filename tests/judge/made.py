@@ -12,7 +12,7 @@ from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.splits import open_data
 from supancl.evaluate import Look, Subject, open_subject
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive
 from tests.tiny import Notes

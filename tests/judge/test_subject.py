@@ -26,7 +26,7 @@ from supancl.evaluate.sources import (
 )
 from supancl.evaluate.subject import plain_crops
 from supancl.paper.table_runs import grouped, read_entries
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, class_folders, noise
 from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject

@@ -15,7 +15,7 @@ from supancl.evaluate.compared import labels
 from supancl.evaluate.suite import data_key
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.suite_page import write_suite
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, contents, noise
 from tests.judge.made import encoder, run_folder, subject

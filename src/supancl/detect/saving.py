@@ -13,9 +13,11 @@ from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, look_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import beside, write_text
-from supancl.weights.checkpoint import SCHEMA_VERSION, read_safetensors, save_safetensors
-from supancl.weights.run_folder import RunFolder, commit, jsonable, versions
+from supancl.files import beside, jsonable, write_text
+from supancl.weights.checkpoint import SCHEMA_VERSION
+from supancl.weights.encoder_file import read_safetensors, save_safetensors
+from supancl.weights.provenance import commit, versions
+from supancl.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from supancl.training.loop import state_to_resume
 from supancl.training.preflight import pick_device
 from supancl.training.signals import signals_noted
 from supancl.weights.checkpoint import save_checkpoint
-from supancl.weights.run_folder import MetricsLog
+from supancl.weights.metrics_log import MetricsLog
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
 LEFT_OPEN = {"device": "auto", "precision": "auto"}

@@ -29,7 +29,7 @@ from supancl.evaluate.subject import Subject, plain_crops
 from supancl.files import check_place, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from supancl.probes import (
 from supancl.probes.features import Features, View
 from supancl.probes.linear import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
-from supancl.weights.run_folder import commit, versions
+from supancl.weights.provenance import commit, versions
 
 SPLITS = ("train", "val", "test")
 TRAINED_IMAGES = "trained images"

@@ -25,7 +25,7 @@ from supancl.probes.features import View
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.preflight import pick_device
-from supancl.weights.checkpoint import load_projector
+from supancl.weights.encoder_file import load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 

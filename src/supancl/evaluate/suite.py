@@ -21,9 +21,8 @@ from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import few_shot_of, knn_of, transfer_of
 from supancl.evaluate.sources import array_mark
 from supancl.evaluate.subject import Subject
-from supancl.files import check_place, write_text
+from supancl.files import check_place, jsonable, write_text
 from supancl.reporter import Reporter
-from supancl.weights.run_folder import jsonable
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
 VERSION = 3  # of what is measured; results of another number are measured again

@@ -23,11 +23,11 @@ from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
 from supancl.evaluate import Subject
 from supancl.evaluate.sources import data_for, judged, own_source, was_trained_on
-from supancl.files import check_place, write_text
+from supancl.files import check_place, jsonable, write_text
 from supancl.paper.table_layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.weights.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 without naming them, but for Doberman and Rottweiler. The
 # list has five birds; of its 19 dogs these are the first 15.

@@ -44,8 +44,11 @@ from supancl.training.preflight import (
 )
 from supancl.training.signals import signals_noted
 from supancl.training.step import WARM_UP, Look, Trainer
-from supancl.weights.checkpoint import Writer, initialize, load_newest, readable, save_encoder, save_projector
-from supancl.weights.run_folder import MetricsLog, NoLog, RunFolder
+from supancl.weights.checkpoint import load_newest
+from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
+from supancl.weights.metrics_log import MetricsLog, NoLog
+from supancl.weights.run_folder import RunFolder
+from supancl.weights.writer import Writer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
 MOST_ROLLBACKS = 3
