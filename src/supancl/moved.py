@@ -27,7 +27,7 @@ MOVED_ROOMS = (
     ("data", "data.store", "cache decoding images loader shards stream"),
     ("data", "data.sources", "benchmark_rows benchmarks cifar layouts libraries readers tars toy"),
     ("data", "data.views", "augment products"),
-    ("evaluate", "probes", "checks features fewshot fixed_ridge knn linear logistic newton ranks transfer variance"),
+    ("evaluate", "probes", "features fewshot knn logistic ranks transfer variance"),
     ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
@@ -46,7 +46,10 @@ RENAMED_MODULES = {
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
     "data.parts": "data.views.rank_views",
+    "evaluate.checks": "probes.features",
+    "evaluate.fixed_ridge": "probes.linear",
     "evaluate.kept": "evaluate.feature_cache",
+    "evaluate.newton": "probes.logistic",
     "judge": "evaluate",
     "report": "reports",
     "recipes.own": "recipes.plugins",
@@ -56,6 +59,7 @@ RENAMED_MODULES = {
 # a module of 0.1.0 whose names are in several modules now
 DIVIDED_MODULES = {
     "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
+    "evaluate.linear": ("probes.linear", "probes.sgd"),
     "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
 }
 # packages that still exist and gave these names away
@@ -84,7 +88,7 @@ def warn_moved(old: str, new: str, frames: int) -> None:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Asked last, for modules that no file has: hands out the module at its new path, or one with the names of all its parts."""
+    """Asked last, for modules that no file has: hands out the one at the new path, or the names of all parts."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from supancl.core.precision import autocast_for
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
 from supancl.detect.model import Look, build_detector
 from supancl.detect.saving import load_detector
 from supancl.detect.scenes import for_training
 from supancl.detect.spec import detect_spec
-from supancl.detect.testing import autocast, detect
+from supancl.detect.testing import detect
 from supancl.detect.train import Training, train_detector
 
 from .drawn import TINY, tiny_resnet, write_voc
@@ -37,7 +38,7 @@ def losses(root, device, precision, arch="c4"):
     training = Training(build_detector(tiny_resnet(), spec, 2, LOOK), torch.device(device), precision)
     with Batches(scenes, spec, training.device, 1) as batches:
         images, targets = batches(0)
-        with autocast(training.device, precision):
+        with autocast_for(training.device, precision):
             told = training.detector(images, targets)
     return {name: float(value.detach()) for name, value in told.items()}, training.detector
 

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 
 from supancl.errors import BadInput
 from supancl.probes import Features, linear_probe, sgd_probe
-from supancl.probes.linear import halve, hold_out, shuffled
+from supancl.probes.linear import halve, hold_out
+from supancl.probes.sgd import shuffled
 from tests.evaluate.blobs import blobs
 
 

@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
+from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import epoch_order, seeded
 from supancl.data.sources.readers import check_apart
 from supancl.data.splits import Split, resident
@@ -182,7 +182,7 @@ def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineT
         positions = epoch_order(len(train), how.seed, epoch)[at * batch_size : (at + 1) * batch_size]
         batch = here.batch(positions.to(here.index.device)).to(device)
         view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
-        with _precision(device):
+        with autocast_for(device, auto_precision(device)):
             loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -201,14 +201,9 @@ def predictions(model: Classifier, split: Split, subject: Subject) -> Tensor:
     answers = []
     for positions in torch.arange(len(split)).split(subject.look.batch_size):
         batch = split.batch(positions).to(device)
-        with _precision(device):
+        with autocast_for(device, auto_precision(device)):
             answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())
     return torch.cat(answers)
-
-
-def _precision(device: torch.device) -> Any:
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
 def check_new(out: Path) -> None:

@@ -42,7 +42,7 @@ from supancl.probes import (
     transfer,
 )
 from supancl.probes.features import Features, View
-from supancl.probes.linear import EpochOfBatches
+from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 from supancl.weights.provenance import commit, versions
 

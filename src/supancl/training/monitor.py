@@ -20,7 +20,7 @@ from supancl.data.splits import Data, Split
 from supancl.data.store.stream import WholeStream
 from supancl.errors import Collapsed, NonFinite, program
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
-from supancl.probes.fixed_ridge import fixed_ridge_accuracy
+from supancl.probes.linear import fixed_ridge_accuracy
 
 if TYPE_CHECKING:
     from supancl.recipes import Recipe
