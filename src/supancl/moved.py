@@ -28,7 +28,7 @@ MOVED_ROOMS = (
     ("data", "data.sources", "benchmark_rows benchmarks cifar layouts libraries readers tars toy"),
     ("data", "data.views", "augment products"),
     ("evaluate", "probes", "features fewshot knn logistic ranks transfer variance"),
-    ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
+    ("judge", "evaluate", "compared embedding finetune naming suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
     (
@@ -51,6 +51,8 @@ RENAMED_MODULES = {
     "evaluate.kept": "evaluate.feature_cache",
     "evaluate.newton": "probes.logistic",
     "judge": "evaluate",
+    "judge.groups": "evaluate.naming",
+    "judge.subject": "evaluate.subject",
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",
@@ -60,6 +62,9 @@ RENAMED_MODULES = {
 DIVIDED_MODULES = {
     "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
     "evaluate.linear": ("probes.linear", "probes.sgd"),
+    "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
+    "judge.protocols": ("evaluate.protocols", "evaluate.few_shot"),
+    "judge.sources": ("evaluate.sources", "evaluate.few_shot"),
     "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
 }
 # packages that still exist and gave these names away
@@ -93,16 +98,19 @@ class MovedModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in _TABLE else None
+        if fullname not in _TABLE:
+            return None
+        return ModuleSpec(fullname, self, is_package=any(old.startswith(f"{fullname}.") for old in _TABLE))
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
         warn_moved(old, _TABLE[old], frames=1)
-        if old not in _DIVIDED:
-            sys.modules[old] = import_module(_TABLE[old])
+        parts = [import_module(part) for part in _DIVIDED.get(old, [_TABLE[old]])]
+        if len(parts) == 1 and not hasattr(module, "__path__"):
+            sys.modules[old] = parts[0]
             return
-        for part in reversed(_DIVIDED[old]):  # the first one is asked first
-            module.__dict__.update({name: value for name, value in vars(import_module(part)).items() if name[0] != "_"})
+        for part in reversed(parts):  # the first one has the last word; modules below are found by this table
+            module.__dict__.update({name: value for name, value in vars(part).items() if not name.startswith("_")})
 
 
 def moved_attribute(package: str, name: str) -> Any:

@@ -10,7 +10,8 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
-from supancl.evaluate.sources import few_shot_split, opened, spec_for, three_splits
+from supancl.evaluate.few_shot import few_shot_split
+from supancl.evaluate.sources import opened, spec_for, three_splits
 from supancl.probes import sample_episodes
 from tests.evaluate.test_cross_check import expected_few_shot, expected_transfer
 from tests.judge.made import run_folder, subject

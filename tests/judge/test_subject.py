@@ -13,17 +13,9 @@ from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec, from_arrays
 from supancl.errors import BadInput
 from supancl.evaluate import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
+from supancl.evaluate.few_shot import few_shot_split
 from supancl.evaluate.naming import data_name, data_names
-from supancl.evaluate.sources import (
-    data_for,
-    few_shot_split,
-    judged,
-    opened,
-    reads,
-    spec_for,
-    three_splits,
-    was_trained_on,
-)
+from supancl.evaluate.sources import data_for, judged, opened, reads, spec_for, three_splits, was_trained_on
 from supancl.evaluate.subject import plain_crops
 from supancl.paper.table_runs import grouped, read_entries
 from supancl.weights.encoder_file import save_encoder

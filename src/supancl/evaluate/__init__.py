@@ -4,8 +4,9 @@ from typing import Any
 
 from supancl.evaluate.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
 from supancl.evaluate.embedding import embed_to_file
+from supancl.evaluate.few_shot import few_shot_of
 from supancl.evaluate.finetune import FineTuning, finetune_of
-from supancl.evaluate.protocols import few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate.protocols import knn_of, linear_of, transfer_of, variance_of
 from supancl.evaluate.subject import Look, Shelf, Subject, make_look, open_subject
 from supancl.evaluate.suite import Plan, Suite, suite_of
 from supancl.moved import moved_attribute

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate.classes import queries_told, span
+from supancl.evaluate.few_shot import queries_told, span
 from supancl.evaluate.subject import Subject
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 

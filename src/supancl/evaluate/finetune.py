@@ -22,9 +22,8 @@ from supancl.data.sources.readers import check_apart
 from supancl.data.splits import Split, resident
 from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluate.classes import check_each, warn_unknown
 from supancl.evaluate.protocols import file_name, finished, of_data
-from supancl.evaluate.sources import data_for, judged, own_source
+from supancl.evaluate.sources import data_for, judged, named, own_source, warn_unknown
 from supancl.evaluate.subject import Subject, plain_crops
 from supancl.files import check_place, write_atomically
 from supancl.probes.linear import hold_out
@@ -109,6 +108,17 @@ def check_whole(layer: str, normalize: bool) -> None:
     if layer != "pooled" or normalize:
         raise BadInput(
             "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
+        )
+
+
+def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
+    """Every class that is there has so many images."""
+    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    few = {int(label) for label in found[sizes < least]}
+    if few:
+        raise BadInput(
+            f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
+            f"{least}, so add images or leave the class out"
         )
 
 

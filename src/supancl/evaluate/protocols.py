@@ -13,14 +13,12 @@ from torch import Tensor
 from supancl.data.order import epoch_order, seeded
 from supancl.data.splits import Data, Split, absolute_source, fingerprint
 from supancl.errors import BadInput, counted
-from supancl.evaluate.classes import check_episodes, check_same, lacking_queries, warn_unknown
 from supancl.evaluate.feature_cache import VERSION
-from supancl.evaluate.naming import data_label, registered, usual_metric
+from supancl.evaluate.naming import data_label, usual_metric
 from supancl.evaluate.sources import (
-    HELD_OUT,
+    check_same,
     check_unchanged,
     data_for,
-    few_shot_split,
     is_own,
     judged,
     not_whole,
@@ -29,19 +27,19 @@ from supancl.evaluate.sources import (
     shares_images,
     spec_for,
     three_splits,
+    warn_unknown,
     was_trained_on,
 )
 from supancl.evaluate.subject import Subject, plain_crops
 from supancl.probes import (
     collapse,
-    few_shot,
     knn_accuracies,
     knn_leave_one_out,
     linear_probe,
     sgd_probe,
     transfer,
 )
-from supancl.probes.features import Features, View
+from supancl.probes.features import View
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 from supancl.weights.provenance import commit, versions
@@ -382,67 +380,4 @@ def transfer_of(
         overlaps_training=seen,
         tested_on=fingerprint(splits[2]),
         **outcome,
-    )
-
-
-def few_shot_of(
-    subject: Subject,
-    source: str,
-    ways: int = 5,
-    shots: int = 5,
-    queries: int = 16,
-    episodes: int = 2000,
-    seed: int = 0,
-    view: View = "whole",
-    name: str | None = None,
-    most_shots: int = 0,
-    fill_queries: bool = False,
-) -> dict[str, Any]:
-    """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
-
-    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
-    Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
-    """
-    since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, "few-shot")
-    if registered(source) is None:  # others have one split here, with every image
-        check_unchanged(subject, source, found)
-    which, split = few_shot_split(subject, found, spec)
-    for many in (shots, max(shots, most_shots)):
-        check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
-    seen = was_trained_on(subject, source, which, every=which == "train")
-    features: Features = subject.features(split, view)
-    outcome = few_shot(
-        features, ways, shots, queries, episodes, seed, device=subject.look.device, fill_queries=fill_queries
-    )
-    dropped = [found.classes[label] for label in outcome.dropped]
-    if dropped:
-        are = "is" if len(dropped) == 1 else "are"
-        subject.reporter.warn(
-            f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
-            f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
-            f"{' ...' if len(dropped) > 8 else ''}"
-        )
-    remark, warns = lacking_queries(features.labels, outcome)
-    if warns:
-        subject.warn_once(f"{name}: {remark}")
-    told = outcome.to_json() | {"dropped": dropped}
-    return finished(
-        subject,
-        f"fewshot-{name}-{ways}w{shots}s",
-        since,
-        protocol="fewshot",
-        data=name,
-        source=source,
-        split=which,
-        view=view,
-        remarks=[*found.remarks, *[remark] * bool(remark)],
-        tested_on=fingerprint(split),
-        partial=not_whole(source, found.remarks, found.skipped),
-        overlaps_training=seen,
-        accuracy=outcome.mean,
-        images=len(features.labelled().labels),
-        classes=len(torch.unique(features.labelled().labels)) - len(dropped),
-        **told,
     )

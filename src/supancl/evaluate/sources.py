@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.order import seeded
@@ -32,7 +33,6 @@ from supancl.evaluate.subject import Subject
 from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
-HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
 
@@ -198,12 +198,48 @@ def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, S
     return known.take(rest.nonzero()[:, 0]), known.take(chosen)
 
 
-def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
-    """The images that episodes are drawn from: those not trained on, where the source has such."""
-    name = next(name for name in ("test", "val", "train") if name in source.splits)
-    if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
-        return HELD_OUT, prepared(source, spec).held_out
-    return name, source.splits[name]
+# --- the classes of a source ------------------------------------------------------------------------------------------
+
+
+def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor], may_lack: bool = False) -> None:
+    """All splits hold the classes of the first one, two at least; with `may_lack` some of them are enough."""
+    sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
+    first, known = next(iter(sets.items()))
+    for name, found in sets.items():
+        if not found:
+            raise BadInput(f"{where}: no labelled image in {name}, so there is nothing to compare; label some of them")
+    if len(known) < 2:
+        raise BadInput(
+            f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least two classes"
+        )
+    for name, found in sets.items():
+        if known - found and not may_lack:
+            raise BadInput(
+                f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
+                "images of it, or leave the class out of every split"
+            )
+        if found - known:
+            raise BadInput(
+                f"{where}: {named(classes, found - known)} in {name} has no image in {first}; the label "
+                "sets of the splits must be equal"
+            )
+
+
+def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
+    """An image whose class nobody votes for counts as wrong, which the reader of the figure should know."""
+    strange = asked[~torch.isin(asked, known)]
+    if len(strange):
+        subject.reporter.warn(
+            f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
+            f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
+        )
+
+
+def named(classes: Sequence[str], labels: set[int]) -> str:
+    """'class 'cat'', or 'classes 'cat', 'dog' and 3 more'."""
+    names = [repr(classes[label]) for label in sorted(labels)]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"class{'es' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from supancl.data.store.stream import stream_remarks
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.evaluate.feature_cache import KeptFeatures, encoder_key
-from supancl.evaluate.groups import group_of
-from supancl.evaluate.naming import result_name, short, source_of
+from supancl.evaluate.naming import group_of, result_name, short, source_of
 from supancl.probes import Features, embed
 from supancl.probes.features import View
 from supancl.recipes import Recipe

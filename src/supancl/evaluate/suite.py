@@ -17,8 +17,9 @@ from supancl.data.sources.benchmarks import find_benchmark, official_name, prese
 from supancl.data.store.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.evaluate.compared import check_seeds
+from supancl.evaluate.few_shot import few_shot_of
 from supancl.evaluate.naming import result_name
-from supancl.evaluate.protocols import few_shot_of, knn_of, transfer_of
+from supancl.evaluate.protocols import knn_of, transfer_of
 from supancl.evaluate.sources import array_mark
 from supancl.evaluate.subject import Subject
 from supancl.files import check_place, jsonable, write_text

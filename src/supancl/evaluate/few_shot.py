@@ -1,0 +1,140 @@
+"""The few-shot protocol on a source: which images its episodes are drawn from, and what they lack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from supancl.data.splits import DataSpec, Source, Split, fingerprint, prepared
+from supancl.errors import BadInput, counted
+from supancl.evaluate.naming import data_label, registered
+from supancl.evaluate.protocols import finished
+from supancl.evaluate.sources import check_unchanged, is_own, named, not_whole, opened, spec_for, was_trained_on
+from supancl.evaluate.subject import Subject
+from supancl.probes import FewShot, few_shot
+from supancl.probes.features import Features, View
+
+HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
+
+
+def few_shot_of(
+    subject: Subject,
+    source: str,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 16,
+    episodes: int = 2000,
+    seed: int = 0,
+    view: View = "whole",
+    name: str | None = None,
+    most_shots: int = 0,
+    fill_queries: bool = False,
+) -> dict[str, Any]:
+    """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
+
+    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
+    Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
+    """
+    since, name = time.perf_counter(), name or data_label(source)
+    spec = spec_for(subject, source)
+    found = opened(subject, spec, view, "few-shot")
+    if registered(source) is None:  # others have one split here, with every image
+        check_unchanged(subject, source, found)
+    which, split = few_shot_split(subject, found, spec)
+    for many in (shots, max(shots, most_shots)):
+        check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
+    seen = was_trained_on(subject, source, which, every=which == "train")
+    features: Features = subject.features(split, view)
+    outcome = few_shot(
+        features, ways, shots, queries, episodes, seed, device=subject.look.device, fill_queries=fill_queries
+    )
+    dropped = [found.classes[label] for label in outcome.dropped]
+    if dropped:
+        are = "is" if len(dropped) == 1 else "are"
+        subject.reporter.warn(
+            f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
+            f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
+            f"{' ...' if len(dropped) > 8 else ''}"
+        )
+    remark, warns = lacking_queries(features.labels, outcome)
+    if warns:
+        subject.warn_once(f"{name}: {remark}")
+    told = outcome.to_json() | {"dropped": dropped}
+    return finished(
+        subject,
+        f"fewshot-{name}-{ways}w{shots}s",
+        since,
+        protocol="fewshot",
+        data=name,
+        source=source,
+        split=which,
+        view=view,
+        remarks=[*found.remarks, *[remark] * bool(remark)],
+        tested_on=fingerprint(split),
+        partial=not_whole(source, found.remarks, found.skipped),
+        overlaps_training=seen,
+        accuracy=outcome.mean,
+        images=len(features.labelled().labels),
+        classes=len(torch.unique(features.labelled().labels)) - len(dropped),
+        **told,
+    )
+
+
+def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
+    """The images that episodes are drawn from: those not trained on, where the source has such."""
+    name = next(name for name in ("test", "val", "train") if name in source.splits)
+    if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
+        return HELD_OUT, prepared(source, spec).held_out
+    return name, source.splits[name]
+
+
+def check_episodes(
+    classes: Sequence[str], where: str, labels: Tensor, ways: int, shots: int, held_out: bool = False
+) -> None:
+    """Enough classes have an image to ask about after the shots are taken; only a way out that leads out is named."""
+    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    fit, small = int((sizes > shots).sum()), {int(label) for label in found[sizes <= shots]}
+    if fit < ways:
+        told = f" (too small: {named(classes, small)})" if small else ""
+        part = " among those that the run held out" if held_out else ""
+        ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
+        ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
+        raise BadInput(
+            f"{where}: {counted(fit, 'class has', 'classes have')} more than "
+            f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{told}; {', or '.join(ways_out)}"
+        )
+
+
+def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
+    """What is to be said where classes had fewer queries than were asked for, and whether it needs a warning.
+
+    One query less of a large data set is a remark. Where an episode takes a tenth of all the images or more, the
+    interval says little of other images, because every episode asks about the same ones.
+    """
+    least, most = outcome.used
+    if least >= outcome.queries:
+        return "", False
+    sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
+    sizes = sizes[sizes > outcome.shots]
+    shots = counted(outcome.shots, "shot")
+    told = (
+        f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
+        f"not {outcome.queries}"
+    )
+    images = int(sizes.sum())
+    if 10 * outcome.ways * (outcome.shots + most) < images:
+        return told, False
+    return f"{told}; the interval is over episodes of the same {images:,} images", True
+
+
+def span(least: int, most: int) -> str:
+    """`5`, or `5 to 1,200`."""
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def queries_told(least: int, most: int) -> str:
+    return f"{span(least, most)} quer{'y' if most == 1 else 'ies'}"
