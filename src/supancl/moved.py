@@ -52,7 +52,7 @@ RENAMED_MODULES = {
     "evaluate.newton": "probes.logistic",
     "judge": "evaluate",
     "judge.groups": "evaluate.naming",
-    "judge.subject": "evaluate.subject",
+    "judge.subject": "evaluate.encoder",
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",

@@ -27,7 +27,7 @@ from supancl.detect.model import (
     build_detector,
     encoder_weights,
     laid_out,
-    look_of,
+    normalization_of,
     open_body,
 )
 from supancl.detect.saving import DetectFolder, save_detector
@@ -144,7 +144,7 @@ def train_detector(
             "train_images": len(train),
             "test_images": len(test),
         }
-        detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
+        detector = build_detector(body, spec, len(train.classes), normalization_of(encoder_spec))
         training = Training(detector, device, precision_of(spec, device))
         _begin(training, folder, settings, resume, reporter)
         log = MetricsLog(folder, training.step if resume else None)

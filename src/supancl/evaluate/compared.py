@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate.few_shot import queries_told, span
-from supancl.evaluate.subject import Subject
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.few_shot import describe_queries, span
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
 Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
 
 
-def check_seeds(subjects: Sequence[Subject]) -> None:
+def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
     """Rows are means over seeds: a copy of a run, or the same seed again, is no further one."""
-    for one, other in combinations(subjects, 2):
+    for one, other in combinations(encoders, 2):
         if one.group != other.group or one.recipe is None or other.recipe is None:
             continue
         if one.weights == other.weights:
@@ -129,7 +129,7 @@ def drawn_from(results: Results) -> dict[str, str]:
 def queries_of(found: Results) -> str:
     """`16 queries a class`, as they were used."""
     used = [count for result in found for count in result.get("queries_used", [result["queries"]])]
-    return f"{queries_told(min(used), max(used))} a class"
+    return f"{describe_queries(min(used), max(used))} a class"
 
 
 def differences(results: Results) -> list[dict[str, Any]]:

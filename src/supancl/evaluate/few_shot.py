@@ -11,18 +11,26 @@ from torch import Tensor
 
 from supancl.data.splits import DataSpec, Source, Split, fingerprint, prepared
 from supancl.errors import BadInput, counted
+from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_label, registered
-from supancl.evaluate.protocols import finished
-from supancl.evaluate.sources import check_unchanged, is_own, named, not_whole, opened, spec_for, was_trained_on
-from supancl.evaluate.subject import Subject
+from supancl.evaluate.protocols import record_result
+from supancl.evaluate.sources import (
+    check_unchanged,
+    is_incomplete,
+    is_own,
+    named,
+    read_source,
+    spec_for,
+    was_trained_on,
+)
 from supancl.probes import FewShot, few_shot
 from supancl.probes.features import Features, View
 
 HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 
 
-def few_shot_of(
-    subject: Subject,
+def evaluate_few_shot(
+    evaluated: EvaluatedEncoder,
     source: str,
     ways: int = 5,
     shots: int = 5,
@@ -40,32 +48,32 @@ def few_shot_of(
     Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
     """
     since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, "few-shot")
+    spec = spec_for(evaluated, source)
+    found = read_source(evaluated, spec, view, "few-shot")
     if registered(source) is None:  # others have one split here, with every image
-        check_unchanged(subject, source, found)
-    which, split = few_shot_split(subject, found, spec)
+        check_unchanged(evaluated, source, found)
+    which, split = few_shot_split(evaluated, found, spec)
     for many in (shots, max(shots, most_shots)):
         check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
-    seen = was_trained_on(subject, source, which, every=which == "train")
-    features: Features = subject.features(split, view)
+    seen = was_trained_on(evaluated, source, which, every=which == "train")
+    features: Features = evaluated.features(split, view)
     outcome = few_shot(
-        features, ways, shots, queries, episodes, seed, device=subject.look.device, fill_queries=fill_queries
+        features, ways, shots, queries, episodes, seed, device=evaluated.options.device, fill_queries=fill_queries
     )
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
         are = "is" if len(dropped) == 1 else "are"
-        subject.reporter.warn(
+        evaluated.reporter.warn(
             f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
             f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
             f"{' ...' if len(dropped) > 8 else ''}"
         )
-    remark, warns = lacking_queries(features.labels, outcome)
+    remark, warns = describe_missing_queries(features.labels, outcome)
     if warns:
-        subject.warn_once(f"{name}: {remark}")
+        evaluated.warn_once(f"{name}: {remark}")
     told = outcome.to_json() | {"dropped": dropped}
-    return finished(
-        subject,
+    return record_result(
+        evaluated,
         f"fewshot-{name}-{ways}w{shots}s",
         since,
         protocol="fewshot",
@@ -75,7 +83,7 @@ def few_shot_of(
         view=view,
         remarks=[*found.remarks, *[remark] * bool(remark)],
         tested_on=fingerprint(split),
-        partial=not_whole(source, found.remarks, found.skipped),
+        partial=is_incomplete(source, found.remarks, found.skipped),
         overlaps_training=seen,
         accuracy=outcome.mean,
         images=len(features.labelled().labels),
@@ -84,10 +92,10 @@ def few_shot_of(
     )
 
 
-def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
+def few_shot_split(evaluated: EvaluatedEncoder, source: Source, spec: DataSpec) -> tuple[str, Split]:
     """The images that episodes are drawn from: those not trained on, where the source has such."""
     name = next(name for name in ("test", "val", "train") if name in source.splits)
-    if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
+    if name == "train" and is_own(evaluated, spec.source) and registered(spec.source) is None:
         return HELD_OUT, prepared(source, spec).held_out
     return name, source.splits[name]
 
@@ -109,7 +117,7 @@ def check_episodes(
         )
 
 
-def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
+def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
     """What is to be said where classes had fewer queries than were asked for, and whether it needs a warning.
 
     One query less of a large data set is a remark. Where an episode takes a tenth of all the images or more, the
@@ -122,7 +130,7 @@ def lacking_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
     sizes = sizes[sizes > outcome.shots]
     shots = counted(outcome.shots, "shot")
     told = (
-        f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {queries_told(least, most)} at {shots}, "
+        f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {describe_queries(least, most)} at {shots}, "
         f"not {outcome.queries}"
     )
     images = int(sizes.sum())
@@ -136,5 +144,5 @@ def span(least: int, most: int) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def queries_told(least: int, most: int) -> str:
+def describe_queries(least: int, most: int) -> str:
     return f"{span(least, most)} quer{'y' if most == 1 else 'ies'}"

@@ -22,9 +22,9 @@ from supancl.data.sources.readers import check_apart
 from supancl.data.splits import Split, resident
 from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluate.protocols import file_name, finished, of_data
-from supancl.evaluate.sources import data_for, judged, named, own_source, warn_unknown
-from supancl.evaluate.subject import Subject, plain_crops
+from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
+from supancl.evaluate.protocols import describe_data, file_name, record_result
+from supancl.evaluate.sources import data_for, named, own_source, pick_images, warn_unknown
 from supancl.files import check_place, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
@@ -42,8 +42,8 @@ class FineTuning:
     seed: int = 0
 
 
-def finetune_of(
-    subject: Subject,
+def evaluate_finetuning(
+    evaluated: EvaluatedEncoder,
     source: str | None = None,
     how: FineTuning | None = None,
     out: Path | None = None,
@@ -51,42 +51,42 @@ def finetune_of(
 ) -> dict[str, Any]:
     """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
     since, how = time.perf_counter(), how or FineTuning()
-    check_whole(subject.look.layer, subject.look.normalize)
-    where = own_source(subject, source)
-    if subject.encoder.spec.name == "linear":
+    check_whole(evaluated.options.layer, evaluated.options.normalize)
+    where = own_source(evaluated, source)
+    if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
     if out is not None:  # all before the data are read, which may take an hour
         check_apart(where, out)
         check_new(out)
-    data = data_for(subject, source)
-    images, judged_from, split = judged(subject, data, split, where)
+    data = data_for(evaluated, source)
+    images, taken_from, split = pick_images(evaluated, data, split, where)
     train, test = labelled(data.train), labelled(images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
             f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
             f"there are {len(train)} and {len(test)}"
         )
-    warn_unknown(subject, data.classes, where, train.labels, test.labels)
+    warn_unknown(evaluated, data.classes, where, train.labels, test.labels)
     if len(how.lrs) > 1:
         check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
         make_folder(out)
     try:
-        chosen, tried = choose_lr(subject, train, len(data.classes), how)
-        model = trained(subject, train, len(data.classes), chosen, how)
+        chosen, tried = choose_lr(evaluated, train, len(data.classes), how)
+        model = train_classifier(evaluated, train, len(data.classes), chosen, how)
     except BaseException:
         if out is not None:
             out.rmdir()  # nothing is in it yet
         raise
     if out is not None:
         save(model, data.classes, out)
-    answers = predictions(model, test, subject)
-    return finished(
-        subject,
-        file_name("finetune", subject, source),
+    answers = predict(model, test, evaluated)
+    return record_result(
+        evaluated,
+        file_name("finetune", evaluated, source),
         since,
         protocol="finetune",
-        **of_data(subject, source, data, judged_from),
+        **describe_data(evaluated, source, data, taken_from),
         split=split,
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
@@ -126,7 +126,9 @@ def labelled(split: Split) -> Split:
     return split.take((split.labels >= 0).nonzero()[:, 0])
 
 
-def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> tuple[float, dict[float, float]]:
+def choose_lr(
+    evaluated: EvaluatedEncoder, train: Split, classes: int, how: FineTuning
+) -> tuple[float, dict[float, float]]:
     """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
     if len(how.lrs) == 1:
         return how.lrs[0], {}
@@ -135,11 +137,13 @@ def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> 
     tried: dict[float, float] = {}
     for lr in how.lrs:
         try:
-            tried[lr] = accuracy(predictions(trained(subject, fit, classes, lr, how), judge, subject), judge.labels)
+            tried[lr] = accuracy(
+                predict(train_classifier(evaluated, fit, classes, lr, how), judge, evaluated), judge.labels
+            )
             told = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
         except NonFinite:
             tried[lr], told = math.nan, "the loss was no number"
-        subject.reporter.note(f"learning rate {lr:g}: {told}")
+        evaluated.reporter.note(f"learning rate {lr:g}: {told}")
     if all(math.isnan(value) for value in tried.values()):
         raise NonFinite(
             f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
@@ -163,21 +167,21 @@ class Classifier(nn.Module):
         return self.head(self.encoder(images))  # type: ignore[no-any-return]
 
 
-def trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+def train_classifier(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
     """The encoder's copy and a new linear layer, trained; the caller's random state is left as it was."""
-    device = subject.look.device
+    device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(how.seed)  # for dropout, where an encoder has it
-        return _trained(subject, train, classes, lr, how)
+        return _train(evaluated, train, classes, lr, how)
 
 
-def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
-    device = subject.look.device
-    model = Classifier(copy.deepcopy(subject.encoder), classes, how.seed).to(device)
+def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    device = evaluated.options.device
+    model = Classifier(copy.deepcopy(evaluated.encoder), classes, how.seed).to(device)
     encoder, batch_size = model.encoder, min(how.batch_size, len(train))
     model.requires_grad_(True)
     model.train()
-    views = plain_crops(subject, (0.2, 1.0))
+    views = plain_crops(evaluated, (0.2, 1.0))
     each = len(train) // batch_size
     steps = how.epochs * each
     optimizer = torch.optim.SGD(
@@ -199,17 +203,17 @@ def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineT
         optimizer.step()
         cosine.step()
         total += loss.detach()
-        subject.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
+        evaluated.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
         raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not a finite number; try a lower --lr")
     return model.eval()
 
 
 @torch.inference_mode()
-def predictions(model: Classifier, split: Split, subject: Subject) -> Tensor:
-    device, encoder = subject.look.device, model.encoder
+def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Tensor:
+    device, encoder = evaluated.options.device, model.encoder
     answers = []
-    for positions in torch.arange(len(split)).split(subject.look.batch_size):
+    for positions in torch.arange(len(split)).split(evaluated.options.batch_size):
         batch = split.batch(positions).to(device)
         with autocast_for(device, auto_precision(device)):
             answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())

@@ -28,8 +28,8 @@ from supancl.data.splits import (
     stratified,
 )
 from supancl.errors import BadInput, counted
+from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered
-from supancl.evaluate.subject import Subject
 from supancl.probes.features import View
 from supancl.training.preflight import check_same_data
 
@@ -57,34 +57,36 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
         )
 
 
-def is_own(subject: Subject, source: str | None) -> bool:
+def is_own(evaluated: EvaluatedEncoder, source: str | None) -> bool:
     """Whether the run was trained on this source."""
-    return source is None or (subject.recipe is not None and same_source(source, subject.recipe.data.source))
+    return source is None or (evaluated.recipe is not None and same_source(source, evaluated.recipe.data.source))
 
 
-def own_source(subject: Subject, source: str | None) -> str:
+def own_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
     """The named source, or the one of the run itself."""
-    return spec_for(subject, source).source
+    return spec_for(evaluated, source).source
 
 
-def spec_for(subject: Subject, source: str | None) -> DataSpec:
+def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
     """What to take of a source: the run's own settings without one; what a run held out of it stays held out."""
-    own = None if subject.recipe is None else subject.recipe.data
+    own = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if own is None:
-            raise BadInput(f"{subject.where} is no run folder, so it brings no data; name some with --data")
+            raise BadInput(f"{evaluated.where} is no run folder, so it brings no data; name some with --data")
         return own
-    if own is None or not is_own(subject, source):
+    if own is None or not is_own(evaluated, source):
         return DataSpec(source=source)
     return replace(own, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
 
 
-def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False) -> Source:
+def read_source(
+    evaluated: EvaluatedEncoder, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
+) -> Source:
     """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
     """
-    encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
+    encoder, options, tell = evaluated.encoder, evaluated.options, evaluated.reporter.reading
     if not as_trained:
         spec = replace(
             spec, short_side=evaluation_short_side(encoder, view), resample="bicubic" if view == "whole" else "bilinear"
@@ -95,7 +97,7 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         cache=spec.cache,
         memory_gb=spec.memory_gb,
         stream=spec.stream,
-        skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
+        skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
         resample=spec.resample,
     )
     name, root = registered(spec.source), spec.source.partition("@")[2]
@@ -105,65 +107,65 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         found = (
             open_source(spec, encoder.spec.channels, tell)
             if name is None
-            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+            else benchmarks.open_benchmark(name, root, encoder.spec.channels, spec, tell, use, options.partial)
         )
         for remark in found.remarks:
-            subject.warn_once(remark)
+            evaluated.warn_once(remark)
         return found
 
-    found = read() if look.shelf is None else look.shelf.get((spec, encoder.spec.channels, use), read)
+    found = read() if options.sources is None else options.sources.get((spec, encoder.spec.channels, use), read)
     check_kind(encoder, next(iter(found.splits.values())), spec.source)
     return found
 
 
-def data_for(subject: Subject, source: str | None, view: View = "margin") -> Data:
+def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
     """The named source, or that of the run with what the run held out and left out.
 
     For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
     Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     """
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, as_trained=view == "margin" and is_own(subject, spec.source))
-    check_unchanged(subject, spec.source, found)
+    spec = spec_for(evaluated, source)
+    found = read_source(evaluated, spec, view, as_trained=view == "margin" and is_own(evaluated, spec.source))
+    check_unchanged(evaluated, spec.source, found)
     data = prepared(found, replace(spec, balanced=False))
-    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(subject, spec.source):
+    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(evaluated, spec.source):
         described = data.described | {"held_out": len(data.test), "held_out_from": "test"}
         data = replace(data, held_out=data.test, described=described)
     return data
 
 
-def check_unchanged(subject: Subject, source: str, found: Source) -> None:
+def check_unchanged(evaluated: EvaluatedEncoder, source: str, found: Source) -> None:
     """What a run held out is drawn anew from its data: of other data, images that it was trained on could be tested."""
-    if subject.run is None or subject.recipe is None or not is_own(subject, source):
+    if evaluated.run is None or evaluated.recipe is None or not is_own(evaluated, source):
         return
-    if not subject.run.read_data()[0]:
+    if not evaluated.run.read_data()[0]:
         return  # nobody wrote down what they were
-    data = prepared(found, subject.recipe.data)
+    data = prepared(found, evaluated.recipe.data)
     check_same_data(
-        subject.run, data, "bring them back, or name a source apart from it with --data", f"{subject.where}: "
+        evaluated.run, data, "bring them back, or name a source apart from it with --data", f"{evaluated.where}: "
     )
 
 
-class Judged(NamedTuple):
+class PickedImages(NamedTuple):
     """The images judged, the split that they are from, and what a result calls them (`held-out`, `test`)."""
 
     images: Split
-    judged_from: str
+    taken_from: str
     split: str
 
 
-def judged(subject: Subject, data: Data, split: str, where: str) -> Judged:
+def pick_images(evaluated: EvaluatedEncoder, data: Data, split: str, where: str) -> PickedImages:
     """The held-out images or the test split; the test split also where a run held nothing out, which is said."""
     if split == "held-out" and not len(data.held_out) and data.test is not None:
-        subject.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
+        evaluated.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
         split = "test"
     held_out_from = str(data.described["held_out_from"])
     if split == "held-out":
-        return Judged(data.held_out, held_out_from, split)
+        return PickedImages(data.held_out, held_out_from, split)
     if data.test is None:
         raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
     # where the test split is what is held out, `test` is no other choice than `held-out`
-    return Judged(data.test, "test", "held-out" if held_out_from == "test" else "test")
+    return PickedImages(data.test, "test", "held-out" if held_out_from == "test" else "test")
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
@@ -181,11 +183,11 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
         splits = {"train": data.train, "test": data.held_out}
     train = splits["train"]
     if "val" not in splits:
-        train, splits["val"] = divided(train, 0.2, "val", where)
+        train, splits["val"] = split_off(train, 0.2, "val", where)
     return train, splits["val"], splits["test"]
 
 
-def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
+def split_off(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
     known = train.take((train.labels >= 0).nonzero()[:, 0])
     chosen = stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
     if not len(chosen):
@@ -225,11 +227,11 @@ def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor],
             )
 
 
-def warn_unknown(subject: Subject, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
+def warn_unknown(evaluated: EvaluatedEncoder, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
     """An image whose class nobody votes for counts as wrong, which the reader of the figure should know."""
     strange = asked[~torch.isin(asked, known)]
     if len(strange):
-        subject.reporter.warn(
+        evaluated.reporter.warn(
             f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
             f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
         )
@@ -245,26 +247,26 @@ def named(classes: Sequence[str], labels: set[int]) -> str:
 # --- images that were trained on --------------------------------------------------------------------------------------
 
 
-class Reads(NamedTuple):
+class SourceIdentity(NamedTuple):
     """What a source reads: a file or a folder, and which data set of the registry that is, where it can be told."""
 
     place: Path | None = None
     data_set: str | None = None
 
 
-def reads(source: str) -> Reads:
+def identify_source(source: str) -> SourceIdentity:
     """By path, and by name where a file or a library has the registry's: copies lie in several places."""
     name, root = registered(source), source.partition("@")[2]
     if name is not None:
         try:
-            return Reads(benchmark_place(name, root).resolve(), CUT_FROM.get(name, name))
+            return SourceIdentity(benchmark_place(name, root).resolve(), CUT_FROM.get(name, name))
         except BadInput:
-            return Reads(None, CUT_FROM.get(name, name))
+            return SourceIdentity(None, CUT_FROM.get(name, name))
     path = Path(source)
     if source.partition(":")[0] in KINDS and not path.exists():
-        return Reads(None, known_as(data_name(source)))
+        return SourceIdentity(None, benchmark_called(data_name(source)))
     known = [name for name, row in benchmarks.BENCHMARKS.items() if path.suffix and path.name in row.arrays]
-    return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
+    return SourceIdentity(path.resolve() if source and path.exists() else None, known[0] if known else None)
 
 
 def data_set_of(source: str) -> str | None:
@@ -273,13 +275,13 @@ def data_set_of(source: str) -> str | None:
     >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
     ['cifar10', 'cifar100', 'cifar10']
     """
-    return registered(source) or reads(source).data_set or known_as(data_name(source))
+    return registered(source) or identify_source(source).data_set or benchmark_called(data_name(source))
 
 
-def known_as(name: str) -> str | None:
+def benchmark_called(name: str) -> str | None:
     """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
 
-    >>> known_as("OxfordIIITPet"), known_as("cub_200_2011"), known_as("mnist")
+    >>> benchmark_called("OxfordIIITPet"), benchmark_called("cub_200_2011"), benchmark_called("mnist")
     ('pets', 'cub200', None)
     """
     spelled = _bare(name)
@@ -310,67 +312,67 @@ def array_mark(name: str, root: Path | str) -> Path | None:
     return next(place.folder / mark for mark in benchmarks.benchmark(name).arrays if (place.folder / mark).is_file())
 
 
-def test_is_apart(subject: Subject, source: str) -> bool:
+def test_is_apart(evaluated: EvaluatedEncoder, source: str) -> bool:
     """Whether run and source are the same data set with the same test split, which no run is trained on."""
-    if subject.recipe is None or is_own(subject, source):
+    if evaluated.recipe is None or is_own(evaluated, source):
         return False
-    own = subject.recipe.data.source
-    mine, theirs = reads(own).data_set, reads(source).data_set
+    own = evaluated.recipe.data.source
+    mine, theirs = identify_source(own).data_set, identify_source(source).data_set
     if mine is None or mine != theirs:
         return False
-    if registered(own) is None and _undivided(subject, mine):
+    if registered(own) is None and _undivided(evaluated, mine):
         return False
     drawn = benchmarks.BENCHMARKS[mine].per_class is not None  # by the registry, so only it has that test split
     return not drawn or (registered(own) is not None and registered(source) is not None)
 
 
-def _undivided(subject: Subject, data_set: str) -> bool:
+def _undivided(evaluated: EvaluatedEncoder, data_set: str) -> bool:
     """Whether the run's source has one split, in which the test images may be; torchvision's SUN397 is such a one."""
-    assert subject.recipe is not None
-    assert subject.run is not None
-    own = subject.recipe.data
-    one_split = own.holdout is None and subject.run.read_data()[0].get("held_out_from") == "train"
+    assert evaluated.recipe is not None
+    assert evaluated.run is not None
+    own = evaluated.recipe.data
+    one_split = own.holdout is None and evaluated.run.read_data()[0].get("held_out_from") == "train"
     return one_split or (data_set == "sun397" and own.source.startswith("torchvision:"))
 
 
-def shares_images(subject: Subject, source: str | None) -> bool:
+def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
     """Whether the run was trained on this source, a copy of it, or a part of it, as far as can be told."""
-    if subject.recipe is None:
+    if evaluated.recipe is None:
         return False
-    if source is None or is_own(subject, source):
+    if source is None or is_own(evaluated, source):
         return True
-    mine, theirs = reads(subject.recipe.data.source), reads(source)
-    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _touch(mine.place, theirs.place)
+    mine, theirs = identify_source(evaluated.recipe.data.source), identify_source(source)
+    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _overlap(mine.place, theirs.place)
 
 
-def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool = False) -> bool:
+def was_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str, every: bool = False) -> bool:
     """Whether images judged may be among those the run was trained on; it is said where they are.
 
     What a run held out of its own source was not, unless `every` image of it is judged; those of the same files under
     another name, or of FC100 after CIFAR100, may be.
     """
-    if subject.recipe is None:
+    if evaluated.recipe is None:
         return False
-    own = subject.recipe.data.source
-    if is_own(subject, source):
+    own = evaluated.recipe.data.source
+    if is_own(evaluated, source):
         found = every
     else:
-        found = shares_images(subject, source) and not (judged_from == "test" and test_is_apart(subject, source))
+        found = shares_images(evaluated, source) and not (taken_from == "test" and test_is_apart(evaluated, source))
     if found:
-        subject.reporter.warn(
+        evaluated.reporter.warn(
             f"{source}: the run was trained on some of these images ({own}); the result is marked, "
             "and tables pass it over"
         )
     return found
 
 
-def _touch(one: Path | None, other: Path | None) -> bool:
+def _overlap(one: Path | None, other: Path | None) -> bool:
     """The same file or folder, or a folder within the other."""
     if one is None or other is None:
         return False
     return one == other or (one.is_dir() and other.is_dir() and (one in other.parents or other in one.parents))
 
 
-def not_whole(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
+def is_incomplete(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
     """Whether a data set of the registry lacks images, so that figures on it compare with no published ones."""
     return registered(source) is not None and (bool(skipped) or any(" is not whole" in text for text in remarks))

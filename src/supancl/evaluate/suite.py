@@ -17,11 +17,11 @@ from supancl.data.sources.benchmarks import find_benchmark, official_name, prese
 from supancl.data.store.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.evaluate.compared import check_seeds
-from supancl.evaluate.few_shot import few_shot_of
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.few_shot import evaluate_few_shot
 from supancl.evaluate.naming import result_name
-from supancl.evaluate.protocols import knn_of, transfer_of
+from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.evaluate.subject import Subject
 from supancl.files import check_place, jsonable, write_text
 from supancl.reporter import Reporter
 
@@ -81,12 +81,16 @@ class Plan:
             name,
             f"knn-{name}",
             {"k": self.k, "view": "whole", "split": "test"},
-            lambda subject: knn_of(subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
+            lambda evaluated: evaluate_knn(evaluated, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
         )
 
     def _transfer(self, name: str) -> Task:
         return Task(
-            "transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(subject, f"{name}@{self.root}")
+            "transfer",
+            name,
+            f"transfer-{name}",
+            {},
+            lambda evaluated: evaluate_transfer(evaluated, f"{name}@{self.root}"),
         )
 
     def _few_shot(self, name: str, shots: int) -> Task:
@@ -104,8 +108,8 @@ class Plan:
             name,
             f"fewshot-{name}-{kind}",
             settings,
-            lambda subject: few_shot_of(
-                subject,
+            lambda evaluated: evaluate_few_shot(
+                evaluated,
                 f"{name}@{self.root}",
                 self.ways,
                 shots,
@@ -123,7 +127,7 @@ class Task:
     data: str
     name: str
     settings: dict[str, Any]
-    run: Callable[[Subject], dict[str, Any]]
+    run: Callable[[EvaluatedEncoder], dict[str, Any]]
 
 
 @dataclass
@@ -134,30 +138,32 @@ class Suite:
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
-def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> Suite:
+def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, reporter: Reporter) -> Suite:
     """Every result, measured now or in an earlier call with the same encoder, data and settings.
 
     What cannot be measured is told and left out; the others go on.
     """
     tasks, suite = plan.tasks(), Suite()
-    check_seeds(subjects)
+    check_seeds(encoders)
     make_out(out)
     files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
-    done, total = 0, len(tasks) * len(subjects)
+    done, total = 0, len(tasks) * len(encoders)
     for task in tasks:
-        for subject in subjects:
+        for evaluated in encoders:
             done += 1
-            where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
+            where = f"[{done}/{total}] {evaluated.where}: {task.protocol} on {task.data}"
             try:
-                result, before = kept_or_measured(subject, task, out, files(task.data))
+                result, before = load_or_measure(evaluated, task, out, files(task.data))
             except Interrupted:
                 raise
             except (SupanclError, torch.OutOfMemoryError) as error:
                 why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
                 reporter.warn(f"{where}: {why}")
-                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data, "why": why})
+                suite.failures.append(
+                    {"encoder": evaluated.where, "task": task.protocol, "data": task.data, "why": why}
+                )
                 continue
-            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
+            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
             spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
             reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
     return suite
@@ -174,35 +180,35 @@ def make_out(out: Path) -> None:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
-def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
+def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
     """The result, and whether it is of an earlier call; `files` is the data set's key."""
-    look = subject.look
+    options = evaluated.options
     key = {
         "version": VERSION,
-        "weights": subject.weights,
-        "layer": look.layer,
-        "normalize": look.normalize,
+        "weights": evaluated.weights,
+        "layer": options.layer,
+        "normalize": options.normalize,
         "data": files,
-        "partial": look.partial,
-        "skip_bad_images": look.skip_bad_images,
-        **subject.projector,
+        "partial": options.partial,
+        "skip_bad_images": options.skip_bad_images,
+        **evaluated.projector_key,
         **task.settings,
     }
     name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
-    path = out / folder_name(subject) / "evaluate" / f"{name}.json"
-    result = earlier(path, key)
+    path = out / folder_name(evaluated) / "evaluate" / f"{name}.json"
+    result = load_result(path, key)
     if result is not None:
         return result, True
-    result = task.run(subject) | {"suite": key}
+    result = task.run(evaluated) | {"suite": key}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(jsonable(result), indent=2) + "\n")
     return result, False
 
 
-def folder_name(subject: Subject) -> str:
+def folder_name(evaluated: EvaluatedEncoder) -> str:
     """A name of its own for every encoder: two runs may have the same last part."""
-    short = hashlib.sha256(str(Path(subject.where).resolve()).encode()).hexdigest()[:6]
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(subject.where).name)}-{short}"
+    short = hashlib.sha256(str(Path(evaluated.where).resolve()).encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(evaluated.where).name)}-{short}"
 
 
 def data_key(name: str, root: Path) -> str:
@@ -220,7 +226,7 @@ def data_key(name: str, root: Path) -> str:
     return content.hexdigest()[:16]
 
 
-def earlier(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

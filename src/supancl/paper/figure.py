@@ -21,8 +21,8 @@ from supancl.core.losses import Align
 from supancl.data.splits import Data, Split, absolute_source
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
-from supancl.evaluate import Subject
-from supancl.evaluate.sources import data_for, judged, own_source, was_trained_on
+from supancl.evaluate import EvaluatedEncoder
+from supancl.evaluate.sources import data_for, own_source, pick_images, was_trained_on
 from supancl.files import check_place, jsonable, write_text
 from supancl.paper.table_layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
@@ -79,7 +79,7 @@ class Shown(NamedTuple):
 class Drawn(NamedTuple):
     """What is shown of a run: the features of its images, and what they are called."""
 
-    subject: Subject
+    subject: EvaluatedEncoder
     features: Features
     images: list[str]
     overlaps_training: bool
@@ -200,7 +200,7 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
-def collect(found: Sequence[Subject], args: argparse.Namespace) -> tuple[Shown, list[Drawn]]:
+def collect(found: Sequence[EvaluatedEncoder], args: argparse.Namespace) -> tuple[Shown, list[Drawn]]:
     """The classes, which the first run's data have, and the features of the same images by every run."""
     asked = asked_classes(args.classes, args.groups)
     shown: Shown | None = None
@@ -235,7 +235,7 @@ def split_title(text: str) -> tuple[str, str]:
     return ("", text) if not equals or Path(text).exists() else (title.strip(), where)
 
 
-def panel_titles(subjects: Sequence[Subject], given: Sequence[str]) -> list[str]:
+def panel_titles(subjects: Sequence[EvaluatedEncoder], given: Sequence[str]) -> list[str]:
     """The titles that were given, else method and alpha; where those are the same, with the seed, else the folder."""
     titles = [title or method_title(subject) for subject, title in zip(subjects, given, strict=True)]
     seeded = [
@@ -249,7 +249,7 @@ def panel_titles(subjects: Sequence[Subject], given: Sequence[str]) -> list[str]
     ]
 
 
-def method_title(subject: Subject) -> str:
+def method_title(subject: EvaluatedEncoder) -> str:
     recipe = subject.recipe
     if recipe is None:
         return subject.label
@@ -344,12 +344,12 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def take(subject: Subject, data: Data, where: str, shown: Shown, args: argparse.Namespace) -> Drawn:
+def take(subject: EvaluatedEncoder, data: Data, where: str, shown: Shown, args: argparse.Namespace) -> Drawn:
     """The features of the images of one panel; labels are places in the figure's classes."""
     if args.split == "train":
         split, split_name = data.train, "train"
     else:
-        split, split_name, _ = judged(subject, data, args.split, where)
+        split, split_name, _ = pick_images(subject, data, args.split, where)
     ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
     chosen = choose_images(split, ids, args.per_class, args.seed)
     for name, label in zip(shown.classes, ids, strict=True):

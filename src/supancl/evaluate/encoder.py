@@ -1,8 +1,7 @@
-"""Who is judged: an encoder with its features, and where its results are kept."""
+"""The encoder that is evaluated: its features, and the run folder that its results go to."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -17,25 +16,24 @@ from supancl.data.splits import Source, Split, same_source
 from supancl.data.store.stream import stream_remarks
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
-from supancl.evaluate.feature_cache import KeptFeatures, encoder_key
+from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluate.naming import group_of, result_name, short, source_of
 from supancl.probes import Features, embed
 from supancl.probes.features import View
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
-from supancl.training.preflight import pick_device
 from supancl.weights.encoder_file import load_projector
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 
 
-class Shelf:
-    """The source opened last: the next protocol, or the next encoder, often wants the same one."""
+class SourceCache:
+    """The source that was read last: the next protocol, or the next encoder, often wants the same one."""
 
     def __init__(self) -> None:
         self.key: Hashable = None
         self.source: Source | None = None
-        self.said: set[str] = set()  # remarks that need no repeating for every protocol and encoder
+        self.warned: set[str] = set()  # warnings that need no repeating for every protocol and encoder
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:
@@ -45,30 +43,31 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Look:
-    """How features are taken, and of what: bad images skipped or not, data sets that are not whole taken or not."""
+class EvaluationOptions:
+    """How features are computed, and of what: skip bad images, accept data sets that are incomplete."""
 
     device: torch.device
     layer: str = "pooled"
     normalize: bool = False
     batch_size: int = 256
-    keep: bool = True
+    cache_features: bool = True
     skip_bad_images: bool = False
     partial: bool = False
-    shelf: Shelf | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
+    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
 
     def described(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
 
 
-class Subject:
-    """An encoder that is judged: where it came from, and its features, taken once and kept."""
+class EvaluatedEncoder:
+    """An encoder with the place it came from, the run it belongs to (if any) and its features, computed once."""
 
-    def __init__(self, where: str, encoder: Encoder, look: Look, reporter: Reporter) -> None:
-        self.where, self.encoder, self.look, self.reporter = where, encoder.to(look.device), look, reporter
+    def __init__(self, where: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
+        self.where, self.encoder, self.options = where, encoder.to(options.device), options
+        self.reporter = reporter
         folder = RunFolder(Path(where))
         self.run = folder if folder.holds_run else None
-        self.kept = KeptFeatures() if look.keep else None
+        self.feature_cache = FeatureCache() if options.cache_features else None
 
     @cached_property
     def weights(self) -> str:
@@ -76,15 +75,10 @@ class Subject:
         return encoder_key(self.encoder)
 
     @cached_property
-    def projector(self) -> dict[str, str]:
-        """A checksum of the projector's weights, where features go through it; else nothing."""
-        if self.encoder.projector is None:
-            return {}
-        content = hashlib.sha256()
-        for name, value in sorted(self.encoder.projector.state_dict().items()):
-            content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-            content.update(value.cpu().contiguous().numpy().tobytes())
-        return {"projector": content.hexdigest()[:24]}
+    def projector_key(self) -> dict[str, str]:
+        """A checksum of the projector's weights, if features go through it; else empty."""
+        projector = self.encoder.projector
+        return {} if projector is None else {"projector": weights_key(projector.state_dict())}
 
     @cached_property
     def recipe(self) -> Recipe | None:
@@ -108,34 +102,39 @@ class Subject:
         return group_of(self.recipe, str(self.run.read_data()[0].get("fingerprint") or ""))
 
     def features(self, split: Split, view: View = "margin") -> Features:
-        look, path = self.look, None
-        if self.kept is not None and len(split):
-            path = self.kept.path(self.weights, split, look.described(view, **self.projector))
-        if path is not None and self.kept is not None:
-            found = self.kept.read(path, len(split))
-            if found is not None:
-                return Features(found, split.labels.clone())
-        taken = embed(
-            self.encoder, split, look.device, look.batch_size, look.layer, look.normalize, view, self.reporter.reading
+        """The features of every image of a split, from the cache if they are there."""
+        cache, path = self.feature_cache, None
+        if cache is not None and len(split):
+            path = cache.path(self.weights, split, self.options.described(view, **self.projector_key))
+        if cache is None or path is None:
+            return self._embed(split, view)
+        stored = cache.read(path, len(split))
+        if stored is not None:
+            return Features(stored, split.labels.clone())
+        found = self._embed(split, view)
+        if why := cache.write(path, found.values):
+            self.warn_once(
+                f"features are not kept in {cache.folder} ({why}), so they are taken anew each "
+                "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
+            )
+        return found
+
+    def _embed(self, split: Split, view: View) -> Features:
+        options, progress = self.options, self.reporter.reading
+        found = embed(
+            self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
         )
         for remark in stream_remarks(split.store):  # what was replaced, as training says it
             self.warn_once(remark)
-        self._check(taken, split)
-        if path is not None and self.kept is not None:
-            why = self.kept.write(path, taken.values)
-            if why:
-                self.warn_once(
-                    f"features are not kept in {self.kept.folder} ({why}), so they are taken anew each "
-                    "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
-                )
-        return taken
+        self._check(found, split)
+        return found
 
-    def _check(self, taken: Features, split: Split) -> None:
-        """Features that are no numbers are not kept, and nothing is measured on them."""
-        faulty = (~torch.isfinite(taken.values)).any(1).nonzero()[:, 0]
+    def _check(self, found: Features, split: Split) -> None:
+        """Refuse features that are not finite: they are not cached, and nothing is measured on them."""
+        faulty = (~torch.isfinite(found.values)).any(1).nonzero()[:, 0]
         if len(faulty):
             row = int(faulty[0])
-            kind = "NaN" if bool(torch.isnan(taken.values[row]).any()) else "an infinite value"
+            kind = "NaN" if bool(torch.isnan(found.values[row]).any()) else "an infinite value"
             more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
                 f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
@@ -143,23 +142,23 @@ class Subject:
             )
 
     def warn_once(self, text: str) -> None:
-        """What need not be repeated for every encoder that meets the same data."""
-        said = set() if self.look.shelf is None else self.look.shelf.said
-        if text not in said:
+        """Warn, unless another encoder on the same data has."""
+        warned = set() if self.options.sources is None else self.options.sources.warned
+        if text not in warned:
             self.reporter.warn(text)
-            said.add(text)
+            warned.add(text)
 
-    def keep_result(self, base: str, result: dict[str, Any]) -> None:
-        """In the run folder, if it is one; what another measurement, or one of other data, wrote there stays."""
+    def save_result(self, base: str, result: dict[str, Any]) -> None:
+        """Write it into the run folder, if there is one; results of other settings or other data stay."""
         if self.run is None:
             return
         name, mine = result_name(base, result), source_of(result)
-        theirs = source_of(self._kept(name))
+        theirs = source_of(self._saved_result(name))
         if mine and theirs and not same_source(mine, theirs):
             name = f"{name}-{short(mine)}"
         self.run.write_evaluation(name, result)
 
-    def _kept(self, name: str) -> dict[str, Any]:
+    def _saved_result(self, name: str) -> dict[str, Any]:
         assert self.run is not None
         try:
             content = json.loads((self.run.evaluations / f"{name}.json").read_text(encoding="utf-8"))
@@ -168,23 +167,23 @@ class Subject:
         return content if isinstance(content, dict) else {}
 
 
-def plain_crops(subject: Subject, scale: tuple[float, float]) -> Crops:
+def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:
     """Random crops without changes of colour; flipped unless the run's recipe says that a flip is another thing."""
-    views = None if subject.recipe is None else subject.recipe.views
+    views = None if evaluated.recipe is None else evaluated.recipe.views
     flip = views.flip if isinstance(views, Crops) else 0.5
-    return Crops(size=subject.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
+    return Crops(size=evaluated.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
 
 
-def open_subject(where: str, look: Look, reporter: Reporter, **foreign: Any) -> Subject:
+def open_evaluated_encoder(
+    where: str, options: EvaluationOptions, reporter: Reporter, **foreign: Any
+) -> EvaluatedEncoder:
+    """`foreign`: what a file of another library does not say, as `open_encoder` takes it."""
     encoder = open_encoder(where, **foreign)
-    if look.layer == PROJECTOR and PROJECTOR not in encoder.layers:
+    if options.layer == PROJECTOR and PROJECTOR not in encoder.layers:
         encoder.projector = load_projector(where)
-    subject = Subject(where, encoder, look, reporter)
-    subject.encoder.check_layer(look.layer)  # before any data are read, which may take an hour
-    if subject.run is not None and subject.recipe is not None and (early := subject.run.ends_early(subject.recipe)):
+    encoder.check_layer(options.layer)  # before any data are read, which may take an hour
+    evaluated = EvaluatedEncoder(where, encoder, options, reporter)
+    run, recipe = evaluated.run, evaluated.recipe
+    if run is not None and recipe is not None and (early := run.ends_early(recipe)):
         reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
-    return subject
-
-
-def make_look(device: str, **options: Any) -> Look:
-    return Look(pick_device(device), **options)
+    return evaluated
