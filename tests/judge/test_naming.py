@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from supancl.evaluate import evaluate_few_shot, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluate import (
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+)
 from supancl.evaluate.naming import STANDARD, data_label, data_names, result_name, unusual
 from tests.judge.made import run_folder, source, subject
 
@@ -46,7 +53,7 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
         {"temperature": 0.07},
     ):
         evaluate_knn(run, **change)
-    evaluate_linear(run, probe="sgd", epochs=2, lr=1.0)
+    evaluate_linear(run, sgd=SgdSettings(epochs=2, lr=1.0))
     evaluate_linear(run, seed=3)
     evaluate_variance(run, split="train")
     evaluate_transfer(run, run.recipe.data.source, "mean-per-class")

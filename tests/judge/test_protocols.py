@@ -10,6 +10,7 @@ import torch
 from supancl.errors import BadInput
 from supancl.evaluate import (
     EvaluationOptions,
+    SgdSettings,
     evaluate_few_shot,
     evaluate_knn,
     evaluate_linear,
@@ -106,7 +107,7 @@ def test_linear_is_that_of_the_features(run, tmp_path):
     assert (result["weight"], result["accuracy"]) == (expected.weight, pytest.approx(expected.accuracy))
     assert kept(tmp_path, "linear")["probe"] == "lbfgs"
     assert result.keys() >= CONDITIONS
-    sgd = evaluate_linear(run, probe="sgd", epochs=3, lr=1.0)
+    sgd = evaluate_linear(run, sgd=SgdSettings(epochs=3, lr=1.0))
     assert (sgd["epochs"], len(sgd["losses"]), sgd["queries"]) == (3, 3, 30)
 
 
@@ -259,12 +260,8 @@ def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     assert not torch.allclose(first[0][0], second[0][0])
     assert sorted(torch.cat([labels for _, labels in second]).tolist()) == sorted(bright(50)[1].tolist())
     assert torch.allclose(first[0][0].norm(dim=1), torch.ones(16), atol=1e-5)  # as the test features are
-    result = evaluate_linear(unit, str(path), "sgd", epochs=2, lr=1.0, augmented=True)
+    result = evaluate_linear(unit, str(path), SgdSettings(epochs=2, lr=1.0, augmented=True))
     assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
-
-
-def test_augmented_views_need_sgd(run):
-    assert message(evaluate_linear, run, augmented=True).startswith("--augmented goes with --probe sgd")
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -295,7 +292,7 @@ def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path
     if split == "train":
         assert message(evaluate_linear, run, path) == f"{path}: {line}"
     if split == "val":
-        assert message(evaluate_linear, run, path, "sgd") == f"{path}: {line}"
+        assert message(evaluate_linear, run, path, SgdSettings()) == f"{path}: {line}"
         assert evaluate_linear(run, path)["queries"] == 20  # top-1 of the images that are there
 
 

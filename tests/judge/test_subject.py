@@ -1,4 +1,4 @@
-"""Who is pick_images, and on which images: none that it was trained on."""
+"""The encoder that is evaluated, and on which images: none that it was trained on."""
 
 import shutil
 from dataclasses import replace
@@ -26,7 +26,7 @@ from supancl.evaluate.naming import data_name, data_names
 from supancl.evaluate.sources import (
     data_for,
     identify_source,
-    pick_images,
+    open_evaluation_data,
     read_source,
     spec_for,
     three_splits,
@@ -148,15 +148,15 @@ def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
 
 def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
-    both = data_for(run, str(source(tmp_path / "x.npz", val=9, test=12)))
-    found = [pick_images(run, both, split, "x") for split in ("held-out", "test")]
-    assert [(each.judged_from, len(each.images), each.split) for each in found] == [
+    both = str(source(tmp_path / "x.npz", val=9, test=12))
+    found = [open_evaluation_data(run, both, split) for split in ("held-out", "test")]
+    assert [(each.taken_from, len(each.images), each.split) for each in found] == [
         ("val", 9, "held-out"),
         ("test", 12, "test"),
     ]
-    alone = data_for(run, str(source(tmp_path / "y.npz")))
-    assert pick_images(run, alone, "held-out", "y").judged_from == "train"
-    assert message(pick_images, run, alone, "test", "y").startswith("y has no test split; leave --split out")
+    alone = str(source(tmp_path / "y.npz"))
+    assert open_evaluation_data(run, alone, "held-out").taken_from == "train"
+    assert message(open_evaluation_data, run, alone, "test").startswith(f"{alone} has no test split; leave --split out")
 
 
 def test_too_few_images_to_divide_are_said(tmp_path):
@@ -242,7 +242,7 @@ def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
 
 def test_results_lie_in_the_run_folder(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
-    run.keep_result("knn", {"accuracy": 1.0})
+    run.save_result("knn", {"accuracy": 1.0})
     assert Path(tmp_path / "run/evaluate/knn.json").read_text() == '{\n  "accuracy": 1.0\n}\n'
 
 

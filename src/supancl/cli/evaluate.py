@@ -18,6 +18,7 @@ from supancl.evaluate import (
     EvaluatedEncoder,
     FineTuning,
     Plan,
+    SgdSettings,
     evaluate_few_shot,
     evaluate_finetuning,
     evaluate_knn,
@@ -177,17 +178,11 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
             "solved and not trained; add --probe sgd, or leave it out"
         )
+    if args.augmented and args.probe == "lbfgs":
+        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
+    sgd = SgdSettings(augmented=args.augmented, **given) if args.probe == "sgd" else None
     (subject,) = subjects(args, console)
-    result = evaluate_linear(
-        subject,
-        args.data,
-        args.probe,
-        augmented=args.augmented,
-        seed=args.seed,
-        split=args.split,
-        view=args.view,
-        **given,
-    )
+    result = evaluate_linear(subject, args.data, sgd, args.seed, args.split, args.view)
     how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
     console.print(
         f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "

@@ -23,8 +23,8 @@ from supancl.data.splits import Split, resident
 from supancl.data.views.specs import evaluation_view
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
-from supancl.evaluate.protocols import describe_data, file_name, record_result
-from supancl.evaluate.sources import data_for, named, own_source, pick_images, warn_unknown
+from supancl.evaluate.protocols import record_on
+from supancl.evaluate.sources import named, open_evaluation_data, own_source, warn_unknown
 from supancl.files import check_place, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
@@ -58,9 +58,8 @@ def evaluate_finetuning(
     if out is not None:  # all before the data are read, which may take an hour
         check_apart(where, out)
         check_new(out)
-    data = data_for(evaluated, source)
-    images, taken_from, split = pick_images(evaluated, data, split, where)
-    train, test = labelled(data.train), labelled(images)
+    found = open_evaluation_data(evaluated, source, split)
+    data, train, test = found.data, labelled(found.data.train), labelled(found.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
             f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
@@ -81,13 +80,11 @@ def evaluate_finetuning(
     if out is not None:
         save(model, data.classes, out)
     answers = predict(model, test, evaluated)
-    return record_result(
+    return record_on(
         evaluated,
-        file_name("finetune", evaluated, source),
+        found,
+        "finetune",
         since,
-        protocol="finetune",
-        **describe_data(evaluated, source, data, taken_from),
-        split=split,
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=chosen,

@@ -1,9 +1,10 @@
-"""The protocols on real data: each takes a evaluated and a source and gives a result that can be kept as JSON."""
+"""The protocols: each takes an encoder and a source of images, and returns a result that can be written as JSON."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,13 +18,13 @@ from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.naming import data_label, usual_metric
 from supancl.evaluate.sources import (
+    EvaluationData,
     check_same,
     check_unchanged,
-    data_for,
     is_incomplete,
     is_own,
+    open_evaluation_data,
     own_source,
-    pick_images,
     read_source,
     shares_images,
     spec_for,
@@ -49,7 +50,7 @@ TRAINED_IMAGES = "trained images"
 
 
 def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
-    """The result with its conditions, kept in the run folder under `base` and what is unusual about it."""
+    """Add the conditions to a result and save it in the run folder, as `base` and what is unusual about it."""
     device = evaluated.options.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
@@ -80,6 +81,29 @@ def file_name(protocol: str, evaluated: EvaluatedEncoder, source: str | None) ->
     return protocol if source is None or whole else f"{protocol}-{data_label(source)}"
 
 
+def record_on(
+    evaluated: EvaluatedEncoder, found: EvaluationData, protocol: str, since: float, **result: Any
+) -> dict[str, Any]:
+    """`record_result` of a protocol on one source: adds which images it is of, and whether its figure compares."""
+    source = own_source(evaluated, found.source)
+    return record_result(
+        evaluated,
+        file_name(protocol, evaluated, found.source),
+        since,
+        source,
+        protocol=protocol,
+        data=source,
+        split=found.split,
+        judged=found.taken_from,
+        held_out_from=found.data.described["held_out_from"],
+        skipped=len(found.data.skipped),
+        remarks=list(found.data.remarks),
+        partial=is_incomplete(source, found.data.remarks, found.data.skipped),
+        overlaps_training=was_trained_on(evaluated, source, found.taken_from),
+        **result,
+    )
+
+
 def evaluate_knn(
     evaluated: EvaluatedEncoder,
     source: str | None = None,
@@ -95,12 +119,11 @@ def evaluate_knn(
     A k beyond the images to compare with is as many as there are, and is reported as that.
     """
     since = time.perf_counter()
-    data = data_for(evaluated, source, view)
-    where = source or evaluated.where
-    images, taken_from, split = pick_images(evaluated, data, split, where)
-    _check_compared(data, where, images if leave_one_out else data.train, images)
+    found = open_evaluation_data(evaluated, source, split, view)
+    where, train, images = found.where, found.data.train, found.images
+    _check_compared(found.data, where, images if leave_one_out else train, images)
     queries = evaluated.features(images, view).labelled()
-    reference = queries if leave_one_out else evaluated.features(data.train, view).labelled()
+    reference = queries if leave_one_out else evaluated.features(train, view).labelled()
     options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": evaluated.options.device}
     most = len(reference.labels) - leave_one_out
     many = [k for k in ks if k > most]
@@ -111,20 +134,18 @@ def evaluate_knn(
         )
     ks = tuple(dict.fromkeys(min(k, most) for k in ks))
     if leave_one_out:
-        found = knn_leave_one_out(reference, ks, **options)
+        accuracies = knn_leave_one_out(reference, ks, **options)
     else:
-        warn_unknown(evaluated, data.classes, where, reference.labels, queries.labels)
-        found = knn_accuracies(reference, queries, ks, **options)
-    return record_result(
+        warn_unknown(evaluated, found.data.classes, where, reference.labels, queries.labels)
+        accuracies = knn_accuracies(reference, queries, ks, **options)
+    return record_on(
         evaluated,
-        file_name("knn", evaluated, source),
+        found,
+        "knn",
         since,
-        protocol="knn",
-        **describe_data(evaluated, source, data, taken_from),
         k=ks[0],
-        split=split,
-        accuracy=found[ks[0]],
-        by_k={str(k): value for k, value in found.items()},
+        accuracy=accuracies[ks[0]],
+        by_k={str(k): value for k, value in accuracies.items()},
         temperature=temperature,
         metric=metric,
         leave_one_out=leave_one_out,
@@ -151,101 +172,93 @@ def _check_compared(data: Data, where: str, references: Split, images: Split) ->
         )
 
 
-def describe_data(evaluated: EvaluatedEncoder, source: str | None, data: Data, taken_from: str) -> dict[str, Any]:
-    """What a result says of its data: where they are from, and whether its figure can be set beside others'."""
-    where = own_source(evaluated, source)
-    return {
-        "data": where,
-        "source": where,
-        "judged": taken_from,
-        "held_out_from": data.described["held_out_from"],
-        "skipped": len(data.skipped),
-        "remarks": list(data.remarks),
-        "partial": is_incomplete(where, data.remarks, data.skipped),
-        "overlaps_training": was_trained_on(evaluated, where, taken_from),
-    }
+@dataclass(frozen=True)
+class SgdSettings:
+    """The paper's linear probe, which is trained and not solved; the rate falls at 60% and 80% of the epochs."""
+
+    epochs: int = 100
+    lr: float = 30.0  # at a batch of 256
+    batch_size: int = 256
+    augmented: bool = False  # random crops, encoded anew in every epoch
 
 
 def evaluate_linear(
     evaluated: EvaluatedEncoder,
     source: str | None = None,
-    probe: str = "lbfgs",
-    epochs: int = 100,
-    lr: float = 30.0,
-    batch_size: int = 256,
-    augmented: bool = False,
+    sgd: SgdSettings | None = None,
     seed: int = 0,
     split: str = "held-out",
     view: View = "margin",
 ) -> dict[str, Any]:
-    """A linear classifier on training images; see `ridge_choice` for the images that choose the fast one's ridge."""
-    if augmented and probe == "lbfgs":
-        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
+    """Accuracy of a linear classifier fitted on training images: the convex probe, or `sgd`."""
+    augmented = sgd is not None and sgd.augmented
     if augmented and evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{evaluated.where}: --augmented crops images, this encoder takes vectors; leave it out")
     since = time.perf_counter()
-    data = data_for(evaluated, source, view)
-    where = source or evaluated.where
-    images, taken_from, split = pick_images(evaluated, data, split, where)
-    check_same(
-        data.classes,
-        where,
-        {"train": data.train.labels, name_of_images(taken_from): images.labels},
-        may_lack=probe == "lbfgs",
-    )  # of a class of one image none is held out
-    choose, told = ridge_choice(evaluated, source, data, taken_from)
-    if probe == "lbfgs":
-        check_ridge_choice(where, choose, data.train, images)
-    test = evaluated.features(images, view)
-    options: dict[str, Any] = {"seed": seed, "device": evaluated.options.device}
-    if probe == "lbfgs":
-        choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
-        outcome = rename_weights(
-            linear_probe(evaluated.features(data.train, view), test, choosing, **options).to_json() | told
-        )
-        warn_chosen_on(evaluated, where, outcome)
-        warn_cut_off(evaluated, where, outcome)
-    else:
-        options |= {
-            "epochs": epochs,
-            "lr": lr,
-            "batch_size": batch_size,
-            "milestones": (round(0.6 * epochs), round(0.8 * epochs)),
-        }
-        if augmented:
-            train = augmented_epochs(evaluated, data.train, batch_size, seed)
-            outcome = sgd_probe(train, test.labelled(), len(data.classes), **options).to_json()
-        else:
-            outcome = sgd_probe(evaluated.features(data.train, view), test, **options).to_json()
-        outcome |= {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    return record_result(
+    found = open_evaluation_data(evaluated, source, split, view)
+    splits = {"train": found.data.train.labels, name_of_images(found.taken_from): found.images.labels}
+    check_same(found.data.classes, found.where, splits, may_lack=sgd is None)  # of a class of one none is held out
+    outcome = fit_ridge(evaluated, found, seed, view) if sgd is None else fit_sgd(evaluated, found, sgd, seed, view)
+    return record_on(
         evaluated,
-        file_name("linear", evaluated, source),
+        found,
+        "linear",
         since,
-        protocol="linear",
-        probe=probe,
+        probe="lbfgs" if sgd is None else "sgd",
         augmented=augmented,
         seed=seed,
         view=view,
-        split=split,
+        queries=found.images.labelled,
         **outcome,
-        queries=len(test.labelled().labels),
-        **describe_data(evaluated, source, data, taken_from),
     )
 
 
+def fit_ridge(evaluated: EvaluatedEncoder, found: EvaluationData, seed: int, view: View) -> dict[str, Any]:
+    """The convex probe; see `ridge_choice` for the images that choose its ridge."""
+    choose, remark = ridge_choice(evaluated, found)
+    check_ridge_choice(found.where, choose, found.data.train, found.images)
+    test = evaluated.features(found.images, view)
+    choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
+    train = evaluated.features(found.data.train, view)
+    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
+    outcome = rename_weights(fitted.to_json() | remark)
+    warn_chosen_on(evaluated, found.where, outcome)
+    warn_cut_off(evaluated, found.where, outcome)
+    return outcome
+
+
+def fit_sgd(
+    evaluated: EvaluatedEncoder, found: EvaluationData, sgd: SgdSettings, seed: int, view: View
+) -> dict[str, Any]:
+    """The paper's probe, on features that are computed once or on crops that are encoded anew."""
+    test = evaluated.features(found.images, view)
+    options: dict[str, Any] = {
+        "epochs": sgd.epochs,
+        "batch_size": sgd.batch_size,
+        "lr": sgd.lr,
+        "milestones": (round(0.6 * sgd.epochs), round(0.8 * sgd.epochs)),
+        "seed": seed,
+        "device": evaluated.options.device,
+    }
+    if sgd.augmented:
+        train = augmented_epochs(evaluated, found.data.train, sgd.batch_size, seed)
+        return sgd_probe(train, test.labelled(), len(found.data.classes), **options).to_json()
+    return sgd_probe(evaluated.features(found.data.train, view), test, **options).to_json()
+
+
 def ridge_choice(
-    evaluated: EvaluatedEncoder, source: str | None, data: Data, taken_from: str
+    evaluated: EvaluatedEncoder, found: EvaluationData
 ) -> tuple[Split | Literal["halves"] | None, dict[str, str]]:
     """What `linear_probe` chooses its ridge on, and what the result says of it where that is for us to know.
 
     A run's own images are chosen on where pretraining held them out: while they are judged themselves, one half for
     the other. A test split chooses nothing. Of other data, or where nothing was held out, a part of train chooses.
     """
-    if not shares_images(evaluated, source):
+    data = found.data
+    if not shares_images(evaluated, found.source):
         return None, {}
-    if is_own(evaluated, source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
-        return (data.held_out if taken_from == "test" else "halves"), {}
+    if is_own(evaluated, found.source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
+        return (data.held_out if found.taken_from == "test" else "halves"), {}
     return None, {"chosen_on": TRAINED_IMAGES}
 
 
@@ -315,36 +328,21 @@ def evaluate_variance(
 ) -> dict[str, Any]:
     """S_W, S_T, effective rank and neural collapse of unit features; `split` is held-out, test or train."""
     since = time.perf_counter()
-    data = data_for(evaluated, source, view)
-    where = source or evaluated.where
-    if split == "train":
-        images, taken_from = data.train, "train"
-    else:
-        images, taken_from, split = pick_images(evaluated, data, split, where)
-    _two_classes(data, where, images)
-    features = evaluated.features(images, view)
+    found = open_evaluation_data(evaluated, source, split, view)
+    _check_two_classes(found)
+    features = evaluated.features(found.images, view)
     outcome = collapse(features).to_json()
-    names = [data.classes[label] for label in outcome.pop("classes")]
+    names = [found.data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
-    return record_result(
-        evaluated,
-        file_name("variance", evaluated, source),
-        since,
-        protocol="variance",
-        normalize=True,
-        split=split,
-        view=view,
-        images=len(features.labelled().labels),
-        **outcome,
-        **describe_data(evaluated, source, data, taken_from),
-    )
+    images = len(features.labelled().labels)
+    return record_on(evaluated, found, "variance", since, normalize=True, view=view, images=images, **outcome)
 
 
-def _two_classes(data: Data, where: str, images: Split) -> None:
-    there = torch.unique(images.labels[images.labels >= 0])
+def _check_two_classes(found: EvaluationData) -> None:
+    there = found.images.present()
     if len(there) < 2:
-        told = f"only class {data.classes[int(there[0])]!r}" if len(there) else "no labelled image"
-        raise BadInput(f"{where}: {told} among the images to measure; measures between classes need two")
+        only = f"only class {found.data.classes[there[0]]!r}" if there else "no labelled image"
+        raise BadInput(f"{found.where}: {only} among the images to measure; measures between classes need two")
 
 
 def transfer_metric(source: str, metric: str | None) -> TransferMetric:

@@ -146,26 +146,34 @@ def check_unchanged(evaluated: EvaluatedEncoder, source: str, found: Source) -> 
     )
 
 
-class PickedImages(NamedTuple):
-    """The images judged, the split that they are from, and what a result calls them (`held-out`, `test`)."""
+class EvaluationData(NamedTuple):
+    """The data of one evaluation: what there is, and which images are tested."""
 
-    images: Split
-    taken_from: str
-    split: str
+    source: str | None  # as it was named; None: the run's own
+    where: str  # what messages call it
+    data: Data
+    images: Split  # those that are tested
+    taken_from: str  # the split that they are from: train (they were held out of it), val or test
+    split: str  # what a result calls them: held-out, test or train
 
 
-def pick_images(evaluated: EvaluatedEncoder, data: Data, split: str, where: str) -> PickedImages:
-    """The held-out images or the test split; the test split also where a run held nothing out, which is said."""
+def open_evaluation_data(
+    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin"
+) -> EvaluationData:
+    """`split` is held-out, test or train; it becomes test where a run held nothing out, which is noted."""
+    data, where = data_for(evaluated, source, view), source or evaluated.where
+    held_out_from = str(data.described["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
         evaluated.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
         split = "test"
-    held_out_from = str(data.described["held_out_from"])
+    if split == "train":
+        return EvaluationData(source, where, data, data.train, "train", split)
     if split == "held-out":
-        return PickedImages(data.held_out, held_out_from, split)
+        return EvaluationData(source, where, data, data.held_out, held_out_from, split)
     if data.test is None:
         raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
     # where the test split is what is held out, `test` is no other choice than `held-out`
-    return PickedImages(data.test, "test", "held-out" if held_out_from == "test" else "test")
+    return EvaluationData(source, where, data, data.test, "test", "held-out" if held_out_from == "test" else "test")
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:

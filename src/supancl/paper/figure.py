@@ -18,11 +18,11 @@ from torch import Tensor
 
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
 from supancl.core.losses import Align
-from supancl.data.splits import Data, Split, absolute_source
+from supancl.data.splits import Split, absolute_source
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
 from supancl.evaluate import EvaluatedEncoder
-from supancl.evaluate.sources import data_for, own_source, pick_images, was_trained_on
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
 from supancl.files import check_place, jsonable, write_text
 from supancl.paper.table_layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
@@ -206,11 +206,12 @@ def collect(found: Sequence[EvaluatedEncoder], args: argparse.Namespace) -> tupl
     shown: Shown | None = None
     drawn: list[Drawn] = []
     for subject in found:
-        data, where = data_for(subject, args.data), own_source(subject, args.data)
+        evaluation = open_evaluation_data(subject, args.data, args.split)
+        where = own_source(subject, args.data)
         if shown is None:
-            shown = choose_classes(data.classes, where, *asked)
+            shown = choose_classes(evaluation.data.classes, where, *asked)
             class_styles(shown.groups)  # more classes than colours are refused before features are taken
-        drawn.append(take(subject, data, where, shown, args))
+        drawn.append(take(subject, evaluation, where, shown, args))
         check_same_images(drawn[0], drawn[-1], args.split)
     assert shown is not None
     return shown, drawn
@@ -344,12 +345,11 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def take(subject: EvaluatedEncoder, data: Data, where: str, shown: Shown, args: argparse.Namespace) -> Drawn:
+def take(
+    subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, shown: Shown, args: argparse.Namespace
+) -> Drawn:
     """The features of the images of one panel; labels are places in the figure's classes."""
-    if args.split == "train":
-        split, split_name = data.train, "train"
-    else:
-        split, split_name, _ = pick_images(subject, data, args.split, where)
+    data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
     ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
     chosen = choose_images(split, ids, args.per_class, args.seed)
     for name, label in zip(shown.classes, ids, strict=True):

@@ -13,6 +13,7 @@ from supancl.errors import BadInput
 from supancl.evaluate import (
     EvaluatedEncoder,
     EvaluationOptions,
+    SgdSettings,
     SourceCache,
     evaluate_knn,
     evaluate_linear,
@@ -61,7 +62,9 @@ class Measurement:
         if self.protocol == "knn":
             return evaluate_knn(subject, self.source, split=self.split)
         if self.protocol == "linear":
-            return evaluate_linear(subject, self.source, probe=self.probe, split=self.split)
+            return evaluate_linear(
+                subject, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
+            )
         return evaluate_variance(subject, self.source, split=self.split)
 
 
