@@ -6,6 +6,7 @@ import re
 import pytest
 
 from supancl.evaluate import (
+    EpisodeSettings,
     SgdSettings,
     evaluate_few_shot,
     evaluate_knn,
@@ -33,7 +34,7 @@ def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
         evaluate_linear(run),
         evaluate_variance(run),
         evaluate_transfer(run, path),
-        evaluate_few_shot(run, path, 3, 5),
+        evaluate_few_shot(run, path, EpisodeSettings(3, 5)),
     ]
     assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
     for result in results:
@@ -57,7 +58,7 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
     evaluate_linear(run, seed=3)
     evaluate_variance(run, split="train")
     evaluate_transfer(run, run.recipe.data.source, "mean-per-class")
-    evaluate_few_shot(run, run.recipe.data.source, 3, 5, episodes=3, fill_queries=True)
+    evaluate_few_shot(run, run.recipe.data.source, EpisodeSettings(3, 5, episodes=3, fill_queries=True))
     assert set(kept(tmp_path)) == {
         "fewshot-own-3w5s-filled-ep3",
         "knn",

@@ -9,6 +9,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.evaluate import (
+    EpisodeSettings,
     EvaluationOptions,
     SgdSettings,
     evaluate_few_shot,
@@ -127,7 +128,7 @@ def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
 
 def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_path):
     path = source(tmp_path / "other.npz", train=30, test=60)
-    result = evaluate_few_shot(run, str(path), 3, 2, 4, episodes=20, seed=5)
+    result = evaluate_few_shot(run, str(path), EpisodeSettings(3, 2, 4, episodes=20, seed=5))
     expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
     assert result["accuracies"] == pytest.approx(list(expected.accuracies))
     assert (result["drawn"], result["split"], result["classes"]) == (expected.drawn, "test", 3)
@@ -138,12 +139,12 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
 
 def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, tmp_path):
     path = str(source(tmp_path / "wide.npz", train=30, test=1320, classes=66))  # 20 images a class, as Omniglot has
-    result = evaluate_few_shot(run, path, 5, 5, 16, episodes=3)
+    result = evaluate_few_shot(run, path, EpisodeSettings(5, 5, 16, episodes=3))
     assert (result["queries"], result["queries_used"], result["images"]) == (16, [15, 15], 1320)
     assert result["remarks"] == ["20 images a class leave 15 queries at 5 shots, not 16"]
     assert run.reporter.warnings == []
-    assert evaluate_few_shot(run, path, 5, 5, 15, episodes=3)["remarks"] == []
-    evaluate_few_shot(run, path, 66, 5, 16, episodes=1)
+    assert evaluate_few_shot(run, path, EpisodeSettings(5, 5, 15, episodes=3))["remarks"] == []
+    evaluate_few_shot(run, path, EpisodeSettings(66, 5, 16, episodes=1))
     assert run.reporter.warnings == [
         f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 images"
     ]
@@ -183,7 +184,7 @@ def test_every_result_says_of_which_weights_it_is(run, tmp_path):
         assert result["weights"] == run.weights
         if protocol in (evaluate_linear, evaluate_transfer):
             assert result["weight"] in result["tried"]
-    assert evaluate_few_shot(run, path, 3, 2, 4, 10)["weights"] == run.weights
+    assert evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10))["weights"] == run.weights
 
 
 # --- honest choices ---------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def test_results_from_kept_features_are_the_same(run, tmp_path):
             evaluate_linear(run, path),
             evaluate_transfer(run, path),
             evaluate_variance(run, path),
-            evaluate_few_shot(run, path, 3, 2, 4, 10),
+            evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10)),
         ]
         return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
 
@@ -311,11 +312,11 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     path = str(
         archive(tmp_path / "x.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
     )
-    result = evaluate_few_shot(run, path, 3, 3, 2, 10)
+    result = evaluate_few_shot(run, path, EpisodeSettings(3, 3, 2, 10))
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
     assert run.reporter.warnings == ["x: 1 class has no more than 3 images and is left out: dog"]
-    assert message(evaluate_few_shot, run, path, 4, 3) == (
+    assert message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)) == (
         f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
         "--shots, or add images"
     )

@@ -13,6 +13,7 @@ from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec, from_arrays
 from supancl.errors import BadInput
 from supancl.evaluate import (
+    EpisodeSettings,
     EvaluationOptions,
     SourceCache,
     evaluate_few_shot,
@@ -379,14 +380,14 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
     options = EvaluationOptions(CPU, partial=True)
     own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), options)
-    result = evaluate_few_shot(own, f"fc100@{cifar}", 3, 1, episodes=9)
+    result = evaluate_few_shot(own, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))
     assert result["overlaps_training"]
     assert own.reporter.warnings[-2] == (
         f"fc100@{cifar}: the run was trained on some of these images ({cifar}/cifar100.npz); the result is marked, and "
         "tables pass it over"
     )
     other = subject(run_folder(tmp_path / "other", source="digits"), options)
-    assert not evaluate_few_shot(other, f"fc100@{cifar}", 3, 1, episodes=9)["overlaps_training"]
+    assert not evaluate_few_shot(other, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))["overlaps_training"]
 
 
 def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.evaluate import evaluate_few_shot, evaluate_transfer
+from supancl.evaluate import EpisodeSettings, evaluate_few_shot, evaluate_transfer
 from tests.judge.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")
@@ -68,7 +68,7 @@ def test_transfer_to_cifar_is_the_number_of_scikit_learn(judged, cifar):
 
 def test_few_shot_on_photographs_is_the_number_of_scikit_learn(judged, pets):
     mean, interval = few_shot_by_reference(judged, pets, shots=5, episodes=80, seed=4)
-    found = evaluate_few_shot(judged, str(pets), shots=5, episodes=80, seed=4)
+    found = evaluate_few_shot(judged, str(pets), EpisodeSettings(shots=5, episodes=80, seed=4))
     assert found["images"] > 500
     assert found["accuracy"] == pytest.approx(mean, abs=0.05)
     assert found["interval"] == pytest.approx(interval, abs=0.02)

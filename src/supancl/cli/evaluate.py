@@ -15,6 +15,7 @@ from supancl.cli.encoders import add_encoder_flags, at_least, names, numbers, su
 from supancl.cli.flags import OneLineParser, common
 from supancl.errors import BadInput, CheckFailed, counted
 from supancl.evaluate import (
+    EpisodeSettings,
     EvaluatedEncoder,
     FineTuning,
     Plan,
@@ -288,18 +289,9 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
 def _few_shot(
     source: str, shots: int, args: argparse.Namespace, name: str
 ) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
-    return lambda subject: evaluate_few_shot(
-        subject,
-        source,
-        args.ways,
-        shots,
-        args.queries,
-        args.episodes,
-        args.seed,
-        name=name,
-        most_shots=max(whole_numbers(args.shots, "--shots")),
-        fill_queries=args.fill_queries,
-    )
+    settings = EpisodeSettings(args.ways, shots, args.queries, args.episodes, args.seed, args.fill_queries)
+    most_shots = max(whole_numbers(args.shots, "--shots"))
+    return lambda subject: evaluate_few_shot(subject, source, settings, name=name, most_shots=most_shots)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from typing import Any
 from supancl.evaluate.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
 from supancl.evaluate.embedding import embed_to_file
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
-from supancl.evaluate.few_shot import evaluate_few_shot
+from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.finetune import FineTuning, evaluate_finetuning
 from supancl.evaluate.protocols import SgdSettings, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
 from supancl.evaluate.suite import Plan, Suite, run_suite
 from supancl.moved import moved_attribute
 
 __all__ = [
+    "EpisodeSettings",
     "EvaluatedEncoder",
     "EvaluationOptions",
     "FineTuning",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,26 +30,36 @@ from supancl.probes.features import Features, View
 HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 
 
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """Which episodes are drawn.
+
+    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
+    """
+
+    ways: int = 5
+    shots: int = 5
+    queries: int = 16
+    episodes: int = 2000
+    seed: int = 0
+    fill_queries: bool = False
+
+
 def evaluate_few_shot(
     evaluated: EvaluatedEncoder,
     source: str,
-    ways: int = 5,
-    shots: int = 5,
-    queries: int = 16,
-    episodes: int = 2000,
-    seed: int = 0,
+    settings: EpisodeSettings | None = None,
     view: View = "whole",
     name: str | None = None,
     most_shots: int = 0,
-    fill_queries: bool = False,
 ) -> dict[str, Any]:
-    """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
+    """Mean accuracy over N-way K-shot episodes on a source; they depend on its labels and the settings alone.
 
-    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
-    Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
+    `name` is what the result is called where another source has the same one. Where as many as `most_shots` will be
+    asked for next, classes too small for these are refused now.
     """
-    since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(evaluated, source)
+    since, name, settings = time.perf_counter(), name or data_label(source), settings or EpisodeSettings()
+    spec, ways, shots = spec_for(evaluated, source), settings.ways, settings.shots
     found = read_source(evaluated, spec, view, "few-shot")
     if registered(source) is None:  # others have one split here, with every image
         check_unchanged(evaluated, source, found)
@@ -57,21 +68,13 @@ def evaluate_few_shot(
         check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
     seen = was_trained_on(evaluated, source, which, every=which == "train")
     features: Features = evaluated.features(split, view)
-    outcome = few_shot(
-        features, ways, shots, queries, episodes, seed, device=evaluated.options.device, fill_queries=fill_queries
-    )
+    outcome = few_shot(features, device=evaluated.options.device, **asdict(settings))
     dropped = [found.classes[label] for label in outcome.dropped]
     if dropped:
-        are = "is" if len(dropped) == 1 else "are"
-        evaluated.reporter.warn(
-            f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
-            f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
-            f"{' ...' if len(dropped) > 8 else ''}"
-        )
+        warn_dropped(evaluated, name, dropped, shots)
     remark, warns = describe_missing_queries(features.labels, outcome)
     if warns:
         evaluated.warn_once(f"{name}: {remark}")
-    told = outcome.to_json() | {"dropped": dropped}
     return record_result(
         evaluated,
         f"fewshot-{name}-{ways}w{shots}s",
@@ -88,7 +91,15 @@ def evaluate_few_shot(
         accuracy=outcome.mean,
         images=len(features.labelled().labels),
         classes=len(torch.unique(features.labelled().labels)) - len(dropped),
-        **told,
+        **outcome.to_json() | {"dropped": dropped},
+    )
+
+
+def warn_dropped(evaluated: EvaluatedEncoder, name: str, dropped: Sequence[str], shots: int) -> None:
+    evaluated.reporter.warn(
+        f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
+        f"{counted(shots, 'image')} and {'is' if len(dropped) == 1 else 'are'} left out: {', '.join(dropped[:8])}"
+        f"{' ...' if len(dropped) > 8 else ''}"
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from supancl.data.store.images import file_stamp
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.evaluate.compared import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.few_shot import evaluate_few_shot
+from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
@@ -94,31 +94,20 @@ class Plan:
         )
 
     def _few_shot(self, name: str, shots: int) -> Task:
-        kind = f"{self.ways}w{shots}s"
-        settings = {
-            "ways": self.ways,
-            "shots": shots,
-            "queries": self.queries,
-            "episodes": self.episodes,
-            "seed": self.seed,
-        }
-        settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
+        kind, settings = f"{self.ways}w{shots}s", self.episode_settings(shots)
+        key = asdict(settings)
+        if not self.fill_queries:
+            del key["fill_queries"]  # results from before have no such setting
         return Task(
             f"fewshot {kind}",
             name,
             f"fewshot-{name}-{kind}",
-            settings,
-            lambda evaluated: evaluate_few_shot(
-                evaluated,
-                f"{name}@{self.root}",
-                self.ways,
-                shots,
-                self.queries,
-                self.episodes,
-                self.seed,
-                fill_queries=self.fill_queries,
-            ),
+            key,
+            lambda evaluated: evaluate_few_shot(evaluated, f"{name}@{self.root}", settings),
         )
+
+    def episode_settings(self, shots: int) -> EpisodeSettings:
+        return EpisodeSettings(self.ways, shots, self.queries, self.episodes, self.seed, self.fill_queries)
 
 
 @dataclass(frozen=True)
