@@ -1,4 +1,4 @@
-"""An encoder and a source become features and figures: what `evaluate` and `embed` do."""
+"""Evaluation protocols on real data: an encoder and a source of images become features and figures."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `embed` does: features of every split of a source, in a file that anything can read."""
+"""`supancl embed`: the features of every split of a source, in a .npz file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supancl.training.preflight import check_same_data
 
 
 def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
-    """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
+    """Write a .npz with, per split, SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
 
     Of the run's own data also train_held_out: which images of train the run was not trained on.
     """

@@ -118,18 +118,18 @@ def check_episodes(
     found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
     fit, small = int((sizes > shots).sum()), {int(label) for label in found[sizes <= shots]}
     if fit < ways:
-        told = f" (too small: {named(classes, small)})" if small else ""
+        small_ones = f" (too small: {named(classes, small)})" if small else ""
         part = " among those that the run held out" if held_out else ""
         ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
         ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
         raise BadInput(
             f"{where}: {counted(fit, 'class has', 'classes have')} more than "
-            f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{told}; {', or '.join(ways_out)}"
+            f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{small_ones}; {', or '.join(ways_out)}"
         )
 
 
 def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, bool]:
-    """What is to be said where classes had fewer queries than were asked for, and whether it needs a warning.
+    """A remark if classes had fewer queries than were asked for (else empty), and whether it needs a warning.
 
     One query less of a large data set is a remark. Where an episode takes a tenth of all the images or more, the
     interval says little of other images, because every episode asks about the same ones.
@@ -140,14 +140,14 @@ def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, boo
     sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
     sizes = sizes[sizes > outcome.shots]
     shots = counted(outcome.shots, "shot")
-    told = (
+    remark = (
         f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {describe_queries(least, most)} at {shots}, "
         f"not {outcome.queries}"
     )
     images = int(sizes.sum())
     if 10 * outcome.ways * (outcome.shots + most) < images:
-        return told, False
-    return f"{told}; the interval is over episodes of the same {images:,} images", True
+        return remark, False
+    return f"{remark}; the interval is over episodes of the same {images:,} images", True
 
 
 def span(least: int, most: int) -> str:

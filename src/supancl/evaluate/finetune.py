@@ -1,4 +1,4 @@
-"""Full fine-tuning: the encoder and a new classifier trained together, for those whose next step that is."""
+"""Full fine-tuning: the encoder and a new classifier are trained together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def evaluate_finetuning(
     out: Path | None = None,
     split: str = "held-out",
 ) -> dict[str, Any]:
-    """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
+    """Compare learning rates on a tenth of the training images, train with the best one on all, test once."""
     since, how = time.perf_counter(), how or FineTuning()
     check_whole(evaluated.options.layer, evaluated.options.normalize)
     where = own_source(evaluated, source)
@@ -88,12 +88,8 @@ def evaluate_finetuning(
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=chosen,
-        lrs=list(how.lrs),
         tried={f"{lr:g}": value for lr, value in tried.items()},
-        epochs=how.epochs,
-        batch_size=how.batch_size,
-        weight_decay=how.weight_decay,
-        seed=how.seed,
+        **asdict(how) | {"lrs": list(how.lrs)},
         images=len(train),
         queries=len(test),
         classes=len(data.classes),
@@ -109,7 +105,7 @@ def check_whole(layer: str, normalize: bool) -> None:
 
 
 def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
-    """Every class that is there has so many images."""
+    """Refuse classes with fewer than `least` training images; `why` says what needs them."""
     found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
     few = {int(label) for label in found[sizes < least]}
     if few:
@@ -137,10 +133,10 @@ def choose_lr(
             tried[lr] = accuracy(
                 predict(train_classifier(evaluated, fit, classes, lr, how), judge, evaluated), judge.labels
             )
-            told = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
+            outcome = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
         except NonFinite:
-            tried[lr], told = math.nan, "the loss was no number"
-        evaluated.reporter.note(f"learning rate {lr:g}: {told}")
+            tried[lr], outcome = math.nan, "the loss was no number"
+        evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
     if all(math.isnan(value) for value in tried.values()):
         raise NonFinite(
             f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
@@ -165,7 +161,7 @@ class Classifier(nn.Module):
 
 
 def train_classifier(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
-    """The encoder's copy and a new linear layer, trained; the caller's random state is left as it was."""
+    """Train a copy of the encoder with a new linear layer; the caller's random state is left as it was."""
     device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(how.seed)  # for dropout, where an encoder has it
@@ -224,7 +220,7 @@ def check_new(out: Path) -> None:
 
 
 def make_folder(out: Path) -> None:
-    """Asked before the work, not after it: whether the result can be kept."""
+    """Make the folder before the work, so that a place that cannot be written in is refused early."""
     check_new(out)  # again: reading the data takes time
     try:
         out.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""On what is judged: a source with its splits, none of which the run was trained on, or else it is said."""
+"""Which images an encoder is evaluated on, and whether it was trained on any of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def own_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
 
 
 def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
-    """What to take of a source: the run's own settings without one; what a run held out of it stays held out."""
+    """The data settings for a source (None: the run's own); what the run held out of it stays held out."""
     own = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if own is None:
@@ -82,7 +82,7 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
 def read_source(
     evaluated: EvaluatedEncoder, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
 ) -> Source:
-    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
+    """Read a source as it is, or a data set of the registry (NAME@ROOT) with the splits of that use.
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
     """
@@ -119,7 +119,7 @@ def read_source(
 
 
 def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
-    """The named source, or that of the run with what the run held out and left out.
+    """The data of the named source, or of the run's own with what it held out and left out.
 
     For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
     Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
@@ -135,7 +135,7 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
 
 
 def check_unchanged(evaluated: EvaluatedEncoder, source: str, found: Source) -> None:
-    """What a run held out is drawn anew from its data: of other data, images that it was trained on could be tested."""
+    """Refuse a run's own source if it has changed: what the run held out is drawn again, and would be other images."""
     if evaluated.run is None or evaluated.recipe is None or not is_own(evaluated, source):
         return
     if not evaluated.run.read_data()[0]:
@@ -236,7 +236,7 @@ def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor],
 
 
 def warn_unknown(evaluated: EvaluatedEncoder, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
-    """An image whose class nobody votes for counts as wrong, which the reader of the figure should know."""
+    """Warn of images whose class has no training image: they count as wrong."""
     strange = asked[~torch.isin(asked, known)]
     if len(strange):
         evaluated.reporter.warn(
@@ -256,14 +256,14 @@ def named(classes: Sequence[str], labels: set[int]) -> str:
 
 
 class SourceIdentity(NamedTuple):
-    """What a source reads: a file or a folder, and which data set of the registry that is, where it can be told."""
+    """The file or folder that a source reads, and the data set of the registry that it is, as far as known."""
 
     place: Path | None = None
     data_set: str | None = None
 
 
 def identify_source(source: str) -> SourceIdentity:
-    """By path, and by name where a file or a library has the registry's: copies lie in several places."""
+    """By its path, and by its name where that is the registry's: copies of a data set lie in several places."""
     name, root = registered(source), source.partition("@")[2]
     if name is not None:
         try:
@@ -344,7 +344,7 @@ def _undivided(evaluated: EvaluatedEncoder, data_set: str) -> bool:
 
 
 def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
-    """Whether the run was trained on this source, a copy of it, or a part of it, as far as can be told."""
+    """Whether the run was trained on this source, a copy of it, or a part of it, as far as known."""
     if evaluated.recipe is None:
         return False
     if source is None or is_own(evaluated, source):

@@ -1,4 +1,4 @@
-"""The whole suite: every encoder on every data set that is there, each result kept as soon as it is known."""
+"""The suite: every encoder on every data set in a folder; each result is saved as soon as it is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.files import check_place, jsonable, write_text
+from supancl.files import check_place, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -130,7 +130,7 @@ class Suite:
 def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, reporter: Reporter) -> Suite:
     """Every result, measured now or in an earlier call with the same encoder, data and settings.
 
-    What cannot be measured is told and left out; the others go on.
+    What cannot be measured is reported and left out; the others go on.
     """
     tasks, suite = plan.tasks(), Suite()
     check_seeds(encoders)
@@ -159,7 +159,7 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
 
 
 def make_out(out: Path) -> None:
-    """Asked before the work, not after it: whether results can be kept."""
+    """Make the folder before the work, so that a place that cannot be written in is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
     check_place(out)
@@ -190,7 +190,7 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
         return result, True
     result = task.run(evaluated) | {"suite": key}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(jsonable(result), indent=2) + "\n")
+    write_json(path, result)
     return result, False
 
 
@@ -210,8 +210,8 @@ def data_key(name: str, root: Path) -> str:
         entries = [(mark, "", "")] if mark is not None else []
     content = hashlib.sha256()
     for path, split, label in entries:
-        told = file_stamp(path) if path.is_file() else None
-        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(told)]).encode())
+        stamp = file_stamp(path) if path.is_file() else None
+        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(stamp)]).encode())
     return content.hexdigest()[:16]
 
 
@@ -220,5 +220,5 @@ def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    sound = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
-    return content if sound else None
+    is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    return content if is_same else None

@@ -19,7 +19,7 @@ from supancl.errors import BadInput
 from supancl.files import digest, reason, write_atomically, write_text
 
 SCHEMA_VERSION = 1
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 
 # schema version -> how its content becomes that of the next one
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -35,7 +35,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
     write_text(path.with_suffix(".sha256"), checksum)
-    for old in [each for each in checkpoints(folder) if each.name <= path.name][:-KEPT]:
+    for old in [other for other in checkpoints(folder) if other.name <= path.name][:-CHECKPOINTS_KEPT]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
@@ -47,7 +47,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest sound checkpoint, or None where there is none, and a line for each damaged one passed over."""
+    """The newest checkpoint that is whole (None: there is none), and a line for each damaged one passed over."""
     damaged: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:

@@ -13,7 +13,7 @@ from supancl.weights.run_folder import RunFolder
 
 
 class MetricsLog:
-    """metrics.jsonl and TensorBoard, row by row."""
+    """Writes rows to metrics.jsonl and to TensorBoard."""
 
     def __init__(self, folder: RunFolder, resumed_at: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter

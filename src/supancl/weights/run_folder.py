@@ -126,12 +126,12 @@ class RunFolder:
         write_json(self.recipe_file, content)
 
     def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
-        """Keep in recipe.json a setting that the run goes on with; what else it says is of the beginning, and stays."""
+        """Write a setting that the run goes on with into recipe.json; everything else stays as the run began."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
-        kept, key = content["recipe"][section], f"{section}.{name}"
-        if name in kept and kept[name] == value:
+        settings, key = content["recipe"][section], f"{section}.{name}"
+        if name in settings and settings[name] == value:
             return
-        kept[name] = value
+        settings[name] = value
         if key in recipe.sources:  # not of one that was left open, in a file of before there was such a setting
             content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
         write_json(self.recipe_file, content)
@@ -146,8 +146,8 @@ class RunFolder:
         except NotRegistered as error:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except (BadInput, RecursionError) as error:
-            told = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
-            raise BadInput(f"{told}; bring back the file as the run wrote it, or choose another --out") from None
+            line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
+            raise BadInput(f"{line}; bring back the file as the run wrote it, or choose another --out") from None
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -156,7 +156,7 @@ class RunFolder:
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: the steps they tell of will be done again."""
+        """Drop rows after `step`: those steps will be done again."""
         if not self.metrics_file.exists():
             return
         write_text(self.metrics_file, "".join(line + "\n" for line, row in self._logged() if row["step"] <= step))
@@ -186,7 +186,7 @@ class RunFolder:
         return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
 
     def check_evaluations(self) -> None:
-        """Refuse a run that no result can be kept in: asked before anything is measured."""
+        """Refuse a run folder that cannot be written in, before anything is measured."""
         if why := unwritable(self.evaluations):
             raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 

@@ -17,10 +17,10 @@ from supancl.weights.encoder_file import encoder_metadata, projector_metadata, s
 
 
 class Writer:
-    """Saves as the functions here do, by a thread: what is given is copied at once, so that training may go on.
+    """Saves checkpoints, encoders and projectors by a thread: their tensors are copied at once, training goes on.
 
-    Of each kind one file is under way; the next one waits for it. What could not be written is told by the next save,
-    or by `wait`. Leaving the `with` block waits for the last file, whatever it is left for.
+    Of each kind one file is under way; the next one waits for it. An error is raised by the next save, or by `wait`.
+    Leaving the `with` block waits for the last file, whatever it is left for.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class Writer:
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
         """`save_checkpoint` of the state as it is now."""
-        self._hand_over("checkpoint", state, lambda kept: save_checkpoint(folder, step, kept))
+        self._hand_over("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
 
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
         """`save_encoder` of the encoder as it is now."""
         metadata = encoder_metadata(encoder, classes, recipe)
-        self._hand_over("encoder", encoder.body.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
+        self._hand_over("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
         """`save_projector` of the projector as it is now."""
         metadata = projector_metadata(projector, recipe)
-        self._hand_over("projector", projector.state_dict(), lambda kept: save_safetensors(path, kept, metadata))
+        self._hand_over("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def wait(self) -> None:
         """Until everything is on disk; raises what kept it from getting there."""
@@ -57,48 +57,48 @@ class Writer:
         for other, future in list(self._pending.items()):
             if other == kind or future.done():
                 self._pending.pop(other).result()
-        copied = self._copies.setdefault(kind, HostCopy())
-        kept = copied.of(content)
-        self._pending[kind] = self._thread.submit(self._write, copied, write, kept)
+        memory = self._copies.setdefault(kind, HostCopy())
+        copied = memory.copy(content)
+        self._pending[kind] = self._thread.submit(self._write, memory, write, copied)
 
     @staticmethod
-    def _write(copied: HostCopy, write: Callable[[Any], object], kept: Any) -> None:
-        copied.arrive()
-        write(kept)
+    def _write(memory: HostCopy, write: Callable[[Any], object], copied: Any) -> None:
+        memory.wait()
+        write(copied)
 
 
 class HostCopy:
     """Nested containers of tensors, copied into host memory that serves again for the next one.
 
-    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `arrive` waits for it.
+    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `wait` waits for it.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, ...], Tensor] = {}
-        self._copied: list[torch.cuda.Event] = []
+        self._events: list[torch.cuda.Event] = []
 
-    def of(self, content: Any) -> Any:
+    def copy(self, content: Any) -> Any:
         devices: set[torch.device] = set()
-        kept = self._kept(content, (), devices)
-        self._copied = [torch.cuda.current_stream(device).record_event() for device in devices]
-        return kept
+        copied = self._copy(content, (), devices)
+        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return copied
 
-    def arrive(self) -> None:
+    def wait(self) -> None:
         """Wait until the copy is there."""
-        for event in self._copied:
+        for event in self._events:
             event.synchronize()
 
-    def _kept(self, value: Any, place: tuple[str, ...], devices: set[torch.device]) -> Any:
+    def _copy(self, value: Any, place: tuple[str, ...], devices: set[torch.device]) -> Any:
         if isinstance(value, Tensor):
             if value.is_cuda:
                 devices.add(value.device)
             return self._at(place, value.detach()).copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
-            kept = copy.copy(value)  # a state dict has its versions beside its entries
-            kept.update({key: self._kept(item, (*place, str(key)), devices) for key, item in value.items()})
-            return kept
+            copied = copy.copy(value)  # a state dict has its versions beside its entries
+            copied.update({key: self._copy(item, (*place, str(key)), devices) for key, item in value.items()})
+            return copied
         if isinstance(value, (list, tuple)):
-            return type(value)(self._kept(item, (*place, str(row)), devices) for row, item in enumerate(value))
+            return type(value)(self._copy(item, (*place, str(row)), devices) for row, item in enumerate(value))
         return value
 
     def _at(self, place: tuple[str, ...], value: Tensor) -> Tensor:
