@@ -15,8 +15,8 @@ from supancl.probes import Features
 from supancl.probes.linear import LIVE_RIDGE, fixed_ridge_accuracy
 from supancl.training.monitor import Monitor, sample_labelled, sample_rows
 from supancl.training.step import Trainer
-from tests.evaluate.blobs import blobs
 from tests.files import supancl
+from tests.probes.blobs import blobs
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")

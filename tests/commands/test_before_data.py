@@ -10,8 +10,8 @@ from supancl.detect import train as detect_train
 from supancl.errors import BadInput
 from supancl.evaluate import EvaluatedEncoder, sources
 from supancl.weights.encoder_file import save_encoder
+from tests.evaluate.made import encoder, run_folder, source
 from tests.files import archive, noise, supancl
-from tests.judge.made import encoder, run_folder, source
 
 
 def refuse(*_: object, **__: object) -> None:

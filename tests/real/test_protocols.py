@@ -1,6 +1,6 @@
 """One transfer and one few-shot number on real images, again by Pillow, torchvision and scikit-learn alone.
 
-Transfer is to CIFAR-10, few-shot on breeds of the Pets; tests/judge/test_cross_check.py does the same on digits.
+Transfer is to CIFAR-10, few-shot on breeds of the Pets; tests/evaluate/test_cross_check.py does the same on digits.
 """
 
 import io
@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.evaluate import EpisodeSettings, evaluate_few_shot, evaluate_transfer
-from tests.judge.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
+from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")
 
@@ -39,7 +39,7 @@ def cifar(shared, tmp_path_factory):
 def pets(shared, tmp_path_factory):
     """The test photographs of six breeds, the centre 64 px.
 
-    Squares: of other shapes decode and torchvision may disagree by a column (tests/evaluate/test_features.py).
+    Squares: of other shapes decode and torchvision may disagree by a column (tests/probes/test_features.py).
     """
     root = tmp_path_factory.mktemp("pets")
     with zipfile.ZipFile(shared / "data" / "oxford_pets_s64.zip") as archive:

@@ -21,8 +21,8 @@ from supancl.evaluate import (
 from supancl.evaluate.protocols import augmented_epochs, file_name, transfer_metric
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
+from tests.evaluate.made import bright, run_folder, source, subject
 from tests.files import archive, noise
-from tests.judge.made import bright, run_folder, source, subject
 
 CPU = torch.device("cpu")
 CONDITIONS = {

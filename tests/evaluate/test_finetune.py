@@ -12,8 +12,8 @@ from supancl import load_encoder
 from supancl.errors import BadInput, NonFinite
 from supancl.evaluate import EvaluatedEncoder, FineTuning, evaluate_finetuning
 from supancl.evaluate.sources import data_for
+from tests.evaluate.made import bright, run_folder, source, subject
 from tests.files import archive, noise
-from tests.judge.made import bright, run_folder, source, subject
 
 QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))
 

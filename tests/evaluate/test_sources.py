@@ -36,8 +36,8 @@ from supancl.evaluate.sources import (
 from supancl.paper.table_runs import grouped, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
+from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
 from tests.files import archive, class_folders, noise
-from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from supancl.evaluate import (
     evaluate_variance,
 )
 from supancl.evaluate.naming import STANDARD, data_label, data_names, result_name, unusual
-from tests.judge.made import run_folder, source, subject
+from tests.evaluate.made import run_folder, source, subject
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from supancl.data.store.images import ArrayImages, FileImages, PackedImages
 from supancl.evaluate import EvaluationOptions
 from supancl.evaluate import feature_cache as kept
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, pixels_key
+from tests.evaluate.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture
-from tests.judge.made import SPEC, encoder, run_folder, subject
 
 CPU = torch.device("cpu")
 PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))

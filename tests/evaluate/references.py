@@ -1,7 +1,7 @@
 """Transfer and few-shot from files to a figure by Pillow, torchvision and scikit-learn alone.
 
 The encoder is a fixed random CNN: what is compared is the protocol, not how good the features are. The scikit-learn
-part is the script in tests/evaluate/test_cross_check.py, which knows nothing of this package.
+part is the script in tests/probes/test_cross_check.py, which knows nothing of this package.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
 from supancl.evaluate.few_shot import few_shot_split
 from supancl.evaluate.sources import read_source, spec_for, three_splits
 from supancl.probes import sample_episodes
-from tests.evaluate.test_cross_check import expected_few_shot, expected_transfer
-from tests.judge.made import run_folder, subject
+from tests.evaluate.made import run_folder, subject
+from tests.probes.test_cross_check import expected_few_shot, expected_transfer
 
 SIZE = 32
 
