@@ -33,14 +33,14 @@ from torchvision.models.detection import FasterRCNN, fasterrcnn_resnet50_fpn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign
 
+from supancl.core.precision import autocast_for
 from supancl.detect import DetectData, DetectSpec, build_detector, detect_spec, open_scenes
 from supancl.detect.batches import Batches
-from supancl.detect.model import Look
+from supancl.detect.model import Normalization
 from supancl.detect.scenes import Scenes, for_training, made_scene
-from supancl.detect.testing import autocast
 from supancl.detect.train import Training
 
-LOOK = Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLASSES = 20
 ENOUGH = 0.90  # of torchvision's images per second
 Step = Callable[[int], None]
@@ -135,7 +135,7 @@ def reference_step(spec: DetectSpec, batches: Batches, precision: str, name: str
 
     def step(number: int) -> None:
         images, targets = batches(number)
-        with autocast(device, precision):
+        with autocast_for(device, precision):
             losses = model(images, targets)
             loss = sum(losses.values())
         optimizer.zero_grad(set_to_none=True)
@@ -152,7 +152,9 @@ def our_step(
     spec: DetectSpec, batches: Batches, precision: str, name: str, classes: int, channels_last: bool = True
 ) -> Step:
     torch.manual_seed(0)
-    training = Training(build_detector(getattr(resnet, name)(), spec, classes, LOOK), batches.device, precision)
+    training = Training(
+        build_detector(getattr(resnet, name)(), spec, classes, NORMALIZATION), batches.device, precision
+    )
     if not channels_last:
         training.detector.to(memory_format=torch.contiguous_format)
 

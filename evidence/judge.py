@@ -15,14 +15,15 @@ import torch
 from evidence.plan import Plan
 from evidence.results import CHOSEN_BY, write_result
 from supancl.errors import BadInput, Collapsed
-from supancl.evaluate import make_look, open_subject
+from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.sources import data_for
 from supancl.files import reason, write_text
 from supancl.probes import Features
 from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
-from supancl.weights.run_folder import commit, versions
+from supancl.training.preflight import pick_device
+from supancl.weights.provenance import commit, versions
 
 ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
@@ -88,7 +89,7 @@ def pictured(told: dict[str, Any]) -> bool:
 
 def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
     """Where t-SNE puts the test images of the related classes: two numbers an image, so that it can be kept."""
-    subject = open_subject(str(run), make_look("auto"), Reporter())
+    subject = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
     data = data_for(subject, None)
     split = data.test if data.test is not None else data.held_out
     wanted = torch.tensor([data.classes.index(label) for label in plan.picture])

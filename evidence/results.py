@@ -21,8 +21,7 @@ from evidence.plan import (
     settings_of,
 )
 from supancl.errors import BadInput
-from supancl.files import write_text
-from supancl.weights.run_folder import jsonable
+from supancl.files import jsonable, write_text
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]

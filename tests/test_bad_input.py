@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 
 from supancl.files import digest, temporary_of
 from supancl.weights import checkpoint
-from supancl.weights.run_folder import MetricsLog, RunFolder
+from supancl.weights.metrics_log import MetricsLog
+from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
 
 PRETRAIN = ("pretrain", "digits.supsiam", *TINY, "--out", "out")

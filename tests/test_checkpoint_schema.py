@@ -9,7 +9,8 @@ from torch import nn
 
 from supancl import BadInput
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint, load_weights
+from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint
+from supancl.weights.encoder_file import load_weights
 from tests.tiny import tiny_data, tiny_recipe
 
 FIXTURES = Path(__file__).parent / "fixtures"

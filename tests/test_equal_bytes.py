@@ -14,7 +14,7 @@ from safetensors.torch import load, load_file
 
 from supancl import EncoderSpec, pretrain
 from supancl.files import digest
-from supancl.weights.checkpoint import read_safetensors, save_safetensors
+from supancl.weights.encoder_file import read_safetensors, save_safetensors
 from tests.kept.make import narrow_resnet
 from tests.test_resume import crash_and_resume
 from tests.tiny import tiny_data, tiny_recipe
@@ -23,7 +23,8 @@ SAVE = """
 import sys, torch
 from pathlib import Path
 from supancl import EncoderSpec
-from supancl.weights.checkpoint import Writer, save_encoder
+from supancl.weights.encoder_file import save_encoder
+from supancl.weights.writer import Writer
 from supancl.files import digest
 torch.manual_seed(0)
 encoder, file = EncoderSpec("cnn", 1, 8, 8, (0.5,), (0.5,)).build(), Path(sys.argv[1])

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from supancl import BadInput, load_encoder
 from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
-from supancl.weights.checkpoint import save_checkpoint, save_encoder
+from supancl.weights.checkpoint import save_checkpoint
+from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import FORMATS, identify, import_checkpoint, open_encoder
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from supancl import Interrupted, Reporter, pretrain
-from supancl.weights.run_folder import MetricsLog, RunFolder
+from supancl.weights.metrics_log import MetricsLog
+from supancl.weights.run_folder import RunFolder
 from tests.tiny import poisoned, tiny_data, tiny_recipe
 
 KINDS = {"train": "loss", "monitor": "knn"}

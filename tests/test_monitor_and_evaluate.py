@@ -12,11 +12,11 @@ from sklearn.linear_model import LogisticRegression
 
 from supancl import from_arrays, pretrain
 from supancl.probes import Features
-from supancl.probes.fixed_ridge import RIDGE, fixed_ridge_accuracy
+from supancl.probes.linear import LIVE_RIDGE, fixed_ridge_accuracy
 from supancl.training.monitor import Monitor, sample_labelled, sample_rows
 from supancl.training.trainer import Trainer
-from tests.evaluate.blobs import blobs
 from tests.files import supancl
+from tests.probes.blobs import blobs
 from tests.tiny import tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_the_live_classifier_is_scikit_learns_at_that_ridge(seed):
         values = (features.values - mean) / scale
         return torch.cat([values, torch.ones(len(values), 1)], 1).double().numpy()
 
-    strength = 1 / (2 * RIDGE * len(fit.labels))
+    strength = 1 / (2 * LIVE_RIDGE * len(fit.labels))
     model = LogisticRegression(C=strength, fit_intercept=False, max_iter=5000, tol=1e-8)
     model.fit(rows(fit), fit.labels.numpy())
     expected = 100 * model.score(rows(test), test.labels.numpy())

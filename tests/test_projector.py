@@ -13,8 +13,9 @@ from supancl.cli import main
 from supancl.core.heads import MLP
 from supancl.data.opening import open_data
 from supancl.errors import BadInput
-from supancl.evaluate import Look, open_subject
-from supancl.weights.checkpoint import checkpoints, load_checkpoint, read_safetensors, save_projector
+from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
+from supancl.weights.checkpoint import checkpoints, load_checkpoint
+from supancl.weights.encoder_file import read_safetensors, save_projector
 from supancl.weights.run_folder import RunFolder
 from tests.tiny import Notes
 
@@ -109,12 +110,15 @@ def test_every_protocol_and_embed_take_the_projector(run, tmp_path):
 
 
 def test_kept_features_know_their_projector(run):
-    look, data = Look(torch.device("cpu"), layer="projector"), open_data(RunFolder(run).read_recipe()[0].data, 1)
-    first = open_subject("run", look, Notes()).features(data.held_out).values
+    look, data = (
+        EvaluationOptions(torch.device("cpu"), layer="projector"),
+        open_data(RunFolder(run).read_recipe()[0].data, 1),
+    )
+    first = open_evaluated_encoder("run", look, Notes()).features(data.held_out).values
     other = load_projector(run)
     torch.nn.init.normal_(other[0].weight)
     save_projector(run / "projector.safetensors", other, "x")
-    second = open_subject("run", look, Notes()).features(data.held_out).values
+    second = open_evaluated_encoder("run", look, Notes()).features(data.held_out).values
     assert not torch.allclose(first, second)
     with torch.inference_mode():
         expected = other(embed(load_encoder(run), data.held_out).values)

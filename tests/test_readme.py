@@ -94,7 +94,7 @@ def test_the_encoder_of_a_run_loads_elsewhere_as_the_page_says(tmp_path: Path, f
     assert len(blocks) == 2
     class_folders(tmp_path / "photos", each=4)
     begin = (
-        "import supancl, torch\nfrom supancl.weights.checkpoint import save_encoder\nfrom pathlib import Path\n"
+        "import supancl, torch\nfrom supancl.weights.encoder_file import save_encoder\nfrom pathlib import Path\n"
         "encoder = supancl.EncoderSpec('resnet18', size=32).build().eval()\n"
         "Path('runs/photos').mkdir(parents=True)\n"
         "save_encoder(Path('runs/photos/encoder.safetensors'), encoder, (), 'x')\n"

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from supancl import BadInput, Reporter, pretrain
-from supancl.files import write_atomically
+from supancl.files import jsonable, write_atomically
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from supancl.weights.run_folder import RunFolder, jsonable, next_folder, versions
+from supancl.weights.provenance import versions
+from supancl.weights.run_folder import RunFolder, next_folder
 from tests.files import TINY, class_folders, contents, supancl
 from tests.tiny import tiny_data, tiny_recipe
 

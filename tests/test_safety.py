@@ -24,7 +24,8 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
 from supancl.files import digest
-from supancl.weights.checkpoint import checkpoints, initialize, load_checkpoint, load_newest, load_tensors
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
+from supancl.weights.encoder_file import initialize
 from supancl.weights.run_folder import RunFolder
 from tests.files import TINY, archive, class_folders, noise, supancl
 

@@ -8,7 +8,7 @@ import pytest
 
 from supancl import pretrain, recipe
 from supancl.config import to_json
-from supancl.evaluate.groups import group_of
+from supancl.evaluate.naming import group_of
 from supancl.paper.table_runs import changes
 from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup

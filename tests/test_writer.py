@@ -14,18 +14,13 @@ import torch
 
 import supancl.training.inputs
 import supancl.weights.checkpoint
+import supancl.weights.writer
 from supancl import BadInput, Collapsed, EncoderSpec, Interrupted, NonFinite, Reporter, load_encoder, pretrain
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import (
-    HostCopy,
-    Writer,
-    checkpoints,
-    load_checkpoint,
-    read_safetensors,
-    save_checkpoint,
-    save_encoder,
-)
+from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from supancl.weights.encoder_file import read_safetensors, save_encoder
 from supancl.weights.run_folder import RunFolder
+from supancl.weights.writer import HostCopy, Writer
 from tests.files import contents
 from tests.tiny import assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
@@ -54,7 +49,7 @@ class Gate:
         self.opened, self.begun = threading.Event(), threading.Event()
         self.in_vain = False
         self.steps: list[int] = []
-        monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", self.save)
+        monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", self.save)
 
     def save(self, folder: Path, step: int, state: dict) -> Path:
         self.begun.set()
@@ -122,13 +117,13 @@ def test_the_saved_encoder_is_that_of_the_moment_of_the_save(tmp_path: Path, mon
 
 def test_host_memory_serves_again_and_follows_a_change_of_shape() -> None:
     copied = HostCopy()
-    first = copied.of({"a": torch.ones(3), "b": [torch.zeros(2, dtype=torch.long)]})
+    first = copied.copy({"a": torch.ones(3), "b": [torch.zeros(2, dtype=torch.long)]})
     at = first["a"].data_ptr(), first["b"][0].data_ptr()
-    second = copied.of({"a": torch.full((3,), 2.0), "b": [torch.ones(2, dtype=torch.long)]})
+    second = copied.copy({"a": torch.full((3,), 2.0), "b": [torch.ones(2, dtype=torch.long)]})
     assert (second["a"].data_ptr(), second["b"][0].data_ptr()) == at
     assert second["a"].tolist() == [2.0] * 3
     assert second["b"][0].tolist() == [1, 1]
-    third = copied.of({"a": torch.ones(4), "b": [torch.ones(2)]})
+    third = copied.copy({"a": torch.ones(4), "b": [torch.ones(2)]})
     assert third["a"].tolist() == [1.0] * 4
     assert third["b"][0].dtype == torch.float32
 
@@ -136,7 +131,7 @@ def test_host_memory_serves_again_and_follows_a_change_of_shape() -> None:
 def test_what_lies_beside_a_state_dicts_entries_is_kept_and_the_original_left_alone() -> None:
     state: OrderedDict = OrderedDict(w=torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
     state._metadata = {"": {"version": 2}}
-    kept = HostCopy().of({"branches": state})["branches"]
+    kept = HostCopy().copy({"branches": state})["branches"]
     assert isinstance(kept, OrderedDict)
     assert kept._metadata == {"": {"version": 2}}
     assert kept["w"].stride() == state["w"].stride()
@@ -273,7 +268,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
         return plain(folder, step, state)
 
     ended = threading.Event()
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", slow)
+    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", slow)
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
     assert len(refused) == 1
     assert load_checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[-1])["step"] == 10
@@ -336,7 +331,7 @@ def slow_disk(monkeypatch) -> list[int]:
         written.append(step)
         return save_checkpoint(folder, step, state)
 
-    monkeypatch.setattr(supancl.weights.checkpoint, "save_checkpoint", save)
+    monkeypatch.setattr(supancl.weights.writer, "save_checkpoint", save)
     return written
 
 
@@ -416,9 +411,9 @@ def test_from_a_gpu_the_values_of_the_moment_arrive_in_pinned_memory() -> None:
             busy = busy @ busy / 4096
         weight += busy[0, 0].nan_to_num() * 0 + 1
         expected.append(weight.clone())
-        kept = copied.of({"w": weight, "host": torch.ones(2)})
+        kept = copied.copy({"w": weight, "host": torch.ones(2)})
         weight.mul_(2)
-        copied.arrive()
+        copied.wait()
         assert kept["w"].is_pinned()
         assert kept["w"].stride() == weight.stride()
         assert torch.equal(kept["w"], expected[-1].cpu())

@@ -31,7 +31,7 @@ from supancl.probes import (
 from supancl.recipes import RECIPES, Recipe, recipe, register
 from supancl.reporter import Reporter
 from supancl.training.pretrain import Run, pretrain
-from supancl.weights.checkpoint import load_encoder, load_projector
+from supancl.weights.encoder_file import load_encoder, load_projector
 from supancl.weights.importing import import_checkpoint, open_encoder
 
 install()

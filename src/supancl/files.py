@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
+import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -78,6 +81,22 @@ def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:
         temporary.write_text(text, encoding="utf-8")
 
     write_atomically(path, write, way_out)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Indented JSON, as people read it; see `jsonable` for what is no number."""
+    write_text(path, json.dumps(jsonable(content), indent=2) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """JSON has no NaN: what is not a number becomes null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return value
 
 
 def put_between(document: Path, name: str, text: str) -> None:

@@ -20,15 +20,15 @@ MOVED_ROOMS = (
     ("", "core", "branches encoders heads losses methods pools schedules"),
     ("", "training.cuda", "capture layers reuse"),
     ("", "training", "monitor signals"),
-    ("", "weights", "checkpoint importing"),
+    ("", "weights", "importing"),
     ("importing", "weights", "formats"),
     ("", "cli", "commands console flags"),
     ("commands", "cli", "comparing data detect embed encoders evaluate import_ pretrain recipes"),
     ("data", "data.store", "cache shards stream"),
     ("data", "data.sources", "benchmark_rows cifar layouts libraries tars toy"),
     ("data", "data.views", "augment products"),
-    ("evaluate", "probes", "checks features fewshot fixed_ridge knn linear logistic newton ranks transfer variance"),
-    ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
+    ("evaluate", "probes", "features fewshot knn logistic ranks transfer variance"),
+    ("judge", "evaluate", "compared embedding finetune naming suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
     (
@@ -43,12 +43,16 @@ RENAMED_MODULES = {
     "trainer": "training.step",
     "train": "training.loop",
     "start": "training.preflight",
-    "run": "weights.run_folder",
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
     "data.parts": "data.views.specs",
+    "evaluate.checks": "probes.features",
+    "evaluate.fixed_ridge": "probes.linear",
     "evaluate.kept": "evaluate.feature_cache",
+    "evaluate.newton": "probes.logistic",
     "judge": "evaluate",
+    "judge.groups": "evaluate.naming",
+    "judge.subject": "evaluate.encoder",
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",
@@ -61,6 +65,15 @@ DIVIDED_MODULES = {
     "data.decoding": ("data.opening", "data.splits"),
     "data.images": ("data.decode", "data.store.memory"),
     "data.readers": ("data.sources.folder", "data.sources.arrays", "data.sources.csv_table", "data.splits"),
+}
+# a module of 0.1.0 whose names are in several modules now
+DIVIDED_MODULES = {
+    "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
+    "evaluate.linear": ("probes.linear", "probes.sgd"),
+    "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
+    "judge.protocols": ("evaluate.protocols", "evaluate.few_shot"),
+    "judge.sources": ("evaluate.sources", "evaluate.few_shot"),
+    "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {
@@ -88,21 +101,24 @@ def warn_moved(old: str, new: str, frames: int) -> None:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Asked last, for modules that no file has: hands out the module at its new path."""
+    """Asked last, for modules that no file has: hands out the one at the new path, or the names of all parts."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in _TABLE else None
+        if fullname not in _TABLE:
+            return None
+        return ModuleSpec(fullname, self, is_package=any(old.startswith(f"{fullname}.") for old in _TABLE))
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warn_moved(old, " and ".join(_DIVIDED.get(old, [_TABLE[old]])), frames=1)
-        if old not in _DIVIDED:
-            sys.modules[old] = import_module(_TABLE[old])
+        warn_moved(old, _TABLE[old], frames=1)
+        parts = [import_module(part) for part in _DIVIDED.get(old, [_TABLE[old]])]
+        if len(parts) == 1 and not hasattr(module, "__path__"):
+            sys.modules[old] = parts[0]
             return
-        for part in reversed(_DIVIDED[old]):  # the first one is asked first
-            module.__dict__.update({name: value for name, value in vars(import_module(part)).items() if name[0] != "_"})
+        for part in reversed(parts):  # the first one has the last word; modules below are found by this table
+            module.__dict__.update({name: value for name, value in vars(part).items() if not name.startswith("_")})
 
 
 def moved_attribute(package: str, name: str) -> Any:

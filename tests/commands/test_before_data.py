@@ -8,10 +8,10 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.sources import benchmarks
 from supancl.detect import train as detect_train
 from supancl.errors import BadInput
-from supancl.evaluate import Subject, sources
-from supancl.weights.checkpoint import save_encoder
+from supancl.evaluate import EvaluatedEncoder, sources
+from supancl.weights.encoder_file import save_encoder
+from tests.evaluate.made import encoder, run_folder, source
 from tests.files import archive, noise, supancl
-from tests.judge.made import encoder, run_folder, source
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -149,5 +149,5 @@ def test_labels_that_cannot_be_judged_by_are_refused_before_features_are_taken(
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "run")
     archive(tmp_path / "d.npz", train_images=noise(12, 8, 8), **arrays)
-    monkeypatch.setattr(Subject, "features", refuse)
+    monkeypatch.setattr(EvaluatedEncoder, "features", refuse)
     assert supancl(capsys, "evaluate", protocol, "run", "--data", "d.npz").err.startswith(f"supancl: {told}")

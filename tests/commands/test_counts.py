@@ -8,8 +8,8 @@ import pytest
 
 from supancl.data.opening import open_data
 from supancl.recipes import recipe
+from tests.evaluate.made import run_folder
 from tests.files import TINY, archive, noise, picture, supancl, table
-from tests.judge.made import run_folder
 
 SEVERAL = re.compile(r"(?<![\d.,=-])1 (?:\w+ )?(?:images|files|runs|epochs|classes|shards|folders|shots)\b")
 

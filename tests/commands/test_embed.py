@@ -12,8 +12,8 @@ import torch
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
 from supancl.data.splits import DataSpec
+from tests.evaluate.made import run_folder
 from tests.files import TINY, class_folders, picture, supancl
-from tests.judge.made import run_folder
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 

@@ -13,10 +13,10 @@ import torch
 
 from supancl.cli import main
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
+from tests.evaluate.made import bright, encoder, run_folder, source
 from tests.files import archive, noise, supancl
-from tests.judge.made import bright, encoder, run_folder, source
 
 
 @pytest.fixture(scope="session")

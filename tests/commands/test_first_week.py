@@ -15,11 +15,11 @@ from supancl.recipes import RECIPES
 from supancl.recipes import plugins as own
 from supancl.sweeps import runner as many
 from supancl.training.preflight import is_same_or_moved
-from supancl.weights.checkpoint import load_encoder
+from supancl.weights.encoder_file import load_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
+from tests.evaluate.made import run_folder
 from tests.files import TINY, class_folders, contents, supancl
-from tests.judge.made import run_folder
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"

@@ -3,8 +3,8 @@
 import json
 
 from supancl.recipes import RECIPES
+from tests.evaluate.made import run_folder
 from tests.files import supancl
-from tests.judge.made import run_folder
 
 
 def test_recipes_are_listed_with_their_encoder_and_pixels_in_100_columns(capsys):

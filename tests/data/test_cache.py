@@ -24,7 +24,7 @@ from supancl.data.store import cache as cache_module
 from supancl.data.store import shards
 from supancl.data.store.cache import Cache, CachedImages, evict, list_caches, remove_cache
 from supancl.errors import BadInput
-from supancl.evaluate.feature_cache import KeptFeatures
+from supancl.evaluate.feature_cache import FeatureCache
 from supancl.files import held
 from tests.files import picture
 
@@ -788,7 +788,7 @@ def test_what_was_mapped_stays_readable_after_removal(tmp_path):
 
 
 def test_kept_features_are_listed_and_evicted_with_the_caches(tmp_path, cache_root):
-    kept = KeptFeatures()
+    kept = FeatureCache()
     kept.write(kept.folder / "a.safetensors", torch.ones(50, 4))
     listed = [cache for cache in list_caches() if cache.source == "features"]
     assert [cache.folder for cache in listed] == [kept.folder]

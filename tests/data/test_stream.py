@@ -31,7 +31,7 @@ from supancl.data.splits import DataSpec, Feed
 from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream
 from supancl.errors import BadInput
-from supancl.evaluate.subject import Look, Subject
+from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions
 from tests.files import TINY, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
@@ -584,7 +584,9 @@ def test_skipped_images_are_told_when_features_are_taken_too(tmp_path):
     train = open_data(spec(tmp_path / "s", skip_bad_images=True), 3).train
     notes = Notes()
     encoder = EncoderSpec(name="cnn", size=8, width=8).build()
-    Subject("mine", encoder, Look(torch.device("cpu"), keep=False), notes).features(train)
+    EvaluatedEncoder("mine", encoder, EvaluationOptions(torch.device("cpu"), cache_features=False), notes).features(
+        train
+    )
     assert [line.rpartition(":")[2] for line in notes.warnings] == ["00005.png"]
 
 

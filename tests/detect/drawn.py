@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
 from supancl.core.encoders import EncoderSpec
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 
 SIDE = 96
 KINDS = ("disc", "square")

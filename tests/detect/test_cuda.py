@@ -6,20 +6,21 @@ import pytest
 import torch
 from torch import nn
 
+from supancl.core.precision import autocast_for
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
-from supancl.detect.model import Look, build_detector
+from supancl.detect.model import Normalization, build_detector
 from supancl.detect.saving import load_detector
 from supancl.detect.scenes import for_training
 from supancl.detect.spec import detect_spec
-from supancl.detect.testing import autocast, detect
+from supancl.detect.testing import detect
 from supancl.detect.train import Training, train_detector
 
 from .drawn import TINY, tiny_resnet, write_voc
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-LOOK = Look((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 # as many as there are: the sampling of anchors and regions, which devices draw differently, has then nothing to choose
 ALL = {"rpn_batch": 1000, "roi_batch": 1000}
 
@@ -34,10 +35,10 @@ def losses(root, device, precision, arch="c4"):
     more = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 7} if arch == "fpn" else {}
     spec = detect_spec(arch, {**TINY, **ALL, **more, "flip": 0.0, "device": device})
     torch.manual_seed(0)
-    training = Training(build_detector(tiny_resnet(), spec, 2, LOOK), torch.device(device), precision)
+    training = Training(build_detector(tiny_resnet(), spec, 2, NORMALIZATION), torch.device(device), precision)
     with Batches(scenes, spec, training.device, 1) as batches:
         images, targets = batches(0)
-        with autocast(training.device, precision):
+        with autocast_for(training.device, precision):
             told = training.detector(images, targets)
     return {name: float(value.detach()) for name, value in told.items()}, training.detector
 

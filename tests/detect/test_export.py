@@ -9,15 +9,15 @@ from safetensors.torch import save_file
 
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.export import detectron2_settings, export_detector, exported
-from supancl.detect.model import Look, build_detector, open_body
+from supancl.detect.model import Normalization, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.checkpoint import read_safetensors, save_encoder
+from supancl.weights.encoder_file import read_safetensors, save_encoder
 
 from .drawn import SIDE, TINY
 
-LOOK = Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLASSES = tuple("abcdefghijklmnopqrst")
 
 
@@ -30,7 +30,7 @@ def listed():
 def saved_detector(path, arch, encoder="resnet18", **overrides):
     spec = detect_spec(arch, {"device": "cpu", **overrides})
     body, described = open_body(f"random:{encoder}")
-    detector = build_detector(body, spec, len(CLASSES), LOOK)
+    detector = build_detector(body, spec, len(CLASSES), NORMALIZATION)
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in detector.state_dict().values():
@@ -64,7 +64,7 @@ def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
 
 def test_no_tensor_is_lost_or_told_twice():
     for arch in ("c4", "fpn"):
-        detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, LOOK)
+        detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, NORMALIZATION)
         state, what = exported(detector, "detectron2")
         assert what == arch
         assert len(state) == len(detector.state_dict())
@@ -76,7 +76,7 @@ def test_no_tensor_is_lost_or_told_twice():
 def test_anchors_are_put_into_detectron2_s_order():
     """An anchor is its width and height: each library lists them in its own order, and each row must follow."""
     spec = detect_spec("c4", {"anchor_sizes": [32, 64], "anchor_ratios": [0.5, 1.0, 2.0]})
-    detector = build_detector(open_body("random:resnet18")[0], spec, 2, LOOK)
+    detector = build_detector(open_body("random:resnet18")[0], spec, 2, NORMALIZATION)
     ours = detector.rpn.anchor_generator.cell_anchors[0]
     theirs = []  # by size, then by ratio = height / width
     for size in (32, 64):
@@ -95,7 +95,7 @@ def test_anchors_are_put_into_detectron2_s_order():
 
 
 def test_the_background_moves_to_the_end():
-    detector = build_detector(open_body("random:resnet18")[0], detect_spec(), 2, LOOK)
+    detector = build_detector(open_body("random:resnet18")[0], detect_spec(), 2, NORMALIZATION)
     with torch.no_grad():
         detector.roi_heads.box_predictor.cls_score.bias.copy_(torch.tensor([9.0, 1.0, 2.0]))
         detector.roi_heads.box_predictor.bbox_pred.bias.copy_(torch.arange(12.0))
@@ -105,7 +105,7 @@ def test_the_background_moves_to_the_end():
 
 
 def test_the_pyramid_has_detectron2_s_names():
-    detector = build_detector(open_body("random:resnet18")[0], detect_spec("fpn"), 2, LOOK)
+    detector = build_detector(open_body("random:resnet18")[0], detect_spec("fpn"), 2, NORMALIZATION)
     state, _ = exported(detector, "detectron2")
     inner = detector.state_dict()["backbone.fpn.inner_blocks.3.0.weight"]
     assert torch.equal(state["backbone.fpn_lateral5.weight"], inner)

@@ -7,21 +7,21 @@ from torchvision.models import ResNet
 from torchvision.models.detection.image_list import ImageList
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.model import Look, build_detector, laid_out, open_body, resnet_of
+from supancl.detect.model import Normalization, build_detector, laid_out, open_body, resnet_of
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 
 from .drawn import SIDE, TINY, tiny_resnet
 
-LOOK = Look((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 FIVE = {"anchor_sizes": [16, 24, 40, 64, 96], "pool": 7}
 
 
 def built(arch="c4", **overrides):
     spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {}), **overrides})
     torch.manual_seed(0)
-    return build_detector(tiny_resnet(), spec, 2, LOOK)
+    return build_detector(tiny_resnet(), spec, 2, NORMALIZATION)
 
 
 def encoder_tensors(detector):
@@ -44,9 +44,9 @@ def test_every_tensor_of_the_encoder_is_in_the_detector(tmp_path, arch):
     save_encoder(tmp_path / "encoder.safetensors", encoder, (), "drawn")
     spec = detect_spec(arch, {**TINY, **(FIVE if arch == "fpn" else {})})
     body, described = open_body(str(tmp_path / "encoder.safetensors"))
-    given = encoder_tensors(build_detector(body, spec, 2, Look(described.mean, described.std)))
+    given = encoder_tensors(build_detector(body, spec, 2, Normalization(described.mean, described.std)))
     fresh_body, _ = open_body("random:resnet18", 1)
-    fresh = encoder_tensors(build_detector(fresh_body, spec, 2, LOOK))
+    fresh = encoder_tensors(build_detector(fresh_body, spec, 2, NORMALIZATION))
     expected = encoder.body.state_dict()
     assert set(given) == set(fresh) == set(expected)
     for name, value in expected.items():
@@ -208,7 +208,7 @@ def test_a_resnet_of_timm_is_taken_where_it_computes_the_same():
     assert all(value.requires_grad for value in body.parameters())
     with torch.no_grad():
         torch.testing.assert_close(body.eval()(images), encoder.eval()(images), rtol=1e-3, atol=1e-4)
-    given = encoder_tensors(build_detector(body, detect_spec("c4", TINY), 2, LOOK))
+    given = encoder_tensors(build_detector(body, detect_spec("c4", TINY), 2, NORMALIZATION))
     expected = encoder.body.state_dict()
     assert set(given) == set(expected)
     assert all(torch.equal(given[name], value) for name, value in expected.items())

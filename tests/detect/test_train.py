@@ -10,7 +10,7 @@ from supancl.detect import train as train_module
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, read_voc
 from supancl.detect.metrics import coco_scores
-from supancl.detect.model import Look, build_detector
+from supancl.detect.model import Normalization, build_detector
 from supancl.detect.saving import load_detector
 from supancl.detect.scenes import for_training
 from supancl.detect.spec import detect_spec
@@ -24,13 +24,13 @@ from .drawn import TINY, annotation, tiny_resnet, write_coco, write_place, write
 
 CPU = torch.device("cpu")
 LIST = (("2012", "train"),)
-LOOK = Look((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+NORMALIZATION = Normalization((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
 def training_of(scenes, overrides, precision="fp32", seed=0):
     spec = detect_spec("c4", {**TINY, **overrides})
     torch.manual_seed(seed)
-    return Training(build_detector(tiny_resnet(), spec, 2, LOOK), CPU, precision)
+    return Training(build_detector(tiny_resnet(), spec, 2, NORMALIZATION), CPU, precision)
 
 
 def scenes_of(root, count, keep_empty=False):

@@ -1,121 +1,52 @@
-"""One transfer and one few-shot number again, by scikit-learn alone: the package computes nothing of what is expected.
+"""One transfer and one few-shot number from files to figures, again by Pillow, torchvision and scikit-learn alone.
 
-As a script it reads features of real images and prints the expected numbers:
-
-    python tests/evaluate/test_cross_check.py transfer FEATURES.npz [top-1 | mean-per-class]
-    python tests/evaluate/test_cross_check.py fewshot FEATURES.npz EPISODES.npz
-
-FEATURES.npz holds train_values, train_labels, validation_values, ... and test_values, test_labels for transfer, values
-and labels for few-shot; EPISODES.npz the rows of each episode, support (E, ways, shots) and query (E, ways, queries).
+Here on scikit-learn's digits, made hard by noise; tests/real/test_protocols.py does the same on photographs.
 """
-
-import sys
-import warnings
 
 import numpy as np
 import pytest
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
-from sklearn.multiclass import OneVsRestClassifier
+from PIL import Image
+from sklearn.datasets import load_digits
 
-WEIGHTS = np.logspace(-6, 5, 45)
-METRICS = {"top-1": accuracy_score, "mean-per-class": balanced_accuracy_score}
+from supancl.evaluate import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 
-def with_bias(values: np.ndarray) -> np.ndarray:
-    """The bias as a column, because the protocol penalises it."""
-    return np.hstack([values.astype(np.float64), np.ones((len(values), 1))])
-
-
-def regression(weight: float, start: np.ndarray | None, values: np.ndarray, labels: np.ndarray) -> LogisticRegression:
-    """Summed cross-entropy + weight ||parameters||^2, which is scikit-learn's objective at C = 1 / (2 weight)."""
-    model = LogisticRegression(C=1 / (2 * weight), fit_intercept=False, tol=1e-6, max_iter=3000, warm_start=True)
-    if start is not None:
-        model.coef_, model.classes_ = start.copy(), np.unique(labels)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # tiny weights: as far as the reference goes
-        return model.fit(with_bias(values), labels)
-
-
-def expected_transfer(data, metric: str = "top-1", weights=WEIGHTS) -> tuple[float, float]:
-    """Accuracy in percent and the chosen weight."""
-    score, start, found = METRICS[metric], None, []
-    for weight in weights:
-        model = regression(weight, start, data["train_values"], data["train_labels"])
-        start = model.coef_
-        found.append(score(data["validation_labels"], model.predict(with_bias(data["validation_values"]))))
-    chosen = weights[int(np.argmax(found))]  # the first of equal ones
-    both = [np.concatenate([data[f"train_{kind}"], data[f"validation_{kind}"]]) for kind in ("values", "labels")]
-    model = regression(chosen, start, *both)
-    return 100 * score(data["test_labels"], model.predict(with_bias(data["test_values"]))), float(chosen)
-
-
-def expected_few_shot(values: np.ndarray, support: np.ndarray, query: np.ndarray) -> tuple[float, float]:
-    """Mean accuracy in percent and the half-width of its 95% interval."""
-    ways, shots = support.shape[1:]
-    found = []
-    for rows, asked in zip(support, query, strict=True):
-        model = OneVsRestClassifier(LogisticRegression(solver="liblinear"))
-        model.fit(values[rows.ravel()], np.repeat(np.arange(ways), shots))
-        known = asked.ravel() >= 0
-        answers = model.predict(values[asked.ravel()[known]])
-        found.append(100 * np.mean(answers == np.repeat(np.arange(ways), asked.shape[1])[known]))
-    return float(np.mean(found)), float(1.96 * np.std(found) / np.sqrt(len(found)))
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Random rectified features of scikit-learn's digits, and labels."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+def noisy_digits(count, side):
+    """Colour images of handwritten digits on noise, and their labels."""
+    digits = load_digits()
     random = np.random.default_rng(0)
-    order = random.permutation(len(labels))
-    lifted = np.maximum(pixels[order] / 16 @ random.normal(size=(64, 96)), 0)
-    noisy = lifted + 3.0 * random.normal(size=lifted.shape)
-    return noisy.astype(np.float32), labels[order].astype(np.int64)
+    images = digits.images[:count].repeat(side // 8, axis=1).repeat(side // 8, axis=2)[..., None] * 6
+    noise = random.integers(0, 120, (count, side, side, 3))
+    return (images + noise).clip(0, 255).astype(np.uint8), digits.target[:count].astype(np.int64)
 
 
-@pytest.mark.parametrize("metric", ["top-1", "mean-per-class"])
-def test_transfer_is_the_number_of_scikit_learn(metric: str) -> None:
-    import torch
-
-    from supancl.probes import Features, transfer
-
-    values, labels = digits()
-    parts = {"train": slice(0, 400), "validation": slice(400, 600), "test": slice(600, None)}
-    data = {f"{name}_values": values[part] for name, part in parts.items()}
-    data |= {f"{name}_labels": labels[part] for name, part in parts.items()}
-    weights = WEIGHTS[12:40:3]
-    splits = [Features(torch.from_numpy(values[part]), torch.from_numpy(labels[part])) for part in parts.values()]
-    expected, chosen = expected_transfer(data, metric, weights)
-    found = transfer(*splits, metric=metric, weights=tuple(weights.tolist()))
-    assert found.weight == pytest.approx(chosen)
-    assert found.accuracy == pytest.approx(expected, abs=0.2)
-    assert 50 < expected < 99  # neither hopeless nor trivial
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    return random_cnn(tmp_path_factory.mktemp("cross"))
 
 
-def test_few_shot_is_the_number_of_scikit_learn() -> None:
-    import torch
+def test_transfer_is_the_number_of_scikit_learn(judged, tmp_path):
+    images, labels = noisy_digits(1000, SIZE)
+    path = tmp_path / "digits.npz"
+    np.savez(
+        path, train_images=images[:400], train_labels=labels[:400], test_images=images[400:], test_labels=labels[400:]
+    )
+    expected, weight = transfer_by_reference(judged, path)
+    found = evaluate_transfer(judged, str(path), "top-1")
+    assert sum(found["images"]) == 1000
+    assert found["weight"] == pytest.approx(weight)
+    assert found["accuracy"] == pytest.approx(expected, abs=0.2)
+    assert 15 < expected < 90  # chance is 10
 
-    from supancl.probes import Features, few_shot, sample_episodes
 
-    values, labels = digits()
-    features = Features(torch.from_numpy(values), torch.from_numpy(labels))
-    episodes = sample_episodes(features.labels, ways=5, shots=5, episodes=60, seed=3)
-    mean, interval = expected_few_shot(values, episodes.support.numpy(), episodes.query.numpy())
-    found = few_shot(features, ways=5, shots=5, episodes=60, seed=3)
-    assert found.mean == pytest.approx(mean, abs=0.05)
-    assert found.interval == pytest.approx(interval, abs=0.02)
-    assert 30 < mean < 95
-
-
-if __name__ == "__main__":
-    arrays = np.load(sys.argv[2])
-    if sys.argv[1] == "transfer":
-        accuracy, weight = expected_transfer(arrays, *sys.argv[3:4])
-        print(f"accuracy {accuracy:.4f}, weight {weight:g}")
-    else:
-        drawn = np.load(sys.argv[3])
-        average, width = expected_few_shot(arrays["values"], drawn["support"], drawn["query"])
-        print(f"mean {average:.4f}, interval {width:.4f}")
+def test_few_shot_is_the_number_of_scikit_learn(judged, tmp_path):
+    for number, (image, label) in enumerate(zip(*noisy_digits(300, 2 * SIZE), strict=True)):
+        (tmp_path / "digits" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "digits" / str(label) / f"{number}.png")
+    mean, interval = few_shot_by_reference(judged, tmp_path / "digits", shots=5, episodes=40, seed=4)
+    found = evaluate_few_shot(judged, str(tmp_path / "digits"), EpisodeSettings(shots=5, episodes=40, seed=4))
+    assert found["images"] == 300
+    assert found["accuracy"] == pytest.approx(mean, abs=0.05)
+    assert found["interval"] == pytest.approx(interval, abs=0.02)
+    assert 25 < mean < 90  # chance is 20

@@ -13,8 +13,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from supancl.data.sources.layouts import imagenet100_classes
 from supancl.paper.figure import BIRDS, DOGS
+from tests.evaluate.made import run_folder
 from tests.files import TINY, archive, class_folders, noise, supancl
-from tests.judge.made import run_folder
 
 CLASSES = ("1", "3", "5", "8", "9")
 FIGURE = ("figure", "3")

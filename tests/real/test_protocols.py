@@ -1,6 +1,6 @@
 """One transfer and one few-shot number on real images, again by Pillow, torchvision and scikit-learn alone.
 
-Transfer is to CIFAR-10, few-shot on breeds of the Pets; tests/judge/test_cross_check.py does the same on digits.
+Transfer is to CIFAR-10, few-shot on breeds of the Pets; tests/evaluate/test_cross_check.py does the same on digits.
 """
 
 import io
@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from supancl.evaluate import few_shot_of, transfer_of
-from tests.judge.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
+from supancl.evaluate import EpisodeSettings, evaluate_few_shot, evaluate_transfer
+from tests.evaluate.references import SIZE, few_shot_by_reference, random_cnn, transfer_by_reference
 
 BREEDS = ("Abyssinian", "Bengal", "Bombay", "boxer", "pug", "samoyed")
 
@@ -39,7 +39,7 @@ def cifar(shared, tmp_path_factory):
 def pets(shared, tmp_path_factory):
     """The test photographs of six breeds, the centre 64 px.
 
-    Squares: of other shapes decode and torchvision may disagree by a column (tests/evaluate/test_features.py).
+    Squares: of other shapes decode and torchvision may disagree by a column (tests/probes/test_features.py).
     """
     root = tmp_path_factory.mktemp("pets")
     with zipfile.ZipFile(shared / "data" / "oxford_pets_s64.zip") as archive:
@@ -59,7 +59,7 @@ def judged(tmp_path_factory):
 
 def test_transfer_to_cifar_is_the_number_of_scikit_learn(judged, cifar):
     expected, weight = transfer_by_reference(judged, cifar)
-    found = transfer_of(judged, str(cifar), "top-1")
+    found = evaluate_transfer(judged, str(cifar), "top-1")
     assert sum(found["images"]) == 1600
     assert found["weight"] == pytest.approx(weight)
     assert found["accuracy"] == pytest.approx(expected, abs=0.2)
@@ -68,7 +68,7 @@ def test_transfer_to_cifar_is_the_number_of_scikit_learn(judged, cifar):
 
 def test_few_shot_on_photographs_is_the_number_of_scikit_learn(judged, pets):
     mean, interval = few_shot_by_reference(judged, pets, shots=5, episodes=80, seed=4)
-    found = few_shot_of(judged, str(pets), shots=5, episodes=80, seed=4)
+    found = evaluate_few_shot(judged, str(pets), EpisodeSettings(shots=5, episodes=80, seed=4))
     assert found["images"] > 500
     assert found["accuracy"] == pytest.approx(mean, abs=0.05)
     assert found["interval"] == pytest.approx(interval, abs=0.02)

@@ -9,7 +9,7 @@ import torch
 from supancl.paper.table_cells import Filled, fill
 from supancl.paper.table_layouts import LAYOUTS
 from supancl.paper.table_runs import read_entries
-from supancl.weights.checkpoint import load_encoder, save_encoder
+from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 
 CHANGED = "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"

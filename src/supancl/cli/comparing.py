@@ -14,13 +14,13 @@ from supancl.cli.encoders import names
 from supancl.data.opening import check_source
 from supancl.data.sources.benchmarks import official_name, present_benchmarks
 from supancl.errors import BadInput, counted
-from supancl.evaluate import Subject, differences, drawn_from, rankings, trained_on, unlike
+from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 MOST_LINES = 20  # of paired differences on a terminal; all of them are in --json
-Task = tuple[str, str, Callable[[Subject], dict[str, Any]]]  # protocol, data, how
+Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, how
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
 
 
@@ -52,7 +52,7 @@ def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> l
     return list(dict.fromkeys(found))
 
 
-def measured(subjects: Sequence[Subject], tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def measured(subjects: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Every task with every subject: what is decoded for one encoder serves the next."""
     check_seeds(subjects)
     return [

@@ -25,10 +25,10 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
 from supancl.errors import BadInput, Interrupted, counted
-from supancl.files import check_place, write_text
+from supancl.files import check_place, jsonable, write_text
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.training.preflight import pick_device
-from supancl.weights.run_folder import jsonable, next_folder
+from supancl.weights.run_folder import next_folder
 
 SHORTHANDS = {
     "--arch": ("arch", "c4 (as the paper) or fpn"),

@@ -26,8 +26,8 @@ from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, common
 from supancl.distributed import speaks
 from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.files import jsonable
 from supancl.recipes.plugins import fault_in_own
-from supancl.weights.run_folder import jsonable
 
 
 def module_of(name: str) -> Any:

@@ -12,7 +12,8 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.flags import add_skip_flag
 from supancl.errors import BadInput
-from supancl.evaluate import Shelf, Subject, make_look, open_subject
+from supancl.evaluate import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
+from supancl.training.preflight import pick_device
 
 ENCODER = "a run folder, an encoder.safetensors, NAME@FILE, or a checkpoint of another library (docs/import.md)"
 
@@ -93,18 +94,18 @@ def at_least(value: float, least: float, flag: str, above: bool = False) -> None
         raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
 
 
-def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[Subject]:
+def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[EvaluatedEncoder]:
     """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
     at_least(args.batch_size, 1, "--batch-size")
-    look = make_look(
-        args.device,
+    options = EvaluationOptions(
+        pick_device(args.device),
         layer=args.layer,
         normalize=args.normalize,
         batch_size=args.batch_size,
-        keep=not args.no_cache,
+        cache_features=not args.no_cache,
         skip_bad_images=args.skip_bad_images,
         partial=args.partial,
-        shelf=Shelf(),
+        sources=SourceCache(),
     )
     named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
     places = [Path(where).resolve() for where in named]
@@ -112,7 +113,7 @@ def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> 
         if places.count(place) > 1:
             raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
     reporter = Terminal(console)
-    found = [open_subject(where, look, reporter, **foreign(args)) for where in named]
+    found = [open_evaluated_encoder(where, options, reporter, **foreign(args)) for where in named]
     for run in (subject.run for subject in found if keeps and subject.run is not None):
         run.check_evaluations()
     return found

@@ -15,16 +15,18 @@ from supancl.cli.encoders import add_encoder_flags, at_least, names, numbers, su
 from supancl.cli.flags import OneLineParser, common
 from supancl.errors import BadInput, CheckFailed, counted
 from supancl.evaluate import (
+    EpisodeSettings,
+    EvaluatedEncoder,
     FineTuning,
     Plan,
-    Subject,
-    few_shot_of,
-    finetune_of,
-    knn_of,
-    linear_of,
-    suite_of,
-    transfer_of,
-    variance_of,
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_finetuning,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+    run_suite,
 )
 from supancl.evaluate.finetune import check_whole
 from supancl.evaluate.naming import data_names
@@ -154,7 +156,9 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     ks = whole_numbers(args.k, "--k")
     at_least(args.temperature, 0, "--temperature", above=True)
     (subject,) = subjects(args, console)
-    result = knn_of(subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view)
+    result = evaluate_knn(
+        subject, args.data, ks, args.temperature, args.metric, args.leave_one_out, args.split, args.view
+    )
     for k, value in result["by_k"].items():
         console.print(
             f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
@@ -175,17 +179,11 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             f"{', '.join(flags[name] for name in given)}: of --probe sgd alone, since the fast probe is "
             "solved and not trained; add --probe sgd, or leave it out"
         )
+    if args.augmented and args.probe == "lbfgs":
+        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
+    sgd = SgdSettings(augmented=args.augmented, **given) if args.probe == "sgd" else None
     (subject,) = subjects(args, console)
-    result = linear_of(
-        subject,
-        args.data,
-        args.probe,
-        augmented=args.augmented,
-        seed=args.seed,
-        split=args.split,
-        view=args.view,
-        **given,
-    )
+    result = evaluate_linear(subject, args.data, sgd, args.seed, args.split, args.view)
     how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
     console.print(
         f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
@@ -206,7 +204,7 @@ def ridge_described(result: dict[str, Any]) -> str:
 
 def variance(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     (subject,) = subjects(args, console)
-    result = variance_of(subject, args.data, args.split, args.view)
+    result = evaluate_variance(subject, args.data, args.split, args.view)
     rows = [
         ["S_W", result["within"]],
         ["S_T", result["total"]],
@@ -241,7 +239,7 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_whole(args.layer, args.normalize)
     (subject,) = subjects(args, console)
     how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
-    result = finetune_of(subject, args.data, how, Path(args.out) if args.out else None, args.split)
+    result = evaluate_finetuning(subject, args.data, how, Path(args.out) if args.out else None, args.split)
     console.print(
         f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
         f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
@@ -263,8 +261,8 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return printed(measured(judged, tasks), args.format, console)
 
 
-def _transfer(source: str, metric: str | None, name: str) -> Callable[[Subject], dict[str, Any]]:
-    return lambda subject: transfer_of(subject, source, metric, name=name)
+def _transfer(source: str, metric: str | None, name: str) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
+    return lambda subject: evaluate_transfer(subject, source, metric, name=name)
 
 
 def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -288,19 +286,12 @@ def check_episodes(args: argparse.Namespace) -> list[int]:
     return whole_numbers(args.shots, "--shots")
 
 
-def _few_shot(source: str, shots: int, args: argparse.Namespace, name: str) -> Callable[[Subject], dict[str, Any]]:
-    return lambda subject: few_shot_of(
-        subject,
-        source,
-        args.ways,
-        shots,
-        args.queries,
-        args.episodes,
-        args.seed,
-        name=name,
-        most_shots=max(whole_numbers(args.shots, "--shots")),
-        fill_queries=args.fill_queries,
-    )
+def _few_shot(
+    source: str, shots: int, args: argparse.Namespace, name: str
+) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
+    settings = EpisodeSettings(args.ways, shots, args.queries, args.episodes, args.seed, args.fill_queries)
+    most_shots = max(whole_numbers(args.shots, "--shots"))
+    return lambda subject: evaluate_few_shot(subject, source, settings, name=name, most_shots=most_shots)
 
 
 def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -319,7 +310,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
     make_out(out)
-    found = suite_of(subjects(args, console), plan, out, Terminal(console))
+    found = run_suite(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
         raise BadInput(
             f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "

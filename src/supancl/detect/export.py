@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.model import Detector, look_of, open_body
+from supancl.detect.model import Detector, normalization_of, open_body
 from supancl.detect.saving import is_detector, load_detector
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
@@ -150,8 +150,8 @@ def _box_predictor(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def detectron2_settings(encoder: EncoderSpec, classes: int, spec: DetectSpec | None) -> str:
     """What a Detectron2 configuration must say for these weights to mean the same there; no `spec`: the backbone."""
-    look, resnet = look_of(encoder), _resnet_settings(encoder.name)
-    mean, std = ([round(255 * value, 4) for value in values] for values in (look.mean, look.std))
+    normalization, resnet = normalization_of(encoder), _resnet_settings(encoder.name)
+    mean, std = ([round(255 * value, 4) for value in values] for values in (normalization.mean, normalization.std))
     model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std, "BACKBONE": {"FREEZE_AT": 0}, "RESNETS": resnet}
     settings: dict[str, Any] = {"MODEL": model, "INPUT": {"FORMAT": "RGB"}}
     notes = []

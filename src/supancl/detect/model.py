@@ -36,8 +36,8 @@ FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
 
 
 @dataclass(frozen=True)
-class Look:
-    """How the encoder wants to see images."""
+class Normalization:
+    """Mean and deviation of the pixels that the encoder was trained on, by channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -107,8 +107,8 @@ def _same_resnet(body: nn.Module) -> ResNet | None:
     return None
 
 
-def look_of(spec: EncoderSpec) -> Look:
-    return Look(tuple(spec.mean) * (3 // len(spec.mean)), tuple(spec.std) * (3 // len(spec.std)))
+def normalization_of(spec: EncoderSpec) -> Normalization:
+    return Normalization(tuple(spec.mean) * (3 // len(spec.mean)), tuple(spec.std) * (3 // len(spec.std)))
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
@@ -147,7 +147,9 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
         ]
 
 
-def build_detector(body: ResNet, spec: DetectSpec, classes: int, look: Look, seed: int | None = None) -> Detector:
+def build_detector(
+    body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization, seed: int | None = None
+) -> Detector:
     """A detector whose backbone is `body` (not a copy); `seed` draws the new layers, the caller's state is kept.
 
     In a process group its batch norms are synchronised; in one process their statistics are over the whole batch
@@ -155,7 +157,9 @@ def build_detector(body: ResNet, spec: DetectSpec, classes: int, look: Look, see
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed if seed is None else seed)
-        parts = _c4(body, spec, classes, look) if spec.arch == "c4" else _fpn(body, spec, classes, look)
+        parts = (
+            _c4(body, spec, classes, normalization) if spec.arch == "c4" else _fpn(body, spec, classes, normalization)
+        )
         detector = Detector(parts, spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
@@ -234,7 +238,7 @@ def _width(stage: nn.Module) -> int:
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _c4(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Module]:
+def _c4(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
     backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
     backbone.out_channels = _width(body.layer3)
@@ -251,7 +255,12 @@ def _c4(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Mod
         bbox_reg_weights=None, score_thresh=spec.score_threshold, nms_thresh=spec.nms,
         detections_per_img=spec.detections,
     )  # fmt: skip
-    return [backbone, rpn, heads, GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, look.mean, look.std)]
+    return [
+        backbone,
+        rpn,
+        heads,
+        GeneralizedRCNNTransform(spec.min_sizes, spec.max_size, normalization.mean, normalization.std),
+    ]
 
 
 def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
@@ -265,14 +274,15 @@ def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
 # --- FPN --------------------------------------------------------------------------------------------------------------
 
 
-def _fpn(body: ResNet, spec: DetectSpec, classes: int, look: Look) -> list[nn.Module]:
+def _fpn(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     stages = ("layer1", "layer2", "layer3", "layer4")
     widths = [_width(getattr(body, name)) for name in stages]
     backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
     anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
     proposals = _proposals(spec)
     made = FasterRCNN(
-        backbone, min_size=spec.min_sizes, max_size=spec.max_size, image_mean=look.mean, image_std=look.std,
+        backbone, min_size=spec.min_sizes, max_size=spec.max_size,
+        image_mean=normalization.mean, image_std=normalization.std,
         rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
         rpn_pre_nms_top_n_train=proposals["pre_nms_top_n"]["training"],
         rpn_pre_nms_top_n_test=proposals["pre_nms_top_n"]["testing"],

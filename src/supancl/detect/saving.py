@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 from supancl.config import from_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
-from supancl.detect.model import Detector, build_detector, look_of, resnet_of
+from supancl.detect.model import Detector, build_detector, normalization_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import beside, write_text
-from supancl.weights.checkpoint import SCHEMA_VERSION, read_safetensors, save_safetensors
-from supancl.weights.run_folder import RunFolder, commit, jsonable, versions
+from supancl.files import beside, jsonable, write_text
+from supancl.weights.checkpoint import SCHEMA_VERSION
+from supancl.weights.encoder_file import read_safetensors, save_safetensors
+from supancl.weights.provenance import commit, versions
+from supancl.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def load_detector(path: Path | str) -> Saved:
         classes = tuple(map(str, json.loads(metadata["classes"])))
     except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
-    detector = build_detector(resnet_of(encoder.build()), spec, len(classes), look_of(encoder))
+    detector = build_detector(resnet_of(encoder.build()), spec, len(classes), normalization_of(encoder))
     try:
         detector.load_state_dict(weights)
     except RuntimeError as error:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from supancl.core.precision import autocast_for
 from supancl.data.order import seeded
 from supancl.detect.batches import Batches, on_device
 from supancl.detect.metrics import Found
@@ -17,10 +16,6 @@ from supancl.detect.scenes import Scenes
 
 Progress = Callable[[str, int, int], None]
 PRECISE = 6  # which stream of random numbers draws regions while statistics are measured
-
-
-def autocast(device: torch.device, precision: str) -> Any:
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 @torch.no_grad()
@@ -40,7 +35,7 @@ def measure_norms(detector: Detector, batches: Batches, steps: int, precision: s
         for step in range(steps):
             torch.manual_seed(seeded(seed, PRECISE, step))
             images, targets = batches(step)
-            with autocast(batches.device, precision):
+            with autocast_for(batches.device, precision):
                 detector(images, targets)
     finally:
         for module, momentum in zip(norms, usual, strict=True):
@@ -59,7 +54,7 @@ def detect(
     size = detector.spec.test_batch
     for start in range(0, len(scenes), size):
         images = [on_device(scenes.image(at), device) for at in range(start, min(start + size, len(scenes)))]
-        with autocast(device, precision):
+        with autocast_for(device, precision):
             results = detector(images)
         found += [
             Found(each["boxes"].float().cpu(), each["scores"].float().cpu(), each["labels"].cpu() - 1)

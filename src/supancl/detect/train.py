@@ -16,6 +16,7 @@ from torch import Tensor
 
 from supancl.config import flattened, to_json
 from supancl.core.encoders import EncoderSpec
+from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import seeded
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
@@ -26,13 +27,13 @@ from supancl.detect.model import (
     build_detector,
     encoder_weights,
     laid_out,
-    look_of,
+    normalization_of,
     open_body,
 )
 from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
-from supancl.detect.testing import autocast, detect, measure_norms
+from supancl.detect.testing import detect, measure_norms
 from supancl.distributed import by_one
 from supancl.errors import BadInput, Interrupted, NonFinite, counted
 from supancl.reporter import Reporter
@@ -40,7 +41,7 @@ from supancl.training.preflight import pick_device
 from supancl.training.pretrain import state_to_resume
 from supancl.training.signals import signals_noted
 from supancl.weights.checkpoint import save_checkpoint
-from supancl.weights.run_folder import MetricsLog
+from supancl.weights.metrics_log import MetricsLog
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
 LEFT_OPEN = {"device": "auto", "precision": "auto"}
@@ -73,7 +74,7 @@ class Training:
             group["lr"] = rate(self.spec, self.step)
         images, targets = batches(self.step)
         torch.manual_seed(seeded(self.spec.seed, STEPS, self.step))
-        with autocast(self.device, self.precision):
+        with autocast_for(self.device, self.precision):
             losses: dict[str, Tensor] = self.detector(images, targets)
         loss = torch.stack([value.float() for value in losses.values()]).sum()
         self.optimizer.zero_grad(set_to_none=True)
@@ -143,7 +144,7 @@ def train_detector(
             "train_images": len(train),
             "test_images": len(test),
         }
-        detector = build_detector(body, spec, len(train.classes), look_of(encoder_spec))
+        detector = build_detector(body, spec, len(train.classes), normalization_of(encoder_spec))
         training = Training(detector, device, precision_of(spec, device))
         _begin(training, folder, settings, resume, reporter)
         log = MetricsLog(folder, training.step if resume else None)
@@ -156,10 +157,7 @@ def train_detector(
 
 def precision_of(spec: DetectSpec, device: torch.device) -> str:
     """What a run of this recipe computes in on this device."""
-    if spec.precision != "auto":
-        return spec.precision
-    cuda = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return "bf16" if cuda else "fp32"
+    return auto_precision(device) if spec.precision == "auto" else spec.precision
 
 
 def _begin(

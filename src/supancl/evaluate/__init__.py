@@ -1,38 +1,40 @@
-"""An encoder and a source become features and figures: what `evaluate` and `embed` do."""
+"""Evaluation protocols on real data: an encoder and a source of images become features and figures."""
 
 from typing import Any
 
 from supancl.evaluate.compared import differences, drawn_from, queries_of, rankings, trained_on, unlike
 from supancl.evaluate.embedding import embed_to_file
-from supancl.evaluate.finetune import FineTuning, finetune_of
-from supancl.evaluate.protocols import few_shot_of, knn_of, linear_of, transfer_of, variance_of
-from supancl.evaluate.subject import Look, Shelf, Subject, make_look, open_subject
-from supancl.evaluate.suite import Plan, Suite, suite_of
+from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions, SourceCache, open_evaluated_encoder
+from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
+from supancl.evaluate.finetune import FineTuning, evaluate_finetuning
+from supancl.evaluate.protocols import SgdSettings, evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance
+from supancl.evaluate.suite import Plan, Suite, run_suite
 from supancl.moved import moved_attribute
 
 __all__ = [
+    "EpisodeSettings",
+    "EvaluatedEncoder",
+    "EvaluationOptions",
     "FineTuning",
-    "Look",
     "Plan",
-    "Shelf",
-    "Subject",
+    "SgdSettings",
+    "SourceCache",
     "Suite",
     "differences",
     "drawn_from",
     "embed_to_file",
-    "few_shot_of",
-    "finetune_of",
-    "knn_of",
-    "linear_of",
-    "make_look",
-    "open_subject",
+    "evaluate_few_shot",
+    "evaluate_finetuning",
+    "evaluate_knn",
+    "evaluate_linear",
+    "evaluate_transfer",
+    "evaluate_variance",
+    "open_evaluated_encoder",
     "queries_of",
     "rankings",
-    "suite_of",
+    "run_suite",
     "trained_on",
-    "transfer_of",
     "unlike",
-    "variance_of",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Several encoders side by side: tables with seeds of one recipe averaged, and differences on the same episodes."""
+"""Compare encoders: tables in which seeds of one recipe are averaged, and differences on the same episodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate.classes import queries_told, span
-from supancl.evaluate.subject import Subject
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.few_shot import describe_queries, span
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
 Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
 
 
-def check_seeds(subjects: Sequence[Subject]) -> None:
-    """Rows are means over seeds: a copy of a run, or the same seed again, is no further one."""
-    for one, other in combinations(subjects, 2):
+def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
+    """Refuse two encoders of one recipe with the same weights or seed: a row is a mean over different seeds."""
+    for one, other in combinations(encoders, 2):
         if one.group != other.group or one.recipe is None or other.recipe is None:
             continue
         if one.weights == other.weights:
@@ -54,14 +54,14 @@ def rankings(results: Results) -> dict[str, Ranking]:
 
 
 def scored(found: Results) -> Score | list[float]:
-    """Several seeds as their figures; one few-shot result with its interval."""
+    """The accuracies of several seeds; of one run its accuracy, with the interval of few-shot."""
     if len(found) == 1:
         return Score(found[0]["accuracy"], found[0].get("interval"))
     return [result["accuracy"] for result in found]
 
 
 def labels(results: Results) -> dict[str, str]:
-    """group -> what its row is called; groups of one name are told apart by their folders, else by their paths."""
+    """group -> what its row is called; groups of one name are distinguished by their folders, else by their paths."""
     first = {result["group"]: result for result in reversed(results)}
     spoken = {group: result["label"] for group, result in first.items()}
     folders = {group: Path(result["encoder"]).name for group, result in first.items()}
@@ -76,7 +76,7 @@ def labels(results: Results) -> dict[str, str]:
 
 
 def unlike(results: Results) -> list[str]:
-    """What should be said of columns whose encoders were not tested on the same images."""
+    """A warning for each column whose encoders were not tested on the same images."""
     columns: dict[tuple[str, str], set[str]] = {}
     for result in results:
         columns.setdefault((result["task"], result["data"]), set()).add(result.get("tested_on", ""))
@@ -89,7 +89,7 @@ def unlike(results: Results) -> list[str]:
 
 
 def trained_on(results: Results) -> list[str]:
-    """What should be said of columns in which an encoder met images that it was trained on."""
+    """A warning for each column in which an encoder was tested on images that it was trained on."""
     names = labels(results)
     return [
         f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
@@ -116,20 +116,20 @@ def drawn_from(results: Results) -> dict[str, str]:
     for result in results:
         if result.get("protocol") == "fewshot" and "images" in result:
             columns.setdefault(result["task"], {}).setdefault(result["data"], []).append(result)
-    told = {}
+    legends = {}
     for task, by_data in columns.items():
         parts = []
         for data, found in by_data.items():
             images = [result["images"] for result in found]
             parts.append(f"{data} {span(min(images), max(images))} images, {queries_of(found)}")
-        told[task] = "; ".join(parts)
-    return told
+        legends[task] = "; ".join(parts)
+    return legends
 
 
 def queries_of(found: Results) -> str:
     """`16 queries a class`, as they were used."""
     used = [count for result in found for count in result.get("queries_used", [result["queries"]])]
-    return f"{queries_told(min(used), max(used))} a class"
+    return f"{describe_queries(min(used), max(used))} a class"
 
 
 def differences(results: Results) -> list[dict[str, Any]]:

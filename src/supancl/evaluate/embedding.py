@@ -1,4 +1,4 @@
-"""What `embed` does: features of every split of a source, in a file that anything can read."""
+"""`supancl embed`: the features of every split of a source, in a .npz file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from supancl.data.splits import Source, prepare_data
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
-from supancl.evaluate.sources import is_own, opened, spec_for
-from supancl.evaluate.subject import Subject
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.sources import is_own, read_source, spec_for
 from supancl.files import check_place, write_atomically
 from supancl.training.preflight import check_same_data
 
 
-def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
-    """features.npz: per split SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
+def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
+    """Write a .npz with, per split, SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
 
     Of the run's own data also train_held_out: which images of train the run was not trained on.
     """
@@ -28,12 +28,12 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_place(out.parent)
-    found = opened(subject, spec_for(subject, source), view)
-    held_out = _held_out(subject, source, found)
+    found = read_source(evaluated, spec_for(evaluated, source), view)
+    held_out = _held_out(evaluated, source, found)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
     width = 0
     for name, split in found.splits.items():
-        features = subject.features(split, view)
+        features = evaluated.features(split, view)
         arrays[f"{name}_features"] = features.values.numpy()
         arrays[f"{name}_labels"] = features.labels.numpy()
         arrays[f"{name}_names"] = np.array(split.named(torch.arange(len(split))), dtype=np.str_)
@@ -53,7 +53,7 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
     sizes = {name: len(split) for name, split in found.splits.items()}
     return {
         "out": str(out),
-        "encoder": subject.where,
+        "encoder": evaluated.where,
         "data": source,
         "width": width,
         "splits": sizes,
@@ -62,17 +62,17 @@ def embed_to_file(subject: Subject, source: str, out: Path, view: View = "margin
     }
 
 
-def _held_out(subject: Subject, source: str, found: Source) -> Tensor | None:
+def _held_out(evaluated: EvaluatedEncoder, source: str, found: Source) -> Tensor | None:
     """Which images of train the run held out, by its own rule; None where the data are not its own, or have changed."""
-    if subject.run is None or subject.recipe is None or not is_own(subject, source):
+    if evaluated.run is None or evaluated.recipe is None or not is_own(evaluated, source):
         return None
     try:
-        data = prepare_data(found, subject.recipe.data)
-        if subject.run.read_data()[0]:  # else nobody wrote down what they were
-            check_same_data(subject.run, data, "bring them back")
+        data = prepare_data(found, evaluated.recipe.data)
+        if evaluated.run.read_data()[0]:  # else nobody wrote down what they were
+            check_same_data(evaluated.run, data, "bring them back")
     except BadInput as error:
-        subject.reporter.warn(
-            f"which images {subject.where} held out cannot be told, so there is no train_held_out: {error}"
+        evaluated.reporter.warn(
+            f"which images {evaluated.where} held out cannot be told, so there is no train_held_out: {error}"
         )
         return None
     return ~torch.isin(found.splits["train"].index.cpu(), data.train.index.cpu())

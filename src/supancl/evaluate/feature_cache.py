@@ -1,4 +1,4 @@
-"""Features kept on disk, named by everything they depend on: weights, pixels, view and layer. Nothing goes stale."""
+"""A cache of features on disk, named by all that they depend on: weights, pixels, view, layer. Nothing goes stale."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -25,14 +26,19 @@ VERSION = 2  # of the view and of how features are taken: 2 since crops begin at
 
 
 def encoder_key(encoder: Encoder) -> str:
-    """Of the architecture and every weight.
+    """A checksum of the architecture and every weight.
 
     Of its settings only the name and what is not usual: one that a later version adds leaves the key as it was.
     """
     usual = to_json(EncoderSpec())
-    told = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
-    content = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    for name, value in sorted(encoder.body.state_dict().items()):
+    spec = {key: value for key, value in to_json(encoder.spec).items() if key == "name" or value != usual[key]}
+    return weights_key(encoder.body.state_dict(), json.dumps(spec, sort_keys=True))
+
+
+def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
+    """A checksum of named tensors, and of a description of what they are the weights of."""
+    content = hashlib.sha256(architecture.encode())
+    for name, value in sorted(tensors.items()):
         content.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
         content.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return content.hexdigest()[:24]
@@ -52,7 +58,7 @@ def pixels_key(split: Split) -> str | None:
     return content.hexdigest()[:24]
 
 
-class KeptFeatures:
+class FeatureCache:
     """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
 
     def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
@@ -81,7 +87,7 @@ class KeptFeatures:
         return values
 
     def write(self, path: Path, values: Tensor) -> str:
-        """Keep them; a cache that cannot be written is no reason to fail. Gives why it could not be, else nothing."""
+        """Store them; returns why that failed, else an empty text: a run goes on without its cache."""
         values = values.contiguous()
         metadata = {"crc32": str(zlib.crc32(values.numpy().data))}
         try:

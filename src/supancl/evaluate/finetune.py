@@ -1,4 +1,4 @@
-"""Full fine-tuning: the encoder and a new classifier trained together, for those whose next step that is."""
+"""Full fine-tuning: the encoder and a new classifier are trained together."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
+from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import epoch_order, seeded
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
-from supancl.evaluate.classes import check_each, warn_unknown
-from supancl.evaluate.protocols import file_name, finished, of_data
-from supancl.evaluate.sources import data_for, judged, own_source
-from supancl.evaluate.subject import Subject, plain_crops
+from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
+from supancl.evaluate.protocols import record_on
+from supancl.evaluate.sources import named, open_evaluation_data, own_source, warn_unknown
 from supancl.files import check_place, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 
 
 @dataclass(frozen=True)
@@ -43,61 +42,54 @@ class FineTuning:
     seed: int = 0
 
 
-def finetune_of(
-    subject: Subject,
+def evaluate_finetuning(
+    evaluated: EvaluatedEncoder,
     source: str | None = None,
     how: FineTuning | None = None,
     out: Path | None = None,
     split: str = "held-out",
 ) -> dict[str, Any]:
-    """Learning rates are compared on a tenth of the training images; the winner is trained on all, tested once."""
+    """Compare learning rates on a tenth of the training images, train with the best one on all, test once."""
     since, how = time.perf_counter(), how or FineTuning()
-    check_whole(subject.look.layer, subject.look.normalize)
-    where = own_source(subject, source)
-    if subject.encoder.spec.name == "linear":
+    check_whole(evaluated.options.layer, evaluated.options.normalize)
+    where = own_source(evaluated, source)
+    if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
     if out is not None:  # all before the data are read, which may take an hour
         check_apart(where, out)
         check_new(out)
-    data = data_for(subject, source)
-    images, judged_from, split = judged(subject, data, split, where)
-    train, test = labelled(data.train), labelled(images)
+    found = open_evaluation_data(evaluated, source, split)
+    data, train, test = found.data, labelled(found.data.train), labelled(found.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
             f"{where}: fine-tuning needs labelled images of two classes to train on and some to judge; "
             f"there are {len(train)} and {len(test)}"
         )
-    warn_unknown(subject, data.classes, where, train.labels, test.labels)
+    warn_unknown(evaluated, data.classes, where, train.labels, test.labels)
     if len(how.lrs) > 1:
         check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
         make_folder(out)
     try:
-        chosen, tried = choose_lr(subject, train, len(data.classes), how)
-        model = trained(subject, train, len(data.classes), chosen, how)
+        chosen, tried = choose_lr(evaluated, train, len(data.classes), how)
+        model = train_classifier(evaluated, train, len(data.classes), chosen, how)
     except BaseException:
         if out is not None:
             out.rmdir()  # nothing is in it yet
         raise
     if out is not None:
         save(model, data.classes, out)
-    answers = predictions(model, test, subject)
-    return finished(
-        subject,
-        file_name("finetune", subject, source),
+    answers = predict(model, test, evaluated)
+    return record_on(
+        evaluated,
+        found,
+        "finetune",
         since,
-        protocol="finetune",
-        **of_data(subject, source, data, judged_from),
-        split=split,
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=chosen,
-        lrs=list(how.lrs),
         tried={f"{lr:g}": value for lr, value in tried.items()},
-        epochs=how.epochs,
-        batch_size=how.batch_size,
-        weight_decay=how.weight_decay,
-        seed=how.seed,
+        **asdict(how) | {"lrs": list(how.lrs)},
         images=len(train),
         queries=len(test),
         classes=len(data.classes),
@@ -112,11 +104,24 @@ def check_whole(layer: str, normalize: bool) -> None:
         )
 
 
+def check_each(classes: Sequence[str], where: str, labels: Tensor, least: int, why: str) -> None:
+    """Refuse classes with fewer than `least` training images; `why` says what needs them."""
+    found, sizes = torch.unique(labels[labels >= 0], return_counts=True)
+    few = {int(label) for label in found[sizes < least]}
+    if few:
+        raise BadInput(
+            f"{where}: {named(classes, few)} has fewer than {least} training images; {why} needs "
+            f"{least}, so add images or leave the class out"
+        )
+
+
 def labelled(split: Split) -> Split:
     return split.take((split.labels >= 0).nonzero()[:, 0])
 
 
-def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> tuple[float, dict[float, float]]:
+def choose_lr(
+    evaluated: EvaluatedEncoder, train: Split, classes: int, how: FineTuning
+) -> tuple[float, dict[float, float]]:
     """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
     if len(how.lrs) == 1:
         return how.lrs[0], {}
@@ -125,11 +130,13 @@ def choose_lr(subject: Subject, train: Split, classes: int, how: FineTuning) -> 
     tried: dict[float, float] = {}
     for lr in how.lrs:
         try:
-            tried[lr] = accuracy(predictions(trained(subject, fit, classes, lr, how), judge, subject), judge.labels)
-            told = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
+            tried[lr] = accuracy(
+                predict(train_classifier(evaluated, fit, classes, lr, how), judge, evaluated), judge.labels
+            )
+            outcome = f"{tried[lr]:.2f}% on {len(judge)} held-out training images"
         except NonFinite:
-            tried[lr], told = math.nan, "the loss was no number"
-        subject.reporter.note(f"learning rate {lr:g}: {told}")
+            tried[lr], outcome = math.nan, "the loss was no number"
+        evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
     if all(math.isnan(value) for value in tried.values()):
         raise NonFinite(
             f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, how.lrs))}; try lower ones"
@@ -153,21 +160,21 @@ class Classifier(nn.Module):
         return self.head(self.encoder(images))  # type: ignore[no-any-return]
 
 
-def trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
-    """The encoder's copy and a new linear layer, trained; the caller's random state is left as it was."""
-    device = subject.look.device
+def train_classifier(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    """Train a copy of the encoder with a new linear layer; the caller's random state is left as it was."""
+    device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(how.seed)  # for dropout, where an encoder has it
-        return _trained(subject, train, classes, lr, how)
+        return _train(evaluated, train, classes, lr, how)
 
 
-def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
-    device = subject.look.device
-    model = Classifier(copy.deepcopy(subject.encoder), classes, how.seed).to(device)
+def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, how: FineTuning) -> Classifier:
+    device = evaluated.options.device
+    model = Classifier(copy.deepcopy(evaluated.encoder), classes, how.seed).to(device)
     encoder, batch_size = model.encoder, min(how.batch_size, len(train))
     model.requires_grad_(True)
     model.train()
-    views = plain_crops(subject, (0.2, 1.0))
+    views = plain_crops(evaluated, (0.2, 1.0))
     each = len(train) // batch_size
     steps = how.epochs * each
     optimizer = torch.optim.SGD(
@@ -182,33 +189,28 @@ def _trained(subject: Subject, train: Split, classes: int, lr: float, how: FineT
         positions = epoch_order(len(train), how.seed, epoch)[at * batch_size : (at + 1) * batch_size]
         batch = here.batch(positions.to(here.index.device)).to(device)
         view = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
-        with _precision(device):
+        with autocast_for(device, auto_precision(device)):
             loss = F.cross_entropy(model(view).float(), labels[positions.to(device)])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         cosine.step()
         total += loss.detach()
-        subject.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
+        evaluated.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
         raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not a finite number; try a lower --lr")
     return model.eval()
 
 
 @torch.inference_mode()
-def predictions(model: Classifier, split: Split, subject: Subject) -> Tensor:
-    device, encoder = subject.look.device, model.encoder
+def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Tensor:
+    device, encoder = evaluated.options.device, model.encoder
     answers = []
-    for positions in torch.arange(len(split)).split(subject.look.batch_size):
+    for positions in torch.arange(len(split)).split(evaluated.options.batch_size):
         batch = split.batch(positions).to(device)
-        with _precision(device):
+        with autocast_for(device, auto_precision(device)):
             answers.append(model(evaluation_view(batch, encoder.size, encoder.mean, encoder.std)).argmax(1).cpu())
     return torch.cat(answers)
-
-
-def _precision(device: torch.device) -> Any:
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
 def check_new(out: Path) -> None:
@@ -218,7 +220,7 @@ def check_new(out: Path) -> None:
 
 
 def make_folder(out: Path) -> None:
-    """Asked before the work, not after it: whether the result can be kept."""
+    """Make the folder before the work, so that a place that cannot be written in is refused early."""
     check_new(out)  # again: reading the data takes time
     try:
         out.mkdir(parents=True)

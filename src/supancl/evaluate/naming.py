@@ -1,17 +1,20 @@
-"""What a result is called: after its protocol, its data, and every setting that is not the usual one."""
+"""What results are called (protocol, data, unusual settings), and which runs are seeds of one recipe."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
 from supancl.evaluate.feature_cache import VERSION
+from supancl.recipes import Recipe
 
 _LOOK = {"layer": "pooled", "normalize": False}
 # what `evaluate PROTOCOL` does unless told otherwise, under the names that a result has for it
@@ -48,7 +51,7 @@ STANDARD: dict[str, dict[str, Any]] = {
         "split": "held-out",
     },
 }
-# how a file name tells a setting; where nothing is said, by its value alone
+# how a file name shows a setting; settings that are not listed appear as their value alone
 MARKS = {
     "k": "k{}",
     "temperature": "t{}",
@@ -106,8 +109,8 @@ def result_name(base: str, result: Mapping[str, Any]) -> str:
     """
     parts = [base]
     for key, value in unusual(result).items():
-        told = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        parts.append(_plain(MARKS.get(key, "{}").format(told)))
+        shown = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        parts.append(_plain(MARKS.get(key, "{}").format(shown)))
     return "-".join(parts)
 
 
@@ -134,30 +137,52 @@ def data_label(source: str) -> str:
 def data_names(sources: Sequence[str]) -> list[str]:
     """A name of its own for each source: two folders may have the same last part."""
     names = [data_label(source) for source in sources]
-    told = [
+    longer = [
         name if names.count(name) == 1 else f"{data_name(str(Path(source).parent))}-{name}"
         for name, source in zip(names, sources, strict=True)
     ]
-    return [name if told.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(told)]
+    return [name if longer.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(longer)]
 
 
 def short(source: str) -> str:
-    """Six digits that tell sources of one name apart."""
+    """Six digits that distinguish sources of one name."""
     return hashlib.sha256(absolute_source(source).encode()).hexdigest()[:6]
 
 
 def source_of(result: Mapping[str, Any]) -> str:
-    """The source that a kept result is of; empty where it does not say."""
+    """The source that a saved result is of; empty where it does not say."""
     named_only = result.get("protocol") in ("transfer", "fewshot")  # their `data` is a name
     return str(result.get("source") or ("" if named_only else result.get("data")) or "")
 
 
 def _plain(text: str) -> str:
     """Letters of any script, each in one piece; no longer than a file name may be with what stands around it."""
-    kept = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
-    return kept.encode()[:200].decode(errors="ignore")
+    text = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return text.encode()[:200].decode(errors="ignore")
 
 
-def has_old_crop(kept: Mapping[str, Any]) -> bool:
+def has_old_crop(result: Mapping[str, Any]) -> bool:
     """Whether a result was measured through the evaluation crop of 0.1.0, which began at half pixels."""
-    return kept.get("view") == "margin" and kept.get("features_version", 1) < VERSION
+    return result.get("view") == "margin" and result.get("features_version", 1) < VERSION
+
+
+# --- seeds of one recipe ----------------------------------------------------------------------------------------------
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Every field that makes a run another one.
+
+    The short side is one of them: a run settles it by its views where nobody did, and another one is other pixels.
+    """
+    ignored = fields_marked(recipe, INCIDENTAL).keys() - {"data.short_side"}
+    return {name: value for name, value in flattened(recipe).items() if name not in ignored}
+
+
+def group_of(recipe: Recipe, fingerprint: str) -> str:
+    """The same for runs that differ in their seed alone; the data count by name and fingerprint, wherever they lie.
+
+    The fingerprint is of file names and labels: photos-64 and photos-256 may have the same one.
+    """
+    data = [data_name(recipe.data.source), fingerprint or recipe.data.source]
+    text = json.dumps([settings_of(recipe), data], default=str, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,9 +1,10 @@
-"""The protocols on real data: each takes a subject and a source and gives a result that can be kept as JSON."""
+"""The protocols: each takes an encoder and a source of images, and returns a result that can be written as JSON."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,77 +16,97 @@ from supancl.data.order import epoch_order, seeded
 from supancl.data.splits import Data, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, counted
-from supancl.evaluate.classes import check_episodes, check_same, lacking_queries, warn_unknown
+from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import VERSION
-from supancl.evaluate.naming import data_label, registered, usual_metric
+from supancl.evaluate.naming import data_label, usual_metric
 from supancl.evaluate.sources import (
-    HELD_OUT,
+    EvaluationData,
+    check_same,
     check_unchanged,
-    data_for,
-    few_shot_split,
+    is_incomplete,
     is_own,
-    judged,
-    not_whole,
-    opened,
+    open_evaluation_data,
     own_source,
+    read_source,
     shares_images,
     spec_for,
     three_splits,
+    warn_unknown,
     was_trained_on,
 )
-from supancl.evaluate.subject import Subject, plain_crops
 from supancl.probes import (
     collapse,
-    few_shot,
     knn_accuracies,
     knn_leave_one_out,
     linear_probe,
     sgd_probe,
     transfer,
 )
-from supancl.probes.features import Features
-from supancl.probes.linear import EpochOfBatches
+from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
-from supancl.weights.run_folder import commit, versions
+from supancl.weights.provenance import commit, versions
 
 SPLITS = ("train", "val", "test")
 TRAINED_IMAGES = "trained images"
 
 
-def finished(subject: Subject, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
-    """The result with its conditions, kept in the run folder under `base` and what is unusual about it."""
-    device = subject.look.device
+def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
+    """Add the conditions to a result and save it in the run folder, as `base` and what is unusual about it."""
+    device = evaluated.options.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     whole = {
         "base": base,
         "source": absolute_source(source),
-        "encoder": subject.where,
-        "label": subject.label,
-        "weights": subject.weights,
+        "encoder": evaluated.where,
+        "label": evaluated.label,
+        "weights": evaluated.weights,
         "features_version": VERSION,
-        "layer": subject.look.layer,
-        "normalize": subject.look.normalize,
-        **subject.projector,
+        "layer": evaluated.options.layer,
+        "normalize": evaluated.options.normalize,
+        **evaluated.projector_key,
         **result,
         "seconds": round(time.perf_counter() - since, 2),
         "hardware": hardware,
         "versions": versions(),
         "commit": commit(),
     }
-    subject.keep_result(base, whole)
+    evaluated.save_result(base, whole)
     return whole
 
 
-def file_name(protocol: str, subject: Subject, source: str | None) -> str:
+def file_name(protocol: str, evaluated: EvaluatedEncoder, source: str | None) -> str:
     """`knn` on the run's own data as the run took them, `knn-pets` on other data, or on more of the run's own."""
-    own = subject.recipe.data if subject.recipe is not None and is_own(subject, source) else None
+    own = evaluated.recipe.data if evaluated.recipe is not None and is_own(evaluated, source) else None
     whole = own is not None and own.limit is None and not own.leave_out and own.labelled == 1.0
     return protocol if source is None or whole else f"{protocol}-{data_label(source)}"
 
 
-def knn_of(
-    subject: Subject,
+def record_on(
+    evaluated: EvaluatedEncoder, found: EvaluationData, protocol: str, since: float, **result: Any
+) -> dict[str, Any]:
+    """`record_result` of a protocol on one source: adds which images it is of, and whether its figure compares."""
+    source = own_source(evaluated, found.source)
+    return record_result(
+        evaluated,
+        file_name(protocol, evaluated, found.source),
+        since,
+        source,
+        protocol=protocol,
+        data=source,
+        split=found.split,
+        judged=found.taken_from,
+        held_out_from=found.data.described["held_out_from"],
+        skipped=len(found.data.skipped),
+        remarks=list(found.data.remarks),
+        partial=is_incomplete(source, found.data.remarks, found.data.skipped),
+        overlaps_training=was_trained_on(evaluated, source, found.taken_from),
+        **result,
+    )
+
+
+def evaluate_knn(
+    evaluated: EvaluatedEncoder,
     source: str | None = None,
     ks: Sequence[int] = (20,),
     temperature: float = 0.1,
@@ -99,36 +120,33 @@ def knn_of(
     A k beyond the images to compare with is as many as there are, and is reported as that.
     """
     since = time.perf_counter()
-    data = data_for(subject, source, view)
-    where = source or subject.where
-    images, judged_from, split = judged(subject, data, split, where)
-    _check_compared(data, where, images if leave_one_out else data.train, images)
-    queries = subject.features(images, view).labelled()
-    reference = queries if leave_one_out else subject.features(data.train, view).labelled()
-    options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": subject.look.device}
+    found = open_evaluation_data(evaluated, source, split, view)
+    where, train, images = found.where, found.data.train, found.images
+    _check_compared(found.data, where, images if leave_one_out else train, images)
+    queries = evaluated.features(images, view).labelled()
+    reference = queries if leave_one_out else evaluated.features(train, view).labelled()
+    options: dict[str, Any] = {"temperature": temperature, "metric": metric, "device": evaluated.options.device}
     most = len(reference.labels) - leave_one_out
     many = [k for k in ks if k > most]
     if many:
         there = f"there {'is' if most == 1 else 'are'} {counted(most, 'image')} to compare with"
-        subject.reporter.note(
+        evaluated.reporter.note(
             f"{where}: {there}, so k = {' and '.join(map(str, many))} {'are' if len(many) > 1 else 'is'} k = {most}"
         )
     ks = tuple(dict.fromkeys(min(k, most) for k in ks))
     if leave_one_out:
-        found = knn_leave_one_out(reference, ks, **options)
+        accuracies = knn_leave_one_out(reference, ks, **options)
     else:
-        warn_unknown(subject, data.classes, where, reference.labels, queries.labels)
-        found = knn_accuracies(reference, queries, ks, **options)
-    return finished(
-        subject,
-        file_name("knn", subject, source),
+        warn_unknown(evaluated, found.data.classes, where, reference.labels, queries.labels)
+        accuracies = knn_accuracies(reference, queries, ks, **options)
+    return record_on(
+        evaluated,
+        found,
+        "knn",
         since,
-        protocol="knn",
-        **of_data(subject, source, data, judged_from),
         k=ks[0],
-        split=split,
-        accuracy=found[ks[0]],
-        by_k={str(k): value for k, value in found.items()},
+        accuracy=accuracies[ks[0]],
+        by_k={str(k): value for k, value in accuracies.items()},
         temperature=temperature,
         metric=metric,
         leave_one_out=leave_one_out,
@@ -155,99 +173,93 @@ def _check_compared(data: Data, where: str, references: Split, images: Split) ->
         )
 
 
-def of_data(subject: Subject, source: str | None, data: Data, judged_from: str) -> dict[str, Any]:
-    """What a result says of its data: where they are from, and whether its figure can be set beside others'."""
-    where = own_source(subject, source)
-    return {
-        "data": where,
-        "source": where,
-        "judged": judged_from,
-        "held_out_from": data.described["held_out_from"],
-        "skipped": len(data.skipped),
-        "remarks": list(data.remarks),
-        "partial": not_whole(where, data.remarks, data.skipped),
-        "overlaps_training": was_trained_on(subject, where, judged_from),
-    }
+@dataclass(frozen=True)
+class SgdSettings:
+    """The paper's linear probe, which is trained and not solved; the rate falls at 60% and 80% of the epochs."""
+
+    epochs: int = 100
+    lr: float = 30.0  # at a batch of 256
+    batch_size: int = 256
+    augmented: bool = False  # random crops, encoded anew in every epoch
 
 
-def linear_of(
-    subject: Subject,
+def evaluate_linear(
+    evaluated: EvaluatedEncoder,
     source: str | None = None,
-    probe: str = "lbfgs",
-    epochs: int = 100,
-    lr: float = 30.0,
-    batch_size: int = 256,
-    augmented: bool = False,
+    sgd: SgdSettings | None = None,
     seed: int = 0,
     split: str = "held-out",
     view: View = "margin",
 ) -> dict[str, Any]:
-    """A linear classifier on training images; see `ridge_choice` for the images that choose the fast one's ridge."""
-    if augmented and probe == "lbfgs":
-        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
-    if augmented and subject.encoder.spec.name == "linear":
-        raise BadInput(f"{subject.where}: --augmented crops images, this encoder takes vectors; leave it out")
+    """Accuracy of a linear classifier fitted on training images: the convex probe, or `sgd`."""
+    augmented = sgd is not None and sgd.augmented
+    if augmented and evaluated.encoder.spec.name == "linear":
+        raise BadInput(f"{evaluated.where}: --augmented crops images, this encoder takes vectors; leave it out")
     since = time.perf_counter()
-    data = data_for(subject, source, view)
-    where = source or subject.where
-    images, judged_from, split = judged(subject, data, split, where)
-    check_same(
-        data.classes,
-        where,
-        {"train": data.train.labels, judged_name(judged_from): images.labels},
-        may_lack=probe == "lbfgs",
-    )  # of a class of one image none is held out
-    choose, told = ridge_choice(subject, source, data, judged_from)
-    if probe == "lbfgs":
-        check_ridge_choice(where, choose, data.train, images)
-    test = subject.features(images, view)
-    options: dict[str, Any] = {"seed": seed, "device": subject.look.device}
-    if probe == "lbfgs":
-        choosing = subject.features(choose, view) if isinstance(choose, Split) else choose
-        outcome = tried(linear_probe(subject.features(data.train, view), test, choosing, **options).to_json() | told)
-        warn_chosen_on(subject, where, outcome)
-        warn_cut_off(subject, where, outcome)
-    else:
-        options |= {
-            "epochs": epochs,
-            "lr": lr,
-            "batch_size": batch_size,
-            "milestones": (round(0.6 * epochs), round(0.8 * epochs)),
-        }
-        if augmented:
-            train = augmented_epochs(subject, data.train, batch_size, seed)
-            outcome = sgd_probe(train, test.labelled(), len(data.classes), **options).to_json()
-        else:
-            outcome = sgd_probe(subject.features(data.train, view), test, **options).to_json()
-        outcome |= {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    return finished(
-        subject,
-        file_name("linear", subject, source),
+    found = open_evaluation_data(evaluated, source, split, view)
+    splits = {"train": found.data.train.labels, name_of_images(found.taken_from): found.images.labels}
+    check_same(found.data.classes, found.where, splits, may_lack=sgd is None)  # of a class of one none is held out
+    outcome = fit_ridge(evaluated, found, seed, view) if sgd is None else fit_sgd(evaluated, found, sgd, seed, view)
+    return record_on(
+        evaluated,
+        found,
+        "linear",
         since,
-        protocol="linear",
-        probe=probe,
+        probe="lbfgs" if sgd is None else "sgd",
         augmented=augmented,
         seed=seed,
         view=view,
-        split=split,
+        queries=found.images.labelled,
         **outcome,
-        queries=len(test.labelled().labels),
-        **of_data(subject, source, data, judged_from),
     )
 
 
+def fit_ridge(evaluated: EvaluatedEncoder, found: EvaluationData, seed: int, view: View) -> dict[str, Any]:
+    """The convex probe; see `ridge_choice` for the images that choose its ridge."""
+    choose, remark = ridge_choice(evaluated, found)
+    check_ridge_choice(found.where, choose, found.data.train, found.images)
+    test = evaluated.features(found.images, view)
+    choosing = evaluated.features(choose, view) if isinstance(choose, Split) else choose
+    train = evaluated.features(found.data.train, view)
+    fitted = linear_probe(train, test, choosing, seed=seed, device=evaluated.options.device)
+    outcome = rename_weights(fitted.to_json() | remark)
+    warn_chosen_on(evaluated, found.where, outcome)
+    warn_cut_off(evaluated, found.where, outcome)
+    return outcome
+
+
+def fit_sgd(
+    evaluated: EvaluatedEncoder, found: EvaluationData, sgd: SgdSettings, seed: int, view: View
+) -> dict[str, Any]:
+    """The paper's probe, on features that are computed once or on crops that are encoded anew."""
+    test = evaluated.features(found.images, view)
+    options: dict[str, Any] = {
+        "epochs": sgd.epochs,
+        "batch_size": sgd.batch_size,
+        "lr": sgd.lr,
+        "milestones": (round(0.6 * sgd.epochs), round(0.8 * sgd.epochs)),
+        "seed": seed,
+        "device": evaluated.options.device,
+    }
+    if sgd.augmented:
+        train = augmented_epochs(evaluated, found.data.train, sgd.batch_size, seed)
+        return sgd_probe(train, test.labelled(), len(found.data.classes), **options).to_json()
+    return sgd_probe(evaluated.features(found.data.train, view), test, **options).to_json()
+
+
 def ridge_choice(
-    subject: Subject, source: str | None, data: Data, judged_from: str
+    evaluated: EvaluatedEncoder, found: EvaluationData
 ) -> tuple[Split | Literal["halves"] | None, dict[str, str]]:
     """What `linear_probe` chooses its ridge on, and what the result says of it where that is for us to know.
 
     A run's own images are chosen on where pretraining held them out: while they are judged themselves, one half for
     the other. A test split chooses nothing. Of other data, or where nothing was held out, a part of train chooses.
     """
-    if not shares_images(subject, source):
+    data = found.data
+    if not shares_images(evaluated, found.source):
         return None, {}
-    if is_own(subject, source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
-        return (data.held_out if judged_from == "test" else "halves"), {}
+    if is_own(evaluated, found.source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
+        return (data.held_out if found.taken_from == "test" else "halves"), {}
     return None, {"chosen_on": TRAINED_IMAGES}
 
 
@@ -264,89 +276,74 @@ def check_ridge_choice(where: str, choose: Split | str | None, train: Split, ima
         )
 
 
-def warn_chosen_on(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
+def warn_chosen_on(evaluated: EvaluatedEncoder, where: str, outcome: Mapping[str, Any]) -> None:
     if outcome["chosen_on"] == TRAINED_IMAGES:
-        subject.reporter.warn(
+        evaluated.reporter.warn(
             f"{where}: the ridge was chosen on images that the encoder was trained on, so it may be "
             "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and judge the "
             "run on its own data with --split test"
         )
 
 
-def tried(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def rename_weights(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """The ridge's weights under a name of their own: in every result `weights` is the checksum of the encoder's."""
     return {"tried" if key == "weights" else key: value for key, value in outcome.items()}
 
 
-def warn_cut_off(subject: Subject, where: str, outcome: Mapping[str, Any]) -> None:
+def warn_cut_off(evaluated: EvaluatedEncoder, where: str, outcome: Mapping[str, Any]) -> None:
     """A classifier that was left before its optimum may answer otherwise than the protocol's would."""
     if outcome["cut_off"]:
-        unit = "" if subject.look.normalize else "; features of unit length (--normalize) are often easier to fit"
-        subject.reporter.warn(
+        unit = "" if evaluated.options.normalize else "; features of unit length (--normalize) are often easier to fit"
+        evaluated.reporter.warn(
             f"{where}: the final classifier was cut off while its objective still fell (residual "
             f"{outcome['residual']:.2g}), so its accuracy may not be that of the optimum{unit}"
         )
 
 
-def judged_name(judged_from: str) -> str:
+def name_of_images(taken_from: str) -> str:
     """What a message calls the images judged."""
-    return "the held-out part" if judged_from == "train" else judged_from
+    return "the held-out part" if taken_from == "train" else taken_from
 
 
-def augmented_epochs(subject: Subject, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
+def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
     """Random crops and flips (no colours, as in MoCo's linear evaluation), encoded anew in every epoch."""
-    encoder, look = subject.encoder.eval(), subject.look
+    encoder, options = evaluated.encoder.eval(), evaluated.options
     known = train.take((train.labels >= 0).nonzero()[:, 0])
-    views = plain_crops(subject, (0.08, 1.0))
+    views = plain_crops(evaluated, (0.08, 1.0))
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator(look.device).manual_seed(seeded(seed, epoch, 3))
+        generator = torch.Generator(options.device).manual_seed(seeded(seed, epoch, 3))
         for positions in epoch_order(len(known), seed, epoch).split(batch_size):
-            batch = known.batch(positions).to(look.device)
+            batch = known.batch(positions).to(options.device)
             with torch.inference_mode():
                 seen = views(batch, encoder.mean, encoder.std, generator, views=1)[0]
-                values = encoder.features(seen, look.layer).float()
-                values = F.normalize(values, dim=1) if look.normalize else values
-            yield values.clone(), known.labels[positions].to(look.device)
+                values = encoder.features(seen, options.layer).float()
+                values = F.normalize(values, dim=1) if options.normalize else values
+            yield values.clone(), known.labels[positions].to(options.device)
 
     return epoch_of
 
 
-def variance_of(
-    subject: Subject, source: str | None = None, split: str = "held-out", view: View = "margin"
+def evaluate_variance(
+    evaluated: EvaluatedEncoder, source: str | None = None, split: str = "held-out", view: View = "margin"
 ) -> dict[str, Any]:
     """S_W, S_T, effective rank and neural collapse of unit features; `split` is held-out, test or train."""
     since = time.perf_counter()
-    data = data_for(subject, source, view)
-    where = source or subject.where
-    if split == "train":
-        images, judged_from = data.train, "train"
-    else:
-        images, judged_from, split = judged(subject, data, split, where)
-    _two_classes(data, where, images)
-    features = subject.features(images, view)
+    found = open_evaluation_data(evaluated, source, split, view)
+    _check_two_classes(found)
+    features = evaluated.features(found.images, view)
     outcome = collapse(features).to_json()
-    names = [data.classes[label] for label in outcome.pop("classes")]
+    names = [found.data.classes[label] for label in outcome.pop("classes")]
     outcome["spread"] = dict(zip(names, outcome["spread"], strict=True))
-    return finished(
-        subject,
-        file_name("variance", subject, source),
-        since,
-        protocol="variance",
-        normalize=True,
-        split=split,
-        view=view,
-        images=len(features.labelled().labels),
-        **outcome,
-        **of_data(subject, source, data, judged_from),
-    )
+    images = len(features.labelled().labels)
+    return record_on(evaluated, found, "variance", since, normalize=True, view=view, images=images, **outcome)
 
 
-def _two_classes(data: Data, where: str, images: Split) -> None:
-    there = torch.unique(images.labels[images.labels >= 0])
+def _check_two_classes(found: EvaluationData) -> None:
+    there = found.images.present()
     if len(there) < 2:
-        told = f"only class {data.classes[int(there[0])]!r}" if len(there) else "no labelled image"
-        raise BadInput(f"{where}: {told} among the images to measure; measures between classes need two")
+        only = f"only class {found.data.classes[there[0]]!r}" if there else "no labelled image"
+        raise BadInput(f"{found.where}: {only} among the images to measure; measures between classes need two")
 
 
 def transfer_metric(source: str, metric: str | None) -> TransferMetric:
@@ -356,23 +353,23 @@ def transfer_metric(source: str, metric: str | None) -> TransferMetric:
     return usual_metric(source)  # type: ignore[return-value]
 
 
-def transfer_of(
-    subject: Subject, source: str, metric: str | None = None, view: View = "whole", name: str | None = None
+def evaluate_transfer(
+    evaluated: EvaluatedEncoder, source: str, metric: str | None = None, view: View = "whole", name: str | None = None
 ) -> dict[str, Any]:
     """App. E on a source; `name` is what the result is called where another source has the same one."""
     since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, "transfer")
-    check_unchanged(subject, source, found)
+    spec = spec_for(evaluated, source)
+    found = read_source(evaluated, spec, view, "transfer")
+    check_unchanged(evaluated, source, found)
     splits = three_splits(found, spec)
     check_same(found.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
-    train, validation, test = (subject.features(split, view) for split in splits)
+    train, validation, test = (evaluated.features(split, view) for split in splits)
     kind = transfer_metric(source, metric)
-    outcome = tried(transfer(train, validation, test, metric=kind, device=subject.look.device).to_json())
-    warn_cut_off(subject, name, outcome)
-    seen = was_trained_on(subject, source, "test" if "test" in found.splits else "val")
-    return finished(
-        subject,
+    outcome = rename_weights(transfer(train, validation, test, metric=kind, device=evaluated.options.device).to_json())
+    warn_cut_off(evaluated, name, outcome)
+    seen = was_trained_on(evaluated, source, "test" if "test" in found.splits else "val")
+    return record_result(
+        evaluated,
         f"transfer-{name}",
         since,
         protocol="transfer",
@@ -380,71 +377,8 @@ def transfer_of(
         source=source,
         view=view,
         remarks=list(found.remarks),
-        partial=not_whole(source, found.remarks, found.skipped),
+        partial=is_incomplete(source, found.remarks, found.skipped),
         overlaps_training=seen,
         tested_on=fingerprint(splits[2]),
         **outcome,
-    )
-
-
-def few_shot_of(
-    subject: Subject,
-    source: str,
-    ways: int = 5,
-    shots: int = 5,
-    queries: int = 16,
-    episodes: int = 2000,
-    seed: int = 0,
-    view: View = "whole",
-    name: str | None = None,
-    most_shots: int = 0,
-    fill_queries: bool = False,
-) -> dict[str, Any]:
-    """N-way K-shot episodes on a source; they depend on its labels and the seed alone.
-
-    `fill_queries`: small classes have as many queries as large ones, drawn with replacement, as the authors have it.
-    Where as many as `most_shots` will be asked for next, classes too small for these are refused now.
-    """
-    since, name = time.perf_counter(), name or data_label(source)
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, "few-shot")
-    if registered(source) is None:  # others have one split here, with every image
-        check_unchanged(subject, source, found)
-    which, split = few_shot_split(subject, found, spec)
-    for many in (shots, max(shots, most_shots)):
-        check_episodes(found.classes, source, split.labels, ways, many, held_out=which == HELD_OUT)
-    seen = was_trained_on(subject, source, which, every=which == "train")
-    features: Features = subject.features(split, view)
-    outcome = few_shot(
-        features, ways, shots, queries, episodes, seed, device=subject.look.device, fill_queries=fill_queries
-    )
-    dropped = [found.classes[label] for label in outcome.dropped]
-    if dropped:
-        are = "is" if len(dropped) == 1 else "are"
-        subject.reporter.warn(
-            f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
-            f"{counted(shots, 'image')} and {are} left out: {', '.join(dropped[:8])}"
-            f"{' ...' if len(dropped) > 8 else ''}"
-        )
-    remark, warns = lacking_queries(features.labels, outcome)
-    if warns:
-        subject.warn_once(f"{name}: {remark}")
-    told = outcome.to_json() | {"dropped": dropped}
-    return finished(
-        subject,
-        f"fewshot-{name}-{ways}w{shots}s",
-        since,
-        protocol="fewshot",
-        data=name,
-        source=source,
-        split=which,
-        view=view,
-        remarks=[*found.remarks, *[remark] * bool(remark)],
-        tested_on=fingerprint(split),
-        partial=not_whole(source, found.remarks, found.skipped),
-        overlaps_training=seen,
-        accuracy=outcome.mean,
-        images=len(features.labelled().labels),
-        classes=len(torch.unique(features.labelled().labels)) - len(dropped),
-        **told,
     )

@@ -1,14 +1,15 @@
-"""On what is judged: a source with its splits, none of which the run was trained on, or else it is said."""
+"""Which images an encoder is evaluated on, and whether it was trained on any of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_benchmark, open_source, same_source
@@ -19,11 +20,10 @@ from supancl.data.sources.libraries import KINDS
 from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, draw_stratified, prepare_data
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, counted
+from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered
-from supancl.evaluate.subject import Subject
 from supancl.training.preflight import check_same_data
 
-HELD_OUT = "held out of train"  # where episodes are drawn from, for want of a split
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
 LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
 
@@ -43,34 +43,36 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
         )
 
 
-def is_own(subject: Subject, source: str | None) -> bool:
+def is_own(evaluated: EvaluatedEncoder, source: str | None) -> bool:
     """Whether the run was trained on this source."""
-    return source is None or (subject.recipe is not None and same_source(source, subject.recipe.data.source))
+    return source is None or (evaluated.recipe is not None and same_source(source, evaluated.recipe.data.source))
 
 
-def own_source(subject: Subject, source: str | None) -> str:
+def own_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
     """The named source, or the one of the run itself."""
-    return spec_for(subject, source).source
+    return spec_for(evaluated, source).source
 
 
-def spec_for(subject: Subject, source: str | None) -> DataSpec:
-    """What to take of a source: the run's own settings without one; what a run held out of it stays held out."""
-    own = None if subject.recipe is None else subject.recipe.data
+def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
+    """The data settings for a source (None: the run's own); what the run held out of it stays held out."""
+    own = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if own is None:
-            raise BadInput(f"{subject.where} is no run folder, so it brings no data; name some with --data")
+            raise BadInput(f"{evaluated.where} is no run folder, so it brings no data; name some with --data")
         return own
-    if own is None or not is_own(subject, source):
+    if own is None or not is_own(evaluated, source):
         return DataSpec(source=source)
     return replace(own, source=source, limit=None, leave_out=(), labelled=1.0, balanced=False)
 
 
-def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False) -> Source:
-    """What `spec` names: a source as it is, a data set of the registry (NAME@ROOT) with the splits of that use.
+def read_source(
+    evaluated: EvaluatedEncoder, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
+) -> Source:
+    """Read a source as it is, or a data set of the registry (NAME@ROOT) with the splits of that use.
 
     Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
     """
-    encoder, look, tell = subject.encoder, subject.look, subject.reporter.reading
+    encoder, options, tell = evaluated.encoder, evaluated.options, evaluated.reporter.reading
     if not as_trained:
         spec = replace(
             spec,
@@ -83,7 +85,7 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         cache=spec.cache,
         memory_gb=spec.memory_gb,
         stream=spec.stream,
-        skip_bad_images=look.skip_bad_images or spec.skip_bad_images,
+        skip_bad_images=options.skip_bad_images or spec.skip_bad_images,
         resample=spec.resample,
     )
     name, root = registered(spec.source), spec.source.partition("@")[2]
@@ -93,65 +95,73 @@ def opened(subject: Subject, spec: DataSpec, view: View, use: Use | None = None,
         found = (
             open_source(spec, encoder.spec.channels, tell)
             if name is None
-            else open_benchmark(name, root, encoder.spec.channels, spec, tell, use, look.partial)
+            else open_benchmark(name, root, encoder.spec.channels, spec, tell, use, options.partial)
         )
         for remark in found.remarks:
-            subject.warn_once(remark)
+            evaluated.warn_once(remark)
         return found
 
-    found = read() if look.shelf is None else look.shelf.get((spec, encoder.spec.channels, use), read)
+    found = read() if options.sources is None else options.sources.get((spec, encoder.spec.channels, use), read)
     check_kind(encoder, next(iter(found.splits.values())), spec.source)
     return found
 
 
-def data_for(subject: Subject, source: str | None, view: View = "margin") -> Data:
-    """The named source, or that of the run with what the run held out and left out.
+def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
+    """The data of the named source, or of the run's own with what it held out and left out.
 
     For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
     Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     """
-    spec = spec_for(subject, source)
-    found = opened(subject, spec, view, as_trained=view == "margin" and is_own(subject, spec.source))
-    check_unchanged(subject, spec.source, found)
+    spec = spec_for(evaluated, source)
+    found = read_source(evaluated, spec, view, as_trained=view == "margin" and is_own(evaluated, spec.source))
+    check_unchanged(evaluated, spec.source, found)
     data = prepare_data(found, replace(spec, balanced=False))
-    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(subject, spec.source):
+    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(evaluated, spec.source):
         described = data.described | {"held_out": len(data.test), "held_out_from": "test"}
         data = replace(data, held_out=data.test, described=described)
     return data
 
 
-def check_unchanged(subject: Subject, source: str, found: Source) -> None:
-    """What a run held out is drawn anew from its data: of other data, images that it was trained on could be tested."""
-    if subject.run is None or subject.recipe is None or not is_own(subject, source):
+def check_unchanged(evaluated: EvaluatedEncoder, source: str, found: Source) -> None:
+    """Refuse a run's own source if it has changed: what the run held out is drawn again, and would be other images."""
+    if evaluated.run is None or evaluated.recipe is None or not is_own(evaluated, source):
         return
-    if not subject.run.read_data()[0]:
+    if not evaluated.run.read_data()[0]:
         return  # nobody wrote down what they were
-    data = prepare_data(found, subject.recipe.data)
+    data = prepare_data(found, evaluated.recipe.data)
     check_same_data(
-        subject.run, data, "bring them back, or name a source apart from it with --data", f"{subject.where}: "
+        evaluated.run, data, "bring them back, or name a source apart from it with --data", f"{evaluated.where}: "
     )
 
 
-class Judged(NamedTuple):
-    """The images judged, the split that they are from, and what a result calls them (`held-out`, `test`)."""
+class EvaluationData(NamedTuple):
+    """The data of one evaluation: what there is, and which images are tested."""
 
-    images: Split
-    judged_from: str
-    split: str
+    source: str | None  # as it was named; None: the run's own
+    where: str  # what messages call it
+    data: Data
+    images: Split  # those that are tested
+    taken_from: str  # the split that they are from: train (they were held out of it), val or test
+    split: str  # what a result calls them: held-out, test or train
 
 
-def judged(subject: Subject, data: Data, split: str, where: str) -> Judged:
-    """The held-out images or the test split; the test split also where a run held nothing out, which is said."""
-    if split == "held-out" and not len(data.held_out) and data.test is not None:
-        subject.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
-        split = "test"
+def open_evaluation_data(
+    evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin"
+) -> EvaluationData:
+    """`split` is held-out, test or train; it becomes test where a run held nothing out, which is noted."""
+    data, where = data_for(evaluated, source, view), source or evaluated.where
     held_out_from = str(data.described["held_out_from"])
+    if split == "held-out" and not len(data.held_out) and data.test is not None:
+        evaluated.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
+        split = "test"
+    if split == "train":
+        return EvaluationData(source, where, data, data.train, "train", split)
     if split == "held-out":
-        return Judged(data.held_out, held_out_from, split)
+        return EvaluationData(source, where, data, data.held_out, held_out_from, split)
     if data.test is None:
         raise BadInput(f"{where} has no test split; leave --split out: a part held out of train is judged then")
     # where the test split is what is held out, `test` is no other choice than `held-out`
-    return Judged(data.test, "test", "held-out" if held_out_from == "test" else "test")
+    return EvaluationData(source, where, data, data.test, "test", "held-out" if held_out_from == "test" else "test")
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
@@ -169,11 +179,11 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
         splits = {"train": data.train, "test": data.held_out}
     train = splits["train"]
     if "val" not in splits:
-        train, splits["val"] = divided(train, 0.2, "val", where)
+        train, splits["val"] = split_off(train, 0.2, "val", where)
     return train, splits["val"], splits["test"]
 
 
-def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
+def split_off(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
     known = train.take((train.labels >= 0).nonzero()[:, 0])
     chosen = draw_stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
     if not len(chosen):
@@ -186,37 +196,73 @@ def divided(train: Split, share: float, name: str, where: str) -> tuple[Split, S
     return known.take(rest.nonzero()[:, 0]), known.take(chosen)
 
 
-def few_shot_split(subject: Subject, source: Source, spec: DataSpec) -> tuple[str, Split]:
-    """The images that episodes are drawn from: those not trained on, where the source has such."""
-    name = next(name for name in ("test", "val", "train") if name in source.splits)
-    if name == "train" and is_own(subject, spec.source) and registered(spec.source) is None:
-        return HELD_OUT, prepare_data(source, spec).held_out
-    return name, source.splits[name]
+# --- the classes of a source ------------------------------------------------------------------------------------------
+
+
+def check_same(classes: Sequence[str], where: str, splits: Mapping[str, Tensor], may_lack: bool = False) -> None:
+    """All splits hold the classes of the first one, two at least; with `may_lack` some of them are enough."""
+    sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
+    first, known = next(iter(sets.items()))
+    for name, found in sets.items():
+        if not found:
+            raise BadInput(f"{where}: no labelled image in {name}, so there is nothing to compare; label some of them")
+    if len(known) < 2:
+        raise BadInput(
+            f"{where}: only class {classes[next(iter(known))]!r} in {first}; a classifier needs at least two classes"
+        )
+    for name, found in sets.items():
+        if known - found and not may_lack:
+            raise BadInput(
+                f"{where}: no image of {named(classes, known - found)} in {name}, which {first} has; add "
+                "images of it, or leave the class out of every split"
+            )
+        if found - known:
+            raise BadInput(
+                f"{where}: {named(classes, found - known)} in {name} has no image in {first}; the label "
+                "sets of the splits must be equal"
+            )
+
+
+def warn_unknown(evaluated: EvaluatedEncoder, classes: Sequence[str], where: str, known: Tensor, asked: Tensor) -> None:
+    """Warn of images whose class has no training image: they count as wrong."""
+    strange = asked[~torch.isin(asked, known)]
+    if len(strange):
+        evaluated.reporter.warn(
+            f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
+            f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
+        )
+
+
+def named(classes: Sequence[str], labels: set[int]) -> str:
+    """'class 'cat'', or 'classes 'cat', 'dog' and 3 more'."""
+    names = [repr(classes[label]) for label in sorted(labels)]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"class{'es' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------
 
 
-class Reads(NamedTuple):
-    """What a source reads: a file or a folder, and which data set of the registry that is, where it can be told."""
+class SourceIdentity(NamedTuple):
+    """The file or folder that a source reads, and the data set of the registry that it is, as far as known."""
 
     place: Path | None = None
     data_set: str | None = None
 
 
-def reads(source: str) -> Reads:
-    """By path, and by name where a file or a library has the registry's: copies lie in several places."""
+def identify_source(source: str) -> SourceIdentity:
+    """By its path, and by its name where that is the registry's: copies of a data set lie in several places."""
     name, root = registered(source), source.partition("@")[2]
     if name is not None:
         try:
-            return Reads(benchmark_place(name, root).resolve(), CUT_FROM.get(name, name))
+            return SourceIdentity(benchmark_place(name, root).resolve(), CUT_FROM.get(name, name))
         except BadInput:
-            return Reads(None, CUT_FROM.get(name, name))
+            return SourceIdentity(None, CUT_FROM.get(name, name))
     path = Path(source)
     if source.partition(":")[0] in KINDS and not path.exists():
-        return Reads(None, known_as(data_name(source)))
+        return SourceIdentity(None, benchmark_called(data_name(source)))
     known = [name for name, row in benchmarks.BENCHMARKS.items() if path.suffix and path.name in row.arrays]
-    return Reads(path.resolve() if source and path.exists() else None, known[0] if known else None)
+    return SourceIdentity(path.resolve() if source and path.exists() else None, known[0] if known else None)
 
 
 def data_set_of(source: str) -> str | None:
@@ -225,13 +271,13 @@ def data_set_of(source: str) -> str | None:
     >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
     ['cifar10', 'cifar100', 'cifar10']
     """
-    return registered(source) or reads(source).data_set or known_as(data_name(source))
+    return registered(source) or identify_source(source).data_set or benchmark_called(data_name(source))
 
 
-def known_as(name: str) -> str | None:
+def benchmark_called(name: str) -> str | None:
     """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
 
-    >>> known_as("OxfordIIITPet"), known_as("cub_200_2011"), known_as("mnist")
+    >>> benchmark_called("OxfordIIITPet"), benchmark_called("cub_200_2011"), benchmark_called("mnist")
     ('pets', 'cub200', None)
     """
     spelled = _bare(name)
@@ -262,67 +308,67 @@ def array_mark(name: str, root: Path | str) -> Path | None:
     return next(place.folder / mark for mark in benchmarks.benchmark(name).arrays if (place.folder / mark).is_file())
 
 
-def test_is_apart(subject: Subject, source: str) -> bool:
+def test_is_apart(evaluated: EvaluatedEncoder, source: str) -> bool:
     """Whether run and source are the same data set with the same test split, which no run is trained on."""
-    if subject.recipe is None or is_own(subject, source):
+    if evaluated.recipe is None or is_own(evaluated, source):
         return False
-    own = subject.recipe.data.source
-    mine, theirs = reads(own).data_set, reads(source).data_set
+    own = evaluated.recipe.data.source
+    mine, theirs = identify_source(own).data_set, identify_source(source).data_set
     if mine is None or mine != theirs:
         return False
-    if registered(own) is None and _undivided(subject, mine):
+    if registered(own) is None and _undivided(evaluated, mine):
         return False
     drawn = benchmarks.BENCHMARKS[mine].per_class is not None  # by the registry, so only it has that test split
     return not drawn or (registered(own) is not None and registered(source) is not None)
 
 
-def _undivided(subject: Subject, data_set: str) -> bool:
+def _undivided(evaluated: EvaluatedEncoder, data_set: str) -> bool:
     """Whether the run's source has one split, in which the test images may be; torchvision's SUN397 is such a one."""
-    assert subject.recipe is not None
-    assert subject.run is not None
-    own = subject.recipe.data
-    one_split = own.holdout is None and subject.run.read_data()[0].get("held_out_from") == "train"
+    assert evaluated.recipe is not None
+    assert evaluated.run is not None
+    own = evaluated.recipe.data
+    one_split = own.holdout is None and evaluated.run.read_data()[0].get("held_out_from") == "train"
     return one_split or (data_set == "sun397" and own.source.startswith("torchvision:"))
 
 
-def shares_images(subject: Subject, source: str | None) -> bool:
-    """Whether the run was trained on this source, a copy of it, or a part of it, as far as can be told."""
-    if subject.recipe is None:
+def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
+    """Whether the run was trained on this source, a copy of it, or a part of it, as far as known."""
+    if evaluated.recipe is None:
         return False
-    if source is None or is_own(subject, source):
+    if source is None or is_own(evaluated, source):
         return True
-    mine, theirs = reads(subject.recipe.data.source), reads(source)
-    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _touch(mine.place, theirs.place)
+    mine, theirs = identify_source(evaluated.recipe.data.source), identify_source(source)
+    return (mine.data_set is not None and mine.data_set == theirs.data_set) or _overlap(mine.place, theirs.place)
 
 
-def was_trained_on(subject: Subject, source: str, judged_from: str, every: bool = False) -> bool:
+def was_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str, every: bool = False) -> bool:
     """Whether images judged may be among those the run was trained on; it is said where they are.
 
     What a run held out of its own source was not, unless `every` image of it is judged; those of the same files under
     another name, or of FC100 after CIFAR100, may be.
     """
-    if subject.recipe is None:
+    if evaluated.recipe is None:
         return False
-    own = subject.recipe.data.source
-    if is_own(subject, source):
+    own = evaluated.recipe.data.source
+    if is_own(evaluated, source):
         found = every
     else:
-        found = shares_images(subject, source) and not (judged_from == "test" and test_is_apart(subject, source))
+        found = shares_images(evaluated, source) and not (taken_from == "test" and test_is_apart(evaluated, source))
     if found:
-        subject.reporter.warn(
+        evaluated.reporter.warn(
             f"{source}: the run was trained on some of these images ({own}); the result is marked, "
             "and tables pass it over"
         )
     return found
 
 
-def _touch(one: Path | None, other: Path | None) -> bool:
+def _overlap(one: Path | None, other: Path | None) -> bool:
     """The same file or folder, or a folder within the other."""
     if one is None or other is None:
         return False
     return one == other or (one.is_dir() and other.is_dir() and (one in other.parents or other in one.parents))
 
 
-def not_whole(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
+def is_incomplete(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
     """Whether a data set of the registry lacks images, so that figures on it compare with no published ones."""
     return registered(source) is not None and (bool(skipped) or any(" is not whole" in text for text in remarks))

@@ -1,4 +1,4 @@
-"""The whole suite: every encoder on every data set that is there, each result kept as soon as it is known."""
+"""The suite: every encoder on every data set in a folder; each result is saved as soon as it is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
 from supancl.evaluate.compared import check_seeds
+from supancl.evaluate.encoder import EvaluatedEncoder
+from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
-from supancl.evaluate.protocols import few_shot_of, knn_of, transfer_of
+from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.evaluate.subject import Subject
-from supancl.files import check_place, write_text
+from supancl.files import check_place, write_json
 from supancl.reporter import Reporter
-from supancl.weights.run_folder import jsonable
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
 VERSION = 3  # of what is measured; results of another number are measured again
@@ -81,40 +81,33 @@ class Plan:
             name,
             f"knn-{name}",
             {"k": self.k, "view": "whole", "split": "test"},
-            lambda subject: knn_of(subject, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
+            lambda evaluated: evaluate_knn(evaluated, f"{name}@{self.root}", ks=(self.k,), split="test", view="whole"),
         )
 
     def _transfer(self, name: str) -> Task:
         return Task(
-            "transfer", name, f"transfer-{name}", {}, lambda subject: transfer_of(subject, f"{name}@{self.root}")
+            "transfer",
+            name,
+            f"transfer-{name}",
+            {},
+            lambda evaluated: evaluate_transfer(evaluated, f"{name}@{self.root}"),
         )
 
     def _few_shot(self, name: str, shots: int) -> Task:
-        kind = f"{self.ways}w{shots}s"
-        settings = {
-            "ways": self.ways,
-            "shots": shots,
-            "queries": self.queries,
-            "episodes": self.episodes,
-            "seed": self.seed,
-        }
-        settings |= {"fill_queries": True} if self.fill_queries else {}  # results from before have no such setting
+        kind, settings = f"{self.ways}w{shots}s", self.episode_settings(shots)
+        key = asdict(settings)
+        if not self.fill_queries:
+            del key["fill_queries"]  # results from before have no such setting
         return Task(
             f"fewshot {kind}",
             name,
             f"fewshot-{name}-{kind}",
-            settings,
-            lambda subject: few_shot_of(
-                subject,
-                f"{name}@{self.root}",
-                self.ways,
-                shots,
-                self.queries,
-                self.episodes,
-                self.seed,
-                fill_queries=self.fill_queries,
-            ),
+            key,
+            lambda evaluated: evaluate_few_shot(evaluated, f"{name}@{self.root}", settings),
         )
+
+    def episode_settings(self, shots: int) -> EpisodeSettings:
+        return EpisodeSettings(self.ways, shots, self.queries, self.episodes, self.seed, self.fill_queries)
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ class Task:
     data: str
     name: str
     settings: dict[str, Any]
-    run: Callable[[Subject], dict[str, Any]]
+    run: Callable[[EvaluatedEncoder], dict[str, Any]]
 
 
 @dataclass
@@ -134,37 +127,39 @@ class Suite:
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
-def suite_of(subjects: Sequence[Subject], plan: Plan, out: Path, reporter: Reporter) -> Suite:
+def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, reporter: Reporter) -> Suite:
     """Every result, measured now or in an earlier call with the same encoder, data and settings.
 
-    What cannot be measured is told and left out; the others go on.
+    What cannot be measured is reported and left out; the others go on.
     """
     tasks, suite = plan.tasks(), Suite()
-    check_seeds(subjects)
+    check_seeds(encoders)
     make_out(out)
     files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
-    done, total = 0, len(tasks) * len(subjects)
+    done, total = 0, len(tasks) * len(encoders)
     for task in tasks:
-        for subject in subjects:
+        for evaluated in encoders:
             done += 1
-            where = f"[{done}/{total}] {subject.where}: {task.protocol} on {task.data}"
+            where = f"[{done}/{total}] {evaluated.where}: {task.protocol} on {task.data}"
             try:
-                result, before = kept_or_measured(subject, task, out, files(task.data))
+                result, before = load_or_measure(evaluated, task, out, files(task.data))
             except Interrupted:
                 raise
             except (SupanclError, torch.OutOfMemoryError) as error:
                 why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
                 reporter.warn(f"{where}: {why}")
-                suite.failures.append({"encoder": subject.where, "task": task.protocol, "data": task.data, "why": why})
+                suite.failures.append(
+                    {"encoder": evaluated.where, "task": task.protocol, "data": task.data, "why": why}
+                )
                 continue
-            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": subject.group})
+            suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
             spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
             reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
     return suite
 
 
 def make_out(out: Path) -> None:
-    """Asked before the work, not after it: whether results can be kept."""
+    """Make the folder before the work, so that a place that cannot be written in is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
     check_place(out)
@@ -174,35 +169,35 @@ def make_out(out: Path) -> None:
         raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
-def kept_or_measured(subject: Subject, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
+def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
     """The result, and whether it is of an earlier call; `files` is the data set's key."""
-    look = subject.look
+    options = evaluated.options
     key = {
         "version": VERSION,
-        "weights": subject.weights,
-        "layer": look.layer,
-        "normalize": look.normalize,
+        "weights": evaluated.weights,
+        "layer": options.layer,
+        "normalize": options.normalize,
         "data": files,
-        "partial": look.partial,
-        "skip_bad_images": look.skip_bad_images,
-        **subject.projector,
+        "partial": options.partial,
+        "skip_bad_images": options.skip_bad_images,
+        **evaluated.projector_key,
         **task.settings,
     }
     name = result_name(task.name, {"protocol": task.protocol.split()[0], **key})
-    path = out / folder_name(subject) / "evaluate" / f"{name}.json"
-    result = earlier(path, key)
+    path = out / folder_name(evaluated) / "evaluate" / f"{name}.json"
+    result = load_result(path, key)
     if result is not None:
         return result, True
-    result = task.run(subject) | {"suite": key}
+    result = task.run(evaluated) | {"suite": key}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(jsonable(result), indent=2) + "\n")
+    write_json(path, result)
     return result, False
 
 
-def folder_name(subject: Subject) -> str:
+def folder_name(evaluated: EvaluatedEncoder) -> str:
     """A name of its own for every encoder: two runs may have the same last part."""
-    short = hashlib.sha256(str(Path(subject.where).resolve()).encode()).hexdigest()[:6]
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(subject.where).name)}-{short}"
+    short = hashlib.sha256(str(Path(evaluated.where).resolve()).encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(evaluated.where).name)}-{short}"
 
 
 def data_key(name: str, root: Path) -> str:
@@ -215,15 +210,15 @@ def data_key(name: str, root: Path) -> str:
         entries = [(mark, "", "")] if mark is not None else []
     content = hashlib.sha256()
     for path, split, label in entries:
-        told = file_stamp(path) if path.is_file() else None
-        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(told)]).encode())
+        stamp = file_stamp(path) if path.is_file() else None
+        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(stamp)]).encode())
     return content.hexdigest()[:16]
 
 
-def earlier(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+def load_result(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    sound = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
-    return content if sound else None
+    is_same = isinstance(content, dict) and content.get("suite") == key and isinstance(content.get("accuracy"), float)
+    return content if is_same else None

@@ -19,7 +19,7 @@ from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.core.pools import PoolSpec
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
-from supancl.files import write_text
+from supancl.files import jsonable, write_text
 from supancl.recipes import Recipe
 from supancl.sweeps.runner import (
     Runs,
@@ -34,7 +34,7 @@ from supancl.sweeps.runner import (
     spread,
     train_all,
 )
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.weights.provenance import commit, versions
 
 # (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
 PAPER = {

@@ -19,16 +19,16 @@ from torch import Tensor
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
-from supancl.data.splits import Data, Split
+from supancl.data.splits import Split
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
-from supancl.evaluate import Subject
-from supancl.evaluate.sources import data_for, judged, own_source, was_trained_on
-from supancl.files import check_place, write_text
+from supancl.evaluate import EvaluatedEncoder
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
+from supancl.files import check_place, jsonable, write_text
 from supancl.paper.table_layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.weights.provenance import commit, versions
 
 # The paper shows 15 dog and 5 bird classes of ImageNet-100 without naming them, but for Doberman and Rottweiler. The
 # list has five birds; of its 19 dogs these are the first 15.
@@ -80,7 +80,7 @@ class Shown(NamedTuple):
 class Drawn(NamedTuple):
     """What is shown of a run: the features of its images, and what they are called."""
 
-    subject: Subject
+    subject: EvaluatedEncoder
     features: Features
     images: list[str]
     overlaps_training: bool
@@ -201,17 +201,18 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return result
 
 
-def collect(found: Sequence[Subject], args: argparse.Namespace) -> tuple[Shown, list[Drawn]]:
+def collect(found: Sequence[EvaluatedEncoder], args: argparse.Namespace) -> tuple[Shown, list[Drawn]]:
     """The classes, which the first run's data have, and the features of the same images by every run."""
     asked = asked_classes(args.classes, args.groups)
     shown: Shown | None = None
     drawn: list[Drawn] = []
     for subject in found:
-        data, where = data_for(subject, args.data), own_source(subject, args.data)
+        evaluation = open_evaluation_data(subject, args.data, args.split)
+        where = own_source(subject, args.data)
         if shown is None:
-            shown = choose_classes(data.classes, where, *asked)
+            shown = choose_classes(evaluation.data.classes, where, *asked)
             class_styles(shown.groups)  # more classes than colours are refused before features are taken
-        drawn.append(take(subject, data, where, shown, args))
+        drawn.append(take(subject, evaluation, where, shown, args))
         check_same_images(drawn[0], drawn[-1], args.split)
     assert shown is not None
     return shown, drawn
@@ -236,7 +237,7 @@ def split_title(text: str) -> tuple[str, str]:
     return ("", text) if not equals or Path(text).exists() else (title.strip(), where)
 
 
-def panel_titles(subjects: Sequence[Subject], given: Sequence[str]) -> list[str]:
+def panel_titles(subjects: Sequence[EvaluatedEncoder], given: Sequence[str]) -> list[str]:
     """The titles that were given, else method and alpha; where those are the same, with the seed, else the folder."""
     titles = [title or method_title(subject) for subject, title in zip(subjects, given, strict=True)]
     seeded = [
@@ -250,7 +251,7 @@ def panel_titles(subjects: Sequence[Subject], given: Sequence[str]) -> list[str]
     ]
 
 
-def method_title(subject: Subject) -> str:
+def method_title(subject: EvaluatedEncoder) -> str:
     recipe = subject.recipe
     if recipe is None:
         return subject.label
@@ -345,12 +346,11 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def take(subject: Subject, data: Data, where: str, shown: Shown, args: argparse.Namespace) -> Drawn:
+def take(
+    subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, shown: Shown, args: argparse.Namespace
+) -> Drawn:
     """The features of the images of one panel; labels are places in the figure's classes."""
-    if args.split == "train":
-        split, split_name = data.train, "train"
-    else:
-        split, split_name, _ = judged(subject, data, args.split, where)
+    data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
     ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
     chosen = choose_images(split, ids, args.per_class, args.seed)
     for name, label in zip(shown.classes, ids, strict=True):

@@ -20,7 +20,7 @@ from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.core.losses import Align
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest
-from supancl.files import write_text
+from supancl.files import jsonable, write_text
 from supancl.paper.study_rows import STUDIES, Study
 from supancl.recipes import Recipe
 from supancl.sweeps.measures import JUDGED, Judge, Measurement, has_projector, read_json
@@ -40,7 +40,8 @@ from supancl.sweeps.runner import (
     spread,
     train_all,
 )
-from supancl.weights.run_folder import RunFolder, commit, jsonable, versions
+from supancl.weights.provenance import commit, versions
+from supancl.weights.run_folder import RunFolder
 
 MEASURES = {
     # key -> (title, decimals)

@@ -19,7 +19,8 @@ from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
 from supancl.paper.table_detectors import ScoredDetector
 from supancl.recipes import Recipe
-from supancl.weights.checkpoint import load_encoder, load_newest
+from supancl.weights.checkpoint import load_newest
+from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
 
 PROBES = {"lbfgs": "convex probe", "sgd": "SGD probe"}

@@ -14,8 +14,8 @@ from supancl.cli.console import Terminal, table
 from supancl.data.splits import Data
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
+from supancl.evaluate import EvaluatedEncoder, run_suite
 from supancl.evaluate import Plan as SuitePlan
-from supancl.evaluate import Subject, suite_of
 from supancl.evaluate.naming import registered
 from supancl.evaluate.sources import data_for
 from supancl.files import write_text
@@ -191,14 +191,14 @@ def transfer(plan: Plan, runs: list[PlannedRun], judge: Judge, out: Path) -> lis
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.present or plan.benchmarks is None:
         return []
-    subjects: list[Subject] = [judge.subject(run.folder) for run in runs]
-    suite = suite_of(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", judge.reporter)
+    subjects: list[EvaluatedEncoder] = [judge.subject(run.folder) for run in runs]
+    suite = run_suite(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", judge.reporter)
     by_place = {subject.where: subject for subject in subjects}
     for result in suite.results:  # one of an earlier call may be missing in the run's own folder
         subject = by_place.get(str(result["encoder"]))
         if subject is not None and subject.run is not None:
             content = {key: value for key, value in result.items() if key not in ("task", "group")}
-            subject.keep_result(str(result["base"]), content)
+            subject.save_result(str(result["base"]), content)
     return [
         f"{failure['encoder']}: {failure['task']} on {failure['data']} not measured: {failure['why']}"
         for failure in suite.failures

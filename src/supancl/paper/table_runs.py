@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
-from supancl.evaluate.groups import group_of
+from supancl.evaluate.naming import group_of
 from supancl.paper import toy_tables
 from supancl.paper.table_detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
 from supancl.paper.table_entry import Entry, Found

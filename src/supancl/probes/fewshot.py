@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput, SupanclError, counted
-from supancl.probes.checks import check_features
-from supancl.probes.features import Features
+from supancl.probes.features import Features, check_features
 
 DRAWN_AT_ONCE = 250  # episodes; fixed, because the random numbers are laid out by it
 MOST_KEYS = 2**24  # random keys at a time, however large a class is

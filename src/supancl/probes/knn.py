@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput
-from supancl.probes.checks import Labelled, Rows, check_finite, check_shape, chunk_of
-from supancl.probes.features import Features
+from supancl.probes.features import Features, Labelled, Rows, check_finite, check_shape, chunk_of
 
 Metric = Literal["cosine", "l2"]
 REFERENCES = 16384  # references compared at a time

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from supancl.errors import BadInput
-from supancl.probes.checks import check_splits
-from supancl.probes.features import Features
+from supancl.probes.features import Features, check_splits
 from supancl.probes.logistic import (
     Memory,
     Problem,

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.errors import BadInput
-from supancl.probes.checks import check_features
-from supancl.probes.features import Features
+from supancl.probes.features import Features, check_features
 
 
 class Variance(NamedTuple):

@@ -12,11 +12,10 @@ from typing import Any
 
 from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
-from supancl.files import digest, write_text
+from supancl.files import digest, jsonable, write_text
 from supancl.probes.ranks import Mark, Ranking, Score
 from supancl.reports.alpha_page import STYLE
 from supancl.reports.score_table import TableFormat, score_table
-from supancl.weights.run_folder import jsonable
 
 FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
 TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere

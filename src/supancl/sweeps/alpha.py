@@ -19,7 +19,7 @@ from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.data.splits import Data, Split
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
-from supancl.files import write_text
+from supancl.files import jsonable, write_text
 from supancl.paper.study_rows import no_alpha
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
@@ -43,7 +43,7 @@ from supancl.sweeps.runner import (
     train_all,
 )
 from supancl.training.preflight import pick_device
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.weights.provenance import commit, versions
 
 MEASURES = {
     # key -> (title, decimals)

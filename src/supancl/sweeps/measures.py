@@ -10,9 +10,19 @@ from typing import Any
 
 from supancl.data.opening import same_source
 from supancl.errors import BadInput
-from supancl.evaluate import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
+from supancl.evaluate import (
+    EvaluatedEncoder,
+    EvaluationOptions,
+    SgdSettings,
+    SourceCache,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_variance,
+    open_evaluated_encoder,
+)
 from supancl.evaluate.naming import has_old_crop, source_of, unusual
 from supancl.reporter import Reporter
+from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
@@ -47,27 +57,29 @@ class Measurement:
         at_hand = split == self.split or kept.get("split") == self.split
         return at_hand and kept.get("layer") == self.layer and not set(unusual(kept)) - set(VARIED)
 
-    def measure(self, subject: Subject) -> dict[str, Any]:
+    def measure(self, subject: EvaluatedEncoder) -> dict[str, Any]:
         """The protocol's result, which the run folder keeps."""
         if self.protocol == "knn":
-            return knn_of(subject, self.source, split=self.split)
+            return evaluate_knn(subject, self.source, split=self.split)
         if self.protocol == "linear":
-            return linear_of(subject, self.source, probe=self.probe, split=self.split)
-        return variance_of(subject, self.source, split=self.split)
+            return evaluate_linear(
+                subject, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
+            )
+        return evaluate_variance(subject, self.source, split=self.split)
 
 
 class Judge:
     """Measures runs one after another, each thing once; the data that one run needs serve the next."""
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
-        self.device, self.reporter, self.shelf = device, reporter or Reporter(), Shelf()
-        self._last: tuple[Path, str, Subject] | None = None
+        self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
+        self._last: tuple[Path, str, EvaluatedEncoder] | None = None
 
-    def subject(self, run: Path, layer: str = "pooled") -> Subject:
+    def subject(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
         """The run's encoder with a layer of it; the one opened last is kept."""
         if self._last is None or self._last[:2] != (run, layer):
-            look = make_look(self.device, layer=layer, shelf=self.shelf)
-            self._last = run, layer, open_subject(str(run), look, self.reporter)
+            options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
+            self._last = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
         return self._last[2]
 
     def result(self, run: Path, wanted: Measurement) -> dict[str, Any]:

@@ -44,7 +44,8 @@ from supancl.training.preflight import (
     with_short_side,
 )
 from supancl.training.pretrain import pretrain
-from supancl.weights.checkpoint import checkpoints, load_encoder, load_newest
+from supancl.weights.checkpoint import checkpoints, load_newest
+from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder, next_folder
 
 FAILED = "failed.json"  # in the folder of a run that could not go on, and why

@@ -22,8 +22,10 @@ from supancl.training.inputs import StepStats
 from supancl.training.monitor import alarm, all_the_same
 from supancl.training.signals import signals_noted
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import Writer, load_newest
-from supancl.weights.run_folder import MetricsLog, RunFolder
+from supancl.weights.checkpoint import load_newest
+from supancl.weights.metrics_log import MetricsLog
+from supancl.weights.run_folder import RunFolder
+from supancl.weights.writer import Writer
 
 MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
 MOST_ROLLBACKS = 3

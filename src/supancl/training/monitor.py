@@ -19,7 +19,7 @@ from supancl.core.pools import Pool
 from supancl.data.splits import Data, Split
 from supancl.errors import Collapsed, NonFinite, program
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
-from supancl.probes.fixed_ridge import fixed_ridge_accuracy
+from supancl.probes.linear import fixed_ridge_accuracy
 
 if TYPE_CHECKING:
     from supancl.recipes import Recipe

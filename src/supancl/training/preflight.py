@@ -20,7 +20,7 @@ from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import TrainSpec, resolve_warmup, validated_recipe
-from supancl.weights.checkpoint import encoder_file
+from supancl.weights.encoder_file import find_encoder_file
 from supancl.weights.run_folder import RunFolder, next_folder
 
 WORTH_COMPILING = 5_000  # steps; compiling takes about a minute and saves some milliseconds a step
@@ -247,7 +247,7 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
         check_apart(recipe.data.source, folder.path)
         if init is not None:
-            encoder_file(Path(init))
+            find_encoder_file(Path(init))
         return with_short_side(resolve_warmup(recipe))
     if init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")

@@ -36,8 +36,11 @@ from supancl.training.preflight import (
     with_speed,
 )
 from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import Writer, initialize, load_newest, readable, save_encoder, save_projector
-from supancl.weights.run_folder import MetricsLog, NoLog, RunFolder
+from supancl.weights.checkpoint import load_newest
+from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
+from supancl.weights.metrics_log import MetricsLog, NoLog
+from supancl.weights.run_folder import RunFolder
+from supancl.weights.writer import Writer
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ records and replays it, across_ranks.py shares its batch among processes, nonfin
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from supancl.core.losses import Terms
+from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
 from supancl.data.views.specs import in_part
 from supancl.distributed import Part, Ranks
@@ -47,7 +47,7 @@ class Step:
 
     def forward_and_loss(self, views: Tensor, local: Tensor | None, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
         """The loss of these views, and their targets: one graph to the compiler."""
-        with self.autocast():
+        with autocast_for(self.model.device, self.recipe.train.precision, cache_weights=self.run.keeps_casts):
             anchors, targets = self.run.branches(views, local)  # (2, B, D) each, unit norm
         everyones, context = self.run.exchange(targets, labels, part)  # alone: these targets, and nothing to add
         terms = self.recipe.loss(anchors, targets, part.of(labels), self.model.pool, **context)
@@ -88,8 +88,3 @@ class Step:
         run.push(targets[0 if released else -1], labels)  # z2, after the loss: a batch is never its own positive
         inputs.count(total)
         return targets[-1]
-
-    def autocast(self) -> Any:
-        if self.recipe.train.precision == "bf16":
-            return torch.autocast(self.model.device.type, dtype=torch.bfloat16, cache_enabled=self.run.keeps_casts)
-        return nullcontext()

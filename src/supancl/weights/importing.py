@@ -17,15 +17,8 @@ from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
 from supancl.errors import BadInput, counted
 from supancl.files import beside, check_place
-from supancl.weights.checkpoint import (
-    Damaged,
-    Refused,
-    load_encoder,
-    load_tensors,
-    load_weights,
-    read_safetensors,
-    save_encoder,
-)
+from supancl.weights.checkpoint import Damaged, Refused, load_tensors
+from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
     FORMATS,
     PATCHES,

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import platform
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from supancl.config import to_json
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_place, held, unwritable, write_text
+from supancl.files import check_place, held, unwritable, write_json, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
+from supancl.weights.provenance import commit, versions
 
 MADE_BY = {"recipe.json": "pretrain", "detect.json": "detect train"}  # the file that a run begins with -> its command
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 class RunFolder:
@@ -127,18 +123,18 @@ class RunFolder:
             "versions": versions(),
             "commit": commit(),
         }
-        write_text(self.recipe_file, _json(content))
+        write_json(self.recipe_file, content)
 
     def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
-        """Keep in recipe.json a setting that the run goes on with; what else it says is of the beginning, and stays."""
+        """Write a setting that the run goes on with into recipe.json; everything else stays as the run began."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
-        kept, key = content["recipe"][section], f"{section}.{name}"
-        if name in kept and kept[name] == value:
+        settings, key = content["recipe"][section], f"{section}.{name}"
+        if name in settings and settings[name] == value:
             return
-        kept[name] = value
+        settings[name] = value
         if key in recipe.sources:  # not of one that was left open, in a file of before there was such a setting
             content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
-        write_text(self.recipe_file, _json(content))
+        write_json(self.recipe_file, content)
 
     def read_recipe(self) -> tuple[Recipe, tuple[str, ...]]:
         try:
@@ -150,8 +146,8 @@ class RunFolder:
         except NotRegistered as error:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except (BadInput, RecursionError) as error:
-            told = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
-            raise BadInput(f"{told}; bring back the file as the run wrote it, or choose another --out") from None
+            line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
+            raise BadInput(f"{line}; bring back the file as the run wrote it, or choose another --out") from None
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -160,7 +156,7 @@ class RunFolder:
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: the steps they tell of will be done again."""
+        """Drop rows after `step`: those steps will be done again."""
         if not self.metrics_file.exists():
             return
         write_text(self.metrics_file, "".join(line + "\n" for line, row in self._logged() if row["step"] <= step))
@@ -190,7 +186,7 @@ class RunFolder:
         return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
 
     def check_evaluations(self) -> None:
-        """Refuse a run that no result can be kept in: asked before anything is measured."""
+        """Refuse a run folder that cannot be written in, before anything is measured."""
         if why := unwritable(self.evaluations):
             raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 
@@ -200,73 +196,8 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"cannot write in {self.path} ({error.strerror}); judge a copy of it instead") from None
         path = self.evaluations / f"{name}.json"
-        write_text(path, _json(result))
+        write_json(path, result)
         return path
-
-
-class MetricsLog:
-    """metrics.jsonl and TensorBoard, row by row."""
-
-    def __init__(self, folder: RunFolder, resumed_at: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.folder = folder
-        self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
-        # TensorBoard forgets this step and those after it; the row of `resumed_at` itself stays
-        forgotten = None if resumed_at is None else resumed_at + 1
-        self.board = SummaryWriter(str(folder.tensorboard), purge_step=forgotten)
-
-    def write(self, row: dict[str, Any]) -> None:
-        try:
-            self.file.write(json.dumps(jsonable(row)) + "\n")
-            self.file.flush()
-            for name, value in row.items():
-                if isinstance(value, (int, float)) and name not in ("step", "epoch") and math.isfinite(value):
-                    self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
-        except OSError as error:
-            raise BadInput(
-                f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
-                f"with --resume --out {self.folder.path}"
-            ) from None
-
-    def rewind(self, step: int) -> None:
-        """Forget the rows after `step`, which will be written again."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        self.file.close()
-        self.folder.keep_metrics_until(step)
-        self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
-        # what a purge_step writes, in the same file: files of one second are not surely read in their order
-        again = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.board._get_file_writer().add_event(again)
-
-    def close(self) -> None:
-        for end in (self.file.close, self.board.close):
-            with contextlib.suppress(OSError):
-                end()
-
-
-class NoLog(MetricsLog):
-    """For ranks that do not write."""
-
-    def __init__(self) -> None: ...
-
-    def write(self, row: dict[str, Any]) -> None: ...
-
-    def rewind(self, step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def jsonable(value: Any) -> Any:
-    """JSON has no NaN: what is not a number becomes null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    return value
 
 
 def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
@@ -274,29 +205,3 @@ def next_folder(recipe_name: str, parent: Path = Path("runs")) -> Path:
     pattern = re.compile(re.escape(recipe_name) + r"-(\d+)$")
     taken = [int(m[1]) for p in parent.glob(f"{recipe_name}-*") if (m := pattern.match(p.name))]
     return parent / f"{recipe_name}-{max(taken, default=0) + 1:03d}"
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("supancl", *PACKAGES):
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
-
-
-def commit() -> str | None:
-    """The commit of the source tree this runs from, where it runs from one."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return None
-    try:
-        asked = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return asked.stdout.strip() or None
-
-
-def _json(content: Any) -> str:
-    return json.dumps(jsonable(content), indent=2) + "\n"

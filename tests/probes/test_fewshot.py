@@ -13,7 +13,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from supancl.errors import BadInput, SupanclError
 from supancl.probes import Features, few_shot, paired_difference, sample_episodes
 from supancl.probes.fewshot import dual_logistic
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 def by_scikit_learn(features: Features, episodes) -> tuple[list[float], list[np.ndarray]]:

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from supancl import linear_accuracy
 from supancl.probes import Features, few_shot, knn_accuracies, logistic, neighbours, sample_episodes
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 @pytest.mark.parametrize("regularization", [1e-3, 1.0])

@@ -8,12 +8,21 @@ import pytest
 import torch
 
 from supancl.errors import BadInput
-from supancl.evaluate import Look, few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate import (
+    EpisodeSettings,
+    EvaluationOptions,
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+)
 from supancl.evaluate.protocols import augmented_epochs, file_name, transfer_metric
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
+from tests.evaluate.made import bright, run_folder, source, subject
 from tests.files import archive, noise
-from tests.judge.made import bright, run_folder, source, subject
 
 CPU = torch.device("cpu")
 CONDITIONS = {
@@ -64,21 +73,21 @@ def close(one: Features, other: Features) -> bool:
 def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     said = []
     monkeypatch.setattr(run.reporter, "note", said.append)
-    result = knn_of(run, ks=(5000, 90))
+    result = evaluate_knn(run, ks=(5000, 90))
     assert said == [
         f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
         f"{result['references']}"
     ]
     assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
     said.clear()
-    both = knn_of(run, ks=(5, 5000, 4000))
+    both = evaluate_knn(run, ks=(5, 5000, 4000))
     assert said[0].endswith(f"so k = 5000 and 4000 are k = {result['references']}")
     assert (both["k"], list(both["by_k"])) == (5, ["5", str(result["references"])])
     assert both["by_k"][str(result["references"])] == result["accuracy"]
 
 
 def test_knn_is_that_of_the_features(run, tmp_path):
-    result = knn_of(run, ks=(3, 7))
+    result = evaluate_knn(run, ks=(3, 7))
     reference, queries = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
     assert close(run.features(data_for(run, None).train), reference)
     assert result["by_k"] == pytest.approx(
@@ -88,24 +97,24 @@ def test_knn_is_that_of_the_features(run, tmp_path):
     assert (result["references"], result["queries"], result["judged"]) == (90, 30, "test")
     assert kept(tmp_path, "knn-k3") == json.loads(json.dumps(result))
     assert result.keys() >= CONDITIONS
-    alone = knn_of(run, leave_one_out=True, ks=(3,))
+    alone = evaluate_knn(run, leave_one_out=True, ks=(3,))
     assert (alone["references"], alone["queries"]) == (30, 30)
 
 
 def test_linear_is_that_of_the_features(run, tmp_path):
-    result = linear_of(run)
+    result = evaluate_linear(run)
     train, test = by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=2))
     expected = linear_probe(train, test)
     assert (result["weight"], result["accuracy"]) == (expected.weight, pytest.approx(expected.accuracy))
     assert kept(tmp_path, "linear")["probe"] == "lbfgs"
     assert result.keys() >= CONDITIONS
-    sgd = linear_of(run, probe="sgd", epochs=3, lr=1.0)
+    sgd = evaluate_linear(run, sgd=SgdSettings(epochs=3, lr=1.0))
     assert (sgd["epochs"], len(sgd["losses"]), sgd["queries"]) == (3, 3, 30)
 
 
 def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
     path = source(tmp_path / "other.npz", train=90, val=30, test=60)
-    result = transfer_of(run, str(path))
+    result = evaluate_transfer(run, str(path))
     splits = [by_hand(run, *bright(90)), by_hand(run, *bright(30, seed=1)), by_hand(run, *bright(60, seed=2))]
     expected = transfer(*splits)
     assert result["weight"] == expected.weight
@@ -113,13 +122,13 @@ def test_transfer_is_that_of_the_features_and_is_kept_by_name(run, tmp_path):
     assert result["images"] == [90, 30, 60]
     assert kept(tmp_path, "transfer-other")["source"] == str(path)
     assert result.keys() >= CONDITIONS
-    assert transfer_of(run, str(path), name="a-other")["data"] == "a-other"
+    assert evaluate_transfer(run, str(path), name="a-other")["data"] == "a-other"
     assert (tmp_path / "run/evaluate/transfer-a-other.json").exists()
 
 
 def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_path):
     path = source(tmp_path / "other.npz", train=30, test=60)
-    result = few_shot_of(run, str(path), 3, 2, 4, episodes=20, seed=5)
+    result = evaluate_few_shot(run, str(path), EpisodeSettings(3, 2, 4, episodes=20, seed=5))
     expected = few_shot(by_hand(run, *bright(60, seed=2)), 3, 2, 4, episodes=20, seed=5)
     assert result["accuracies"] == pytest.approx(list(expected.accuracies))
     assert (result["drawn"], result["split"], result["classes"]) == (expected.drawn, "test", 3)
@@ -130,12 +139,12 @@ def test_few_shot_is_that_of_the_features_with_episodes_of_the_seed(run, tmp_pat
 
 def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, tmp_path):
     path = str(source(tmp_path / "wide.npz", train=30, test=1320, classes=66))  # 20 images a class, as Omniglot has
-    result = few_shot_of(run, path, 5, 5, 16, episodes=3)
+    result = evaluate_few_shot(run, path, EpisodeSettings(5, 5, 16, episodes=3))
     assert (result["queries"], result["queries_used"], result["images"]) == (16, [15, 15], 1320)
     assert result["remarks"] == ["20 images a class leave 15 queries at 5 shots, not 16"]
     assert run.reporter.warnings == []
-    assert few_shot_of(run, path, 5, 5, 15, episodes=3)["remarks"] == []
-    few_shot_of(run, path, 66, 5, 16, episodes=1)
+    assert evaluate_few_shot(run, path, EpisodeSettings(5, 5, 15, episodes=3))["remarks"] == []
+    evaluate_few_shot(run, path, EpisodeSettings(66, 5, 16, episodes=1))
     assert run.reporter.warnings == [
         f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 images"
     ]
@@ -144,7 +153,7 @@ def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, 
 @pytest.mark.parametrize("protocol", ["linear", "transfer"])
 def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypatch):
     path = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
-    judge = {"linear": linear_of, "transfer": transfer_of}[protocol]
+    judge = {"linear": evaluate_linear, "transfer": evaluate_transfer}[protocol]
     assert judge(run, path)["cut_off"] is False
     assert run.reporter.warnings == []
     room, solver = import_module(f"supancl.probes.{protocol}"), {"linear": "polish", "transfer": "solve"}[protocol]
@@ -160,7 +169,7 @@ def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypa
 
 
 def test_variance_names_the_classes(run):
-    result = variance_of(run, split="train")
+    result = evaluate_variance(run, split="train")
     assert list(result["spread"]) == ["0", "1", "2"]
     assert (result["images"], result["normalize"], result["judged"]) == (90, True, "train")
     assert result["within"] == pytest.approx(np.mean(list(result["spread"].values())))  # classes of equal size
@@ -170,18 +179,18 @@ def test_variance_names_the_classes(run):
 def test_every_result_says_of_which_weights_it_is(run, tmp_path):
     """The ridge's own weights once took the place of the checksum in linear and transfer."""
     path = str(source(tmp_path / "x.npz", train=60, test=30))
-    for protocol in (knn_of, linear_of, transfer_of, variance_of):
+    for protocol in (evaluate_knn, evaluate_linear, evaluate_transfer, evaluate_variance):
         result = protocol(run, path)
         assert result["weights"] == run.weights
-        if protocol in (linear_of, transfer_of):
+        if protocol in (evaluate_linear, evaluate_transfer):
             assert result["weight"] in result["tried"]
-    assert few_shot_of(run, path, 3, 2, 4, 10)["weights"] == run.weights
+    assert evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10))["weights"] == run.weights
 
 
 # --- honest choices ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", [transfer_of, linear_of], ids=["transfer", "linear"])
+@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
 def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     """Other test images, with labels at random: another accuracy, every choice the same."""
     path = source(tmp_path / "x.npz", train=60, val=0, test=60)
@@ -191,11 +200,11 @@ def test_nothing_is_chosen_on_the_test_images(protocol, run, tmp_path):
     content["test_labels"] = np.random.default_rng(0).permutation(content["test_labels"])
     second = protocol(run, str(archive(path, **content)))
     assert first["accuracy"] > second["accuracy"]
-    chosen = ("weight", "tried", "validation" if protocol is transfer_of else "held_out", "images")
+    chosen = ("weight", "tried", "validation" if protocol is evaluate_transfer else "held_out", "images")
     assert [first[key] for key in chosen] == [second[key] for key in chosen]
 
 
-@pytest.mark.parametrize("protocol", [transfer_of, linear_of], ids=["transfer", "linear"])
+@pytest.mark.parametrize("protocol", [evaluate_transfer, evaluate_linear], ids=["transfer", "linear"])
 def test_the_test_images_are_looked_at_once(protocol, run, tmp_path, monkeypatch):
     path, asked, plain = source(tmp_path / "x.npz", train=60, test=33), [], run.features
     monkeypatch.setattr(run, "features", lambda split, *view: asked.append(len(split)) or plain(split, *view))
@@ -209,19 +218,19 @@ def test_results_from_kept_features_are_the_same(run, tmp_path):
 
     def results():
         found = [
-            knn_of(run, path),
-            linear_of(run, path),
-            transfer_of(run, path),
-            variance_of(run, path),
-            few_shot_of(run, path, 3, 2, 4, 10),
+            evaluate_knn(run, path),
+            evaluate_linear(run, path),
+            evaluate_transfer(run, path),
+            evaluate_variance(run, path),
+            evaluate_few_shot(run, path, EpisodeSettings(3, 2, 4, 10)),
         ]
         return [{key: value for key, value in result.items() if key != "seconds"} for result in found]
 
     first = results()
     run.encoder.forward = None  # nobody may ask it again
     assert results() == first
-    fresh = subject(run.where, Look(CPU, keep=False))
-    assert knn_of(fresh, path)["accuracy"] == first[0]["accuracy"]
+    fresh = subject(run.where, EvaluationOptions(CPU, cache_features=False))
+    assert evaluate_knn(fresh, path)["accuracy"] == first[0]["accuracy"]
 
 
 def test_the_registry_says_the_metric_unless_told_otherwise():
@@ -244,7 +253,7 @@ def test_the_runs_own_data_give_the_plain_name(run, tmp_path):
 
 def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     path = source(tmp_path / "x.npz", train=50, test=12)
-    unit = subject(run_folder(tmp_path / "run"), Look(CPU, normalize=True))
+    unit = subject(run_folder(tmp_path / "run"), EvaluationOptions(CPU, normalize=True))
     epochs = augmented_epochs(unit, data_for(unit, str(path)).train, 16, seed=0)
     first, again, second = list(epochs(0)), list(epochs(0)), list(epochs(1))
     assert [len(labels) for _, labels in first] == [16, 16, 16, 2]
@@ -252,12 +261,8 @@ def test_augmented_epochs_are_new_crops_of_every_labelled_image(tmp_path):
     assert not torch.allclose(first[0][0], second[0][0])
     assert sorted(torch.cat([labels for _, labels in second]).tolist()) == sorted(bright(50)[1].tolist())
     assert torch.allclose(first[0][0].norm(dim=1), torch.ones(16), atol=1e-5)  # as the test features are
-    result = linear_of(unit, str(path), "sgd", epochs=2, lr=1.0, augmented=True)
+    result = evaluate_linear(unit, str(path), SgdSettings(epochs=2, lr=1.0, augmented=True))
     assert (result["augmented"], result["classes"], len(result["losses"])) == (True, 3, 2)
-
-
-def test_augmented_views_need_sgd(run):
-    assert message(linear_of, run, augmented=True).startswith("--augmented goes with --probe sgd")
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -284,17 +289,17 @@ def lacking(path, split: str, label: int):
 ])  # fmt: skip
 def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path):
     path = lacking(tmp_path / "x.npz", split, 1)
-    assert message(transfer_of, run, path) == f"{path}: {line}"
+    assert message(evaluate_transfer, run, path) == f"{path}: {line}"
     if split == "train":
-        assert message(linear_of, run, path) == f"{path}: {line}"
+        assert message(evaluate_linear, run, path) == f"{path}: {line}"
     if split == "val":
-        assert message(linear_of, run, path, "sgd") == f"{path}: {line}"
-        assert linear_of(run, path)["queries"] == 20  # top-1 of the images that are there
+        assert message(evaluate_linear, run, path, SgdSettings()) == f"{path}: {line}"
+        assert evaluate_linear(run, path)["queries"] == 20  # top-1 of the images that are there
 
 
 def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
     path = lacking(tmp_path / "x.npz", "train", 1)
-    result = knn_of(run, path)
+    result = evaluate_knn(run, path)
     (warning,) = run.reporter.warnings
     assert warning == f"{path}: class 'bee' has no training image; its 10 images to judge count as wrong"
     assert result["accuracy"] <= 100 * 20 / 30
@@ -307,11 +312,11 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     path = str(
         archive(tmp_path / "x.npz", train_images=images, train_labels=labels, class_names=["ant", "bee", "cow", "dog"])
     )
-    result = few_shot_of(run, path, 3, 3, 2, 10)
+    result = evaluate_few_shot(run, path, EpisodeSettings(3, 3, 2, 10))
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
     assert run.reporter.warnings == ["x: 1 class has no more than 3 images and is left out: dog"]
-    assert message(few_shot_of, run, path, 4, 3) == (
+    assert message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)) == (
         f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
         "--shots, or add images"
     )
@@ -319,17 +324,17 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
 
 def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
     nothing = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
-    assert "no labelled image in train" in message(linear_of, run, nothing)
-    assert "too few labelled images to take 20%" in message(transfer_of, run, nothing)
-    assert "no labelled image among the images to measure" in message(variance_of, run, nothing)
-    assert "0 classes have more than 5 images" in message(few_shot_of, run, nothing)
+    assert "no labelled image in train" in message(evaluate_linear, run, nothing)
+    assert "too few labelled images to take 20%" in message(evaluate_transfer, run, nothing)
+    assert "no labelled image among the images to measure" in message(evaluate_variance, run, nothing)
+    assert "0 classes have more than 5 images" in message(evaluate_few_shot, run, nothing)
     single = str(archive(tmp_path / "y.npz", train_labels=np.zeros(20, int)))
-    assert "only class '0' in train; a classifier needs at least two" in message(linear_of, run, single)
-    assert "only class '0' among the images to measure" in message(variance_of, run, single)
+    assert "only class '0' in train; a classifier needs at least two" in message(evaluate_linear, run, single)
+    assert "only class '0' among the images to measure" in message(evaluate_variance, run, single)
     labels = np.arange(20) % 2
     labels[:1] = 2
     lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8), test_labels=np.arange(3)))
-    assert linear_of(run, lonely)["chosen_on_images"] == 2  # one of each of the others
+    assert evaluate_linear(run, lonely)["chosen_on_images"] == 2  # one of each of the others
 
 
 # --- which images choose the ridge ------------------------------------------------------------------------------------
@@ -343,7 +348,7 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
     own = str(source(tmp_path / "own.npz", train=90, test=60))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.2))
     data = data_for(run, None)
-    result = linear_of(run, split="test")
+    result = evaluate_linear(run, split="test")
     train, held_out = features_of(run, data)
     expected = linear_probe(train, run.features(data.test), held_out)
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -357,7 +362,7 @@ def test_the_held_out_images_choose_for_the_test_split(tmp_path):
 def test_held_out_images_that_are_judged_choose_by_halves(splits, tmp_path):
     own = str(source(tmp_path / "own.npz", **splits))
     run = subject(run_folder(tmp_path / "run", source=own, described=True))
-    result = linear_of(run)
+    result = evaluate_linear(run)
     train, held_out = features_of(run, data_for(run, None))
     expected = linear_probe(train, held_out, "halves")
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -372,7 +377,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
     """A test split chooses nothing, so a part of the training images does."""
     own = str(source(tmp_path / "own.npz", train=90, test=60))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=holdout))
-    result = linear_of(run)
+    result = evaluate_linear(run)
     data = data_for(run, None)
     expected = linear_probe(run.features(data.train), run.features(data.test))
     assert (result["accuracy"], result["weight"]) == (expected.accuracy, expected.weight)
@@ -385,7 +390,7 @@ def test_a_ridge_chosen_on_trained_images_says_so(holdout, tmp_path):
 def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
     other = str(source(tmp_path / "other.npz", train=60, val=30, test=30))
     for who in (run, subject(tmp_path / "run" / "encoder.safetensors")):
-        result = linear_of(who, other)
+        result = evaluate_linear(who, other)
         assert (result["chosen_on"], result["chosen_on_images"]) == ("10% of training", 6)
         assert who.reporter.warnings == []
 
@@ -394,7 +399,7 @@ def test_other_data_and_other_encoders_choose_on_a_part_of_train(run, tmp_path):
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["own data", "the same data named"])
-@pytest.mark.parametrize("protocol", [knn_of, linear_of, variance_of])
+@pytest.mark.parametrize("protocol", [evaluate_knn, evaluate_linear, evaluate_variance])
 def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named, tmp_path, monkeypatch):
     own = str(source(tmp_path / "own.npz", train=60, test=30))
     run = subject(run_folder(tmp_path / "run", source=own, described=True, data__holdout=0.0))
@@ -406,5 +411,5 @@ def test_a_run_that_held_nothing_out_is_judged_on_the_test_split(protocol, named
     assert (result["split"], result["judged"], result.get("queries", result.get("images"))) == ("test", "test", 30)
     assert kept(tmp_path, f"{result['protocol']}-test")["split"] == "test"
     asked = protocol(run, split="test")
-    key = "ratio" if protocol is variance_of else "accuracy"
+    key = "ratio" if protocol is evaluate_variance else "accuracy"
     assert asked[key] == result[key]

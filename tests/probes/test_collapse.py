@@ -8,7 +8,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.probes import Features, collapse, effective_rank, variance
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 @pytest.mark.parametrize("normalize", [True, False])

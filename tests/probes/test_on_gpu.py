@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from supancl.probes import Features, collapse, few_shot, knn_accuracies, knn_leave_one_out, linear_probe, transfer
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

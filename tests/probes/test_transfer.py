@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from supancl.errors import BadInput
 from supancl.probes import Features, accuracy, transfer
 from supancl.probes.transfer import WEIGHTS
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 def plain_fit(values: torch.Tensor, labels: torch.Tensor, weight: float, layer: torch.nn.Linear) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from supancl.errors import BadInput
 from supancl.probes import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
 from supancl.probes.knn import best
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 class Stored:

@@ -5,9 +5,17 @@ import re
 
 import pytest
 
-from supancl.evaluate import few_shot_of, knn_of, linear_of, transfer_of, variance_of
+from supancl.evaluate import (
+    EpisodeSettings,
+    SgdSettings,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_linear,
+    evaluate_transfer,
+    evaluate_variance,
+)
 from supancl.evaluate.naming import STANDARD, data_label, data_names, result_name, unusual
-from tests.judge.made import run_folder, source, subject
+from tests.evaluate.made import run_folder, source, subject
 
 
 @pytest.fixture
@@ -21,7 +29,13 @@ def kept(tmp_path) -> dict[str, dict]:
 
 def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
     path = str(source(tmp_path / "x.npz", train=60, test=60))
-    results = [knn_of(run), linear_of(run), variance_of(run), transfer_of(run, path), few_shot_of(run, path, 3, 5)]
+    results = [
+        evaluate_knn(run),
+        evaluate_linear(run),
+        evaluate_variance(run),
+        evaluate_transfer(run, path),
+        evaluate_few_shot(run, path, EpisodeSettings(3, 5)),
+    ]
     assert set(kept(tmp_path)) == {"knn", "linear", "variance", "transfer-x", "fewshot-x-3w5s"}
     for result in results:
         usual = STANDARD[result["protocol"]]
@@ -31,7 +45,7 @@ def test_the_plain_name_is_for_the_protocols_own_settings(run, tmp_path):
 
 
 def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
-    first = knn_of(run)
+    first = evaluate_knn(run)
     for change in (
         {"ks": (1,), "leave_one_out": True},
         {"metric": "l2"},
@@ -39,12 +53,12 @@ def test_another_measurement_has_a_file_of_its_own(run, tmp_path):
         {"view": "whole"},
         {"temperature": 0.07},
     ):
-        knn_of(run, **change)
-    linear_of(run, probe="sgd", epochs=2, lr=1.0)
-    linear_of(run, seed=3)
-    variance_of(run, split="train")
-    transfer_of(run, run.recipe.data.source, "mean-per-class")
-    few_shot_of(run, run.recipe.data.source, 3, 5, episodes=3, fill_queries=True)
+        evaluate_knn(run, **change)
+    evaluate_linear(run, sgd=SgdSettings(epochs=2, lr=1.0))
+    evaluate_linear(run, seed=3)
+    evaluate_variance(run, split="train")
+    evaluate_transfer(run, run.recipe.data.source, "mean-per-class")
+    evaluate_few_shot(run, run.recipe.data.source, EpisodeSettings(3, 5, episodes=3, fill_queries=True))
     assert set(kept(tmp_path)) == {
         "fewshot-own-3w5s-filled-ep3",
         "knn",
@@ -82,7 +96,7 @@ def test_layer_and_length_are_told(tmp_path):
 
 def test_test_is_no_other_choice_where_it_is_what_is_held_out(tmp_path):
     run = subject(run_folder(tmp_path / "run", source=str(source(tmp_path / "own.npz", train=90, test=30))))
-    assert knn_of(run, split="test")["accuracy"] == knn_of(run)["accuracy"]
+    assert evaluate_knn(run, split="test")["accuracy"] == evaluate_knn(run)["accuracy"]
     assert set(kept(tmp_path)) == {"knn"}
 
 
@@ -101,7 +115,7 @@ def test_other_data_of_one_name_do_not_take_its_place(run, tmp_path):
         (tmp_path / folder).mkdir()
         paths.append(str(source(tmp_path / folder / "x.npz", train=60, test=count)))
     for path in (*paths, *paths):
-        knn_of(run, path)
+        evaluate_knn(run, path)
     found = kept(tmp_path)
     assert found["knn-x"]["source"] == paths[0]
     (other,) = set(found) - {"knn-x"}

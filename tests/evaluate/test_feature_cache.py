@@ -18,11 +18,11 @@ from supancl.data.splits import Split, whole_split
 from supancl.data.store import memory
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages
-from supancl.evaluate import Look
+from supancl.evaluate import EvaluationOptions
 from supancl.evaluate import feature_cache as kept
-from supancl.evaluate.feature_cache import KeptFeatures, encoder_key, pixels_key
+from supancl.evaluate.feature_cache import FeatureCache, encoder_key, pixels_key
+from tests.evaluate.made import SPEC, encoder, run_folder, subject
 from tests.files import noise, picture
-from tests.judge.made import SPEC, encoder, run_folder, subject
 
 CPU = torch.device("cpu")
 PIXELS = torch.from_numpy(noise(6, 1, 8, 8, seed=2))
@@ -37,7 +37,7 @@ def counted(tmp_path, monkeypatch):
     """A subject, and how often its encoder has been asked."""
     run = subject(run_folder(tmp_path / "run"))
     calls = []
-    monkeypatch.setattr("supancl.evaluate.subject.embed", counting(calls))
+    monkeypatch.setattr("supancl.evaluate.encoder.embed", counting(calls))
     return run, calls
 
 
@@ -52,7 +52,7 @@ def counting(calls):
 
 
 def files() -> list[Path]:
-    return sorted(KeptFeatures().folder.glob("*"))
+    return sorted(FeatureCache().folder.glob("*"))
 
 
 def test_features_are_taken_once_and_come_back_bit_for_bit(counted):
@@ -72,11 +72,11 @@ def test_features_of_the_crop_that_blurred_are_not_taken_for_todays(counted):
     """0.1.0 kept features of crops that began between pixels under version 1."""
     run, calls = counted
     split = split_of(ArrayImages(PIXELS))
-    path = run.kept.path(run.weights, split, run.look.described("margin"))
-    content = json.dumps([1, run.weights, pixels_key(split), run.look.described("margin")])
+    path = run.feature_cache.path(run.weights, split, run.options.described("margin"))
+    content = json.dumps([1, run.weights, pixels_key(split), run.options.described("margin")])
     old = path.with_name(f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.safetensors")
     wrong = torch.full((len(split), run.encoder.width), 7.0)
-    run.kept.write(old, wrong)
+    run.feature_cache.write(old, wrong)
     assert not torch.equal(run.features(split).values, wrong)
     assert len(calls) == 1
 
@@ -91,8 +91,8 @@ def test_another_view_layer_length_image_or_order_is_taken_anew(counted):
     other = PIXELS.clone()
     other[3, 0, 2, 2] ^= 1
     run.features(split_of(ArrayImages(other)))
-    for look in (Look(CPU, layer="2"), Look(CPU, normalize=True)):
-        run.look = look
+    for options in (EvaluationOptions(CPU, layer="2"), EvaluationOptions(CPU, normalize=True)):
+        run.options = options
         run.features(split)
     assert len(calls) == len(files()) == 7
 
@@ -135,9 +135,9 @@ def test_files_that_are_read_otherwise_now_have_another_key(tmp_path, monkeypatc
 
 
 def test_without_the_cache_nothing_is_kept(tmp_path):
-    run = subject(run_folder(tmp_path / "run"), Look(CPU, keep=False))
+    run = subject(run_folder(tmp_path / "run"), EvaluationOptions(CPU, cache_features=False))
     run.features(split_of(ArrayImages(PIXELS)))
-    assert not KeptFeatures().folder.exists()
+    assert not FeatureCache().folder.exists()
 
 
 @pytest.mark.parametrize("damage", [
@@ -185,7 +185,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
 
 
 def test_the_longest_unused_make_room(tmp_path):
-    store = KeptFeatures(tmp_path, most=3000)
+    store = FeatureCache(tmp_path, most=3000)
     paths = [store.folder / f"{i}.safetensors" for i in range(4)]
     for i, path in enumerate(paths[:3]):
         store.write(path, torch.zeros(200))  # 800 bytes and a header
@@ -249,11 +249,11 @@ def test_a_store_of_another_kind_is_never_kept():
             return 1
 
     assert pixels_key(split_of(Unknown())) is None
-    assert KeptFeatures().path("weights", split_of(Unknown()), "how") is None
+    assert FeatureCache().path("weights", split_of(Unknown()), "how") is None
 
 
 def test_a_change_of_the_view_is_another_version(monkeypatch):
     split = split_of(ArrayImages(PIXELS))
-    before = KeptFeatures().path("weights", split, "how")
+    before = FeatureCache().path("weights", split, "how")
     monkeypatch.setattr(kept, "VERSION", kept.VERSION + 1)
-    assert KeptFeatures().path("weights", split, "how") != before
+    assert FeatureCache().path("weights", split, "how") != before

@@ -1,4 +1,4 @@
-"""Who is judged, and on which images: none that it was trained on."""
+"""The encoder that is evaluated, and on which images: none that it was trained on."""
 
 import shutil
 from dataclasses import replace
@@ -13,24 +13,32 @@ from supancl.data.opening import from_arrays
 from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from supancl.evaluate import Look, Shelf, few_shot_of, knn_of, transfer_of, variance_of
+from supancl.evaluate import (
+    EpisodeSettings,
+    EvaluationOptions,
+    SourceCache,
+    evaluate_few_shot,
+    evaluate_knn,
+    evaluate_transfer,
+    evaluate_variance,
+)
+from supancl.evaluate.encoder import plain_crops
+from supancl.evaluate.few_shot import few_shot_split
 from supancl.evaluate.naming import data_name, data_names
 from supancl.evaluate.sources import (
     data_for,
-    few_shot_split,
-    judged,
-    opened,
-    reads,
+    identify_source,
+    open_evaluation_data,
+    read_source,
     spec_for,
     three_splits,
     was_trained_on,
 )
-from supancl.evaluate.subject import plain_crops
 from supancl.paper.table_runs import grouped, read_entries
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
+from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
 from tests.files import archive, class_folders, noise
-from tests.judge.made import SPEC, bright, encoder, run_folder, source, subject
 
 CPU = torch.device("cpu")
 
@@ -110,22 +118,22 @@ def test_a_source_of_train_alone_is_tested_on_what_every_run_on_it_holds_out(tmp
     trained = from_arrays(images, labels, spec=DataSpec(source="x"))
     run = subject(run_folder(tmp_path / "run", source=path))
     spec = spec_for(run, path)
-    train, val, test = three_splits(opened(run, spec, "whole"), spec)
+    train, val, test = three_splits(read_source(run, spec, "whole"), spec)
     assert pixels_of(test) == pixels_of(trained.held_out)
     assert pixels_of(train) | pixels_of(val) == pixels_of(trained.train)
     assert not pixels_of(train) & pixels_of(val)
     assert set(val.labels.tolist()) == {0, 1, 2}
-    name, split = few_shot_split(run, opened(run, spec, "whole"), spec)
+    name, split = few_shot_split(run, read_source(run, spec, "whole"), spec)
     assert (name, pixels_of(split)) == ("held out of train", pixels_of(trained.held_out))
     other = subject(run_folder(tmp_path / "other", source="digits"))
-    assert few_shot_split(other, opened(other, spec, "whole"), spec)[0] == "train"  # it has seen none of them
+    assert few_shot_split(other, read_source(other, spec, "whole"), spec)[0] == "train"  # it has seen none of them
 
 
 def test_a_run_that_held_nothing_out_cannot_be_tested_on_its_data(tmp_path):
     path = str(source(tmp_path / "x.npz", train=100))
     run = subject(run_folder(tmp_path / "run", source=path, data__holdout=0.0))
     spec = spec_for(run, path)
-    assert "trained on all of it (data.holdout = 0)" in message(three_splits, opened(run, spec, "whole"), spec)
+    assert "trained on all of it (data.holdout = 0)" in message(three_splits, read_source(run, spec, "whole"), spec)
 
 
 @pytest.mark.parametrize(("splits", "sizes"), [
@@ -134,7 +142,7 @@ def test_a_run_that_held_nothing_out_cannot_be_tested_on_its_data(tmp_path):
 def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
     run = subject(run_folder(tmp_path / "run"))
     spec = DataSpec(source=str(source(tmp_path / "x.npz", **splits)))
-    found = opened(run, spec, "whole")
+    found = read_source(run, spec, "whole")
     assert tuple(map(len, three_splits(found, spec))) == sizes
     name, split = few_shot_split(run, found, spec)
     assert (name, len(split)) == (("test", 12) if "test" in splits else ("val", 9))
@@ -142,15 +150,15 @@ def test_what_a_source_lacks_is_taken_of_train(splits, sizes, tmp_path):
 
 def test_the_test_split_is_judged_only_when_asked_for(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
-    both = data_for(run, str(source(tmp_path / "x.npz", val=9, test=12)))
-    found = [judged(run, both, split, "x") for split in ("held-out", "test")]
-    assert [(each.judged_from, len(each.images), each.split) for each in found] == [
+    both = str(source(tmp_path / "x.npz", val=9, test=12))
+    found = [open_evaluation_data(run, both, split) for split in ("held-out", "test")]
+    assert [(each.taken_from, len(each.images), each.split) for each in found] == [
         ("val", 9, "held-out"),
         ("test", 12, "test"),
     ]
-    alone = data_for(run, str(source(tmp_path / "y.npz")))
-    assert judged(run, alone, "held-out", "y").judged_from == "train"
-    assert message(judged, run, alone, "test", "y").startswith("y has no test split; leave --split out")
+    alone = str(source(tmp_path / "y.npz"))
+    assert open_evaluation_data(run, alone, "held-out").taken_from == "train"
+    assert message(open_evaluation_data, run, alone, "test").startswith(f"{alone} has no test split; leave --split out")
 
 
 def test_too_few_images_to_divide_are_said(tmp_path):
@@ -167,7 +175,7 @@ def test_too_few_images_to_divide_are_said(tmp_path):
         )
     )
     assert "too few labelled images to take 20% of each class out as val" in message(
-        three_splits, opened(run, spec, "whole"), spec
+        three_splits, read_source(run, spec, "whole"), spec
     )
 
 
@@ -175,29 +183,31 @@ def test_too_few_images_to_divide_are_said(tmp_path):
 
 
 def test_a_source_is_read_once_for_protocols_and_encoders_in_turn(tmp_path):
-    look = Look(CPU, shelf=Shelf())
-    one, other = (subject(run_folder(tmp_path / f"run{seed}", seed), look) for seed in (0, 1))
+    options = EvaluationOptions(CPU, sources=SourceCache())
+    one, other = (subject(run_folder(tmp_path / f"run{seed}", seed), options) for seed in (0, 1))
     spec = DataSpec(source=str(class_folders(tmp_path / "photos")))
-    first = opened(one, spec, "whole")
-    assert opened(other, replace(spec, holdout=0.5), "whole") is first
-    assert opened(one, spec, "margin") is not first
-    plain = subject(tmp_path / "run0")  # without a shelf
-    assert opened(plain, spec, "whole") is not opened(plain, spec, "whole")
-    wide = subject(run_folder(tmp_path / "wide", spec=replace(SPEC, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)), look)
-    assert opened(wide, spec, "whole").splits["train"].batch(torch.tensor([0])).pixels.shape[1] == 3
+    first = read_source(one, spec, "whole")
+    assert read_source(other, replace(spec, holdout=0.5), "whole") is first
+    assert read_source(one, spec, "margin") is not first
+    plain = subject(tmp_path / "run0")  # without a source cache
+    assert read_source(plain, spec, "whole") is not read_source(plain, spec, "whole")
+    wide = subject(
+        run_folder(tmp_path / "wide", spec=replace(SPEC, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)), options
+    )
+    assert read_source(wide, spec, "whole").splits["train"].batch(torch.tensor([0])).pixels.shape[1] == 3
 
 
 def test_data_sets_that_are_not_whole_are_refused_or_remarked_on(tmp_path):
     BUILDERS["pets"](tmp_path)
     spec = DataSpec(source=f"pets@{tmp_path}")
     path = run_folder(tmp_path / "run")
-    assert "images where 2,940 belong" in message(opened, subject(path), spec, "whole", "transfer")
-    partial = subject(path, Look(CPU, partial=True, shelf=Shelf()))
-    found = opened(partial, spec, "whole", "transfer")
+    assert "images where 2,940 belong" in message(read_source, subject(path), spec, "whole", "transfer")
+    partial = subject(path, EvaluationOptions(CPU, partial=True, sources=SourceCache()))
+    found = read_source(partial, spec, "whole", "transfer")
     assert set(found.splits) == {"train", "val", "test"}
     (warning,) = partial.reporter.warnings
     assert warning.startswith("pets is not whole, so figures on it compare with no published ones")
-    opened(partial, spec, "whole")  # transfer is what pets are for
+    read_source(partial, spec, "whole")  # transfer is what pets are for
     assert len(partial.reporter.warnings) == 1
 
 
@@ -234,7 +244,7 @@ def test_digits_are_not_mirrored_and_photographs_are(tmp_path):
 
 def test_results_lie_in_the_run_folder(tmp_path):
     run = subject(run_folder(tmp_path / "run"))
-    run.keep_result("knn", {"accuracy": 1.0})
+    run.save_result("knn", {"accuracy": 1.0})
     assert Path(tmp_path / "run/evaluate/knn.json").read_text() == '{\n  "accuracy": 1.0\n}\n'
 
 
@@ -310,27 +320,29 @@ def cifar(tmp_path):
 
 
 def test_another_name_of_the_data_is_judged_on_test(cifar, tmp_path):
-    look = Look(CPU, partial=True)
-    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), look)
-    other = subject(run_folder(tmp_path / "other", source="digits"), look)
+    options = EvaluationOptions(CPU, partial=True)
+    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), options)
+    other = subject(run_folder(tmp_path / "other", source="digits"), options)
     copy = shutil.copytree(cifar, tmp_path / "copy")
     for root in (cifar, copy):
-        found = knn_of(own, f"cifar100@{root}")
+        found = evaluate_knn(own, f"cifar100@{root}")
         assert (found["judged"], found["queries"], found["overlaps_training"]) == ("test", 60, False)
-    assert variance_of(own, f"cifar100@{cifar}")["judged"] == "test"
-    assert knn_of(other, f"cifar100@{cifar}")["judged"] == "val"
-    assert knn_of(subject(run_folder(tmp_path / "by-name", source=f"cifar100@{cifar}"), look))["judged"] == "val"
+    assert evaluate_variance(own, f"cifar100@{cifar}")["judged"] == "test"
+    assert evaluate_knn(other, f"cifar100@{cifar}")["judged"] == "val"
+    assert (
+        evaluate_knn(subject(run_folder(tmp_path / "by-name", source=f"cifar100@{cifar}"), options))["judged"] == "val"
+    )
 
 
 @pytest.mark.parametrize("own", ["torchvision:OxfordIIITPet@elsewhere", "hf:timm/oxford-iiit-pet"])
 def test_a_library_that_spells_the_name_otherwise_has_the_same_data(own, tmp_path):
     """The validation images of Pets are drawn from what these runs were trained on."""
     BUILDERS["pets"](tmp_path)
-    look = Look(CPU, partial=True)
-    run = subject(run_folder(tmp_path / "run", source=own), look)
-    assert knn_of(run, f"pets@{tmp_path}", ks=(1,))["judged"] == "test"
-    other = subject(run_folder(tmp_path / "other", source="torchvision:Country211@elsewhere"), look)
-    assert knn_of(other, f"pets@{tmp_path}", ks=(1,))["judged"] == "val"
+    options = EvaluationOptions(CPU, partial=True)
+    run = subject(run_folder(tmp_path / "run", source=own), options)
+    assert evaluate_knn(run, f"pets@{tmp_path}", ks=(1,))["judged"] == "test"
+    other = subject(run_folder(tmp_path / "other", source="torchvision:Country211@elsewhere"), options)
+    assert evaluate_knn(other, f"pets@{tmp_path}", ks=(1,))["judged"] == "val"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +360,7 @@ def test_a_library_that_spells_the_name_otherwise_has_the_same_data(own, tmp_pat
     ],
 )
 def test_data_sets_are_known_by_what_libraries_call_them(own, known):
-    assert reads(own).data_set == known
+    assert identify_source(own).data_set == known
 
 
 def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
@@ -356,46 +368,46 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     images, labels = bright(260, 20)
     (tmp_path / "mine").mkdir()
     own = archive(tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST)
-    look = Look(CPU, partial=True)
-    run = subject(run_folder(tmp_path / "run", source=str(own), described=True), look)
-    assert knn_of(run, f"cifar100@{cifar}", split="test")["overlaps_training"]
-    assert transfer_of(run, f"cifar100@{cifar}")["overlaps_training"]
-    divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), look)
-    assert not knn_of(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
+    options = EvaluationOptions(CPU, partial=True)
+    run = subject(run_folder(tmp_path / "run", source=str(own), described=True), options)
+    assert evaluate_knn(run, f"cifar100@{cifar}", split="test")["overlaps_training"]
+    assert evaluate_transfer(run, f"cifar100@{cifar}")["overlaps_training"]
+    divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
+    assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
     scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
     assert was_trained_on(scenes, f"sun397@{tmp_path}", "test")
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):
-    look = Look(CPU, partial=True)
-    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), look)
-    result = few_shot_of(own, f"fc100@{cifar}", 3, 1, episodes=9)
+    options = EvaluationOptions(CPU, partial=True)
+    own = subject(run_folder(tmp_path / "run", source=str(cifar / "cifar100.npz")), options)
+    result = evaluate_few_shot(own, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))
     assert result["overlaps_training"]
     assert own.reporter.warnings[-2] == (
         f"fc100@{cifar}: the run was trained on some of these images ({cifar}/cifar100.npz); the result is marked, and "
         "tables pass it over"
     )
-    other = subject(run_folder(tmp_path / "other", source="digits"), look)
-    assert not few_shot_of(other, f"fc100@{cifar}", 3, 1, episodes=9)["overlaps_training"]
+    other = subject(run_folder(tmp_path / "other", source="digits"), options)
+    assert not evaluate_few_shot(other, f"fc100@{cifar}", EpisodeSettings(3, 1, episodes=9))["overlaps_training"]
 
 
 def test_a_folder_within_the_one_trained_on_is_said_and_marked(tmp_path):
     inner = class_folders(tmp_path / "all/inner")
     run = subject(run_folder(tmp_path / "run", source=str(tmp_path / "all")))
-    assert knn_of(run, str(inner), ks=(1,))["overlaps_training"]
+    assert evaluate_knn(run, str(inner), ks=(1,))["overlaps_training"]
     assert "the run was trained on some of these images" in run.reporter.warnings[-1]
     apart = class_folders(tmp_path / "apart")
-    assert not knn_of(run, str(apart), ks=(1,))["overlaps_training"]
+    assert not evaluate_knn(run, str(apart), ks=(1,))["overlaps_training"]
 
 
 def test_episodes_of_a_small_held_out_part_name_a_way_out_that_leads_out(tmp_path):
     path = str(source(tmp_path / "x.npz", train=30))
     run = subject(run_folder(tmp_path / "run", source=path))
-    assert message(few_shot_of, run, path) == (
+    assert message(evaluate_few_shot, run, path) == (
         f"{path}: 0 classes have more than 5 images among those that the run held out, 5 ways need 5 such (too small: "
         "classes '0', '1', '2'); name other --data, or pretrain with a larger data.holdout"
     )
     half = subject(run_folder(tmp_path / "half", source=path, data__holdout=0.5))
-    assert message(few_shot_of, half, path).endswith(
+    assert message(evaluate_few_shot, half, path).endswith(
         "; lower --ways or --shots, or name other --data, or pretrain with a larger data.holdout"
     )

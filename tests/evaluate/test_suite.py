@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from supancl.errors import BadInput, Interrupted, NonFinite
-from supancl.evaluate import Look, Plan, Shelf, differences, rankings, suite_of, trained_on
+from supancl.evaluate import EvaluationOptions, Plan, SourceCache, differences, rankings, run_suite, trained_on
 from supancl.evaluate.compared import labels
 from supancl.evaluate.suite import data_key
 from supancl.probes import FewShot, paired_difference
 from supancl.reports.suite_page import write_suite
-from supancl.weights.checkpoint import save_encoder
+from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
+from tests.evaluate.made import encoder, run_folder, subject
 from tests.files import archive, contents, noise
-from tests.judge.made import encoder, run_folder, subject
 from tests.tiny import Notes
 
 CPU = torch.device("cpu")
@@ -38,18 +38,18 @@ def root(trees, tmp_path):
     return shutil.copytree(trees, tmp_path / "root")
 
 
-def looking() -> Look:
-    return Look(CPU, partial=True, shelf=Shelf())
+def partial_options() -> EvaluationOptions:
+    return EvaluationOptions(CPU, partial=True, sources=SourceCache())
 
 
 def small(root, **settings) -> Plan:
     return Plan(root, **{"ways": 3, "shots": (1, 2), "queries": 2, "episodes": 12, "k": 3} | settings)
 
 
-def measured(runs, plan, out, look=None):
-    look = look or looking()
+def measured(runs, plan, out, options=None):
+    options = options or partial_options()
     reporter = Notes()
-    found = suite_of([subject(run, look) for run in runs], plan, out, reporter)
+    found = run_suite([subject(run, options) for run in runs], plan, out, reporter)
     return found, reporter
 
 
@@ -57,7 +57,7 @@ def measured(runs, plan, out, look=None):
 def counted(monkeypatch):
     """How often each protocol is run."""
     calls = []
-    for name in ("knn_of", "transfer_of", "few_shot_of"):
+    for name in ("evaluate_knn", "evaluate_transfer", "evaluate_few_shot"):
         plain = getattr(__import__("supancl.evaluate.suite", fromlist=["x"]), name)
         monkeypatch.setattr(
             f"supancl.evaluate.suite.{name}",
@@ -163,19 +163,24 @@ def test_what_changed_is_measured_again(root, tmp_path, counted):
     counted.clear()
     save_encoder(runs[0] / "encoder.safetensors", encoder(7), (), "x")
     measured(runs, small(root), tmp_path / "out")
-    assert sorted(counted) == ["few_shot_of", "few_shot_of", "knn_of", "transfer_of"]  # one encoder's
+    assert sorted(counted) == [
+        "evaluate_few_shot",
+        "evaluate_few_shot",
+        "evaluate_knn",
+        "evaluate_transfer",
+    ]  # one encoder's
     counted.clear()
     measured(runs, small(root, k=2), tmp_path / "out")
     measured(runs, small(root, k=2, episodes=9), tmp_path / "out")
-    assert sorted(counted) == ["few_shot_of"] * 4 + ["knn_of"] * 2
+    assert sorted(counted) == ["evaluate_few_shot"] * 4 + ["evaluate_knn"] * 2
     counted.clear()
-    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", Look(CPU, partial=True, normalize=True))
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
     assert len(counted) == 8
     counted.clear()
     picture = next((root / "omniglot-py").rglob("*.png"))
     os.utime(picture, (1, 1))
-    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", Look(CPU, partial=True, normalize=True))
-    assert counted == ["few_shot_of"] * 4
+    measured(runs, small(root, k=2, episodes=9), tmp_path / "out", EvaluationOptions(CPU, partial=True, normalize=True))
+    assert counted == ["evaluate_few_shot"] * 4
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"accuracy": null}'])
@@ -233,7 +238,7 @@ def test_a_data_set_that_cannot_be_used_is_told_and_the_others_go_on(root, tmp_p
     assert reporter.warnings[-1].startswith(f"[4/4] {run}: fewshot 3w3s on omniglot: ")
     told = {"differences": [], "failures": found.failures}
     assert "Not measured" in write_suite(found.results, told, tmp_path / "out").read_text()
-    whole, _ = measured([run], small(root), tmp_path / "out2", Look(CPU))
+    whole, _ = measured([run], small(root), tmp_path / "out2", EvaluationOptions(CPU))
     assert len(whole.failures) == 4
     assert "images where 2,940 belong" in whole.failures[0]["why"]
 
@@ -255,7 +260,7 @@ def test_no_failure_of_one_result_takes_the_others_with_it(fault, why, root, tmp
     def fails(*_arguments, **_named):
         raise fault
 
-    monkeypatch.setattr("supancl.evaluate.suite.knn_of", fails)
+    monkeypatch.setattr("supancl.evaluate.suite.evaluate_knn", fails)
     found, reporter = measured([run_folder(tmp_path / "run")], small(root, sets=("pets",)), tmp_path / "out")
     assert [result["task"] for result in found.results] == ["transfer"]
     assert [one["why"] for one in found.failures] == [why]
@@ -266,7 +271,7 @@ def test_a_signal_ends_the_suite(root, tmp_path, monkeypatch):
     def stopped(*_arguments, **_named):
         raise Interrupted("stopped", 15)
 
-    monkeypatch.setattr("supancl.evaluate.suite.knn_of", stopped)
+    monkeypatch.setattr("supancl.evaluate.suite.evaluate_knn", stopped)
     with pytest.raises(Interrupted):
         measured([run_folder(tmp_path / "run")], small(root), tmp_path / "out")
 

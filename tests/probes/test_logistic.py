@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 
 from supancl.probes.logistic import Memory, Problem, answers, onto_axes, path, predicted, principal_axes, solve
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 
 def written_down(values: torch.Tensor, labels: torch.Tensor, classes: int, weight: float, theta: np.ndarray):

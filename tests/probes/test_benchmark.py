@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from supancl.probes.transfer import WEIGHTS
-from tests.evaluate.blobs import blobs
+from tests.probes.blobs import blobs
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "evaluate.py"
 

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 
 from supancl.errors import BadInput
 from supancl.probes import Features, linear_probe, sgd_probe
-from supancl.probes.linear import halve, hold_out, shuffled
-from tests.evaluate.blobs import blobs
+from supancl.probes.linear import halve, hold_out
+from supancl.probes.sgd import shuffled
+from tests.probes.blobs import blobs
 
 
 def test_the_held_out_part_is_stratified_and_reproducible() -> None:

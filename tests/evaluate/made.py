@@ -11,8 +11,8 @@ import torch
 from supancl import recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import open_data
-from supancl.evaluate import Look, Subject, open_subject
-from supancl.weights.checkpoint import save_encoder
+from supancl.evaluate import EvaluatedEncoder, EvaluationOptions, open_evaluated_encoder
+from supancl.weights.encoder_file import save_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.files import archive
 from tests.tiny import Notes
@@ -63,5 +63,5 @@ def source(path: Path, train: int = 60, val: int = 0, test: int = 0, classes: in
     return archive(path, **arrays)
 
 
-def subject(where: Path | str, look: Look | None = None) -> Subject:
-    return open_subject(str(where), look or Look(torch.device("cpu")), Notes())
+def subject(where: Path | str, options: EvaluationOptions | None = None) -> EvaluatedEncoder:
+    return open_evaluated_encoder(str(where), options or EvaluationOptions(torch.device("cpu")), Notes())

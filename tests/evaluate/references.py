@@ -1,7 +1,7 @@
 """Transfer and few-shot from files to a figure by Pillow, torchvision and scikit-learn alone.
 
 The encoder is a fixed random CNN: what is compared is the protocol, not how good the features are. The scikit-learn
-part is the script in tests/evaluate/test_cross_check.py, which knows nothing of this package.
+part is the script in tests/probes/test_cross_check.py, which knows nothing of this package.
 """
 
 import numpy as np
@@ -10,10 +10,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, EncoderSpec
-from supancl.evaluate.sources import few_shot_split, opened, spec_for, three_splits
+from supancl.evaluate.few_shot import few_shot_split
+from supancl.evaluate.sources import read_source, spec_for, three_splits
 from supancl.probes import sample_episodes
-from tests.evaluate.test_cross_check import expected_few_shot, expected_transfer
-from tests.judge.made import run_folder, subject
+from tests.evaluate.made import run_folder, subject
+from tests.probes.test_cross_check import expected_few_shot, expected_transfer
 
 SIZE = 32
 
@@ -40,7 +41,9 @@ def by_torchvision(judged, images) -> np.ndarray:
 def transfer_by_reference(judged, path) -> tuple[float, float]:
     """Accuracy and chosen weight on a .npz, on the package's splits of it."""
     spec = spec_for(judged, str(path))
-    splits = dict(zip(("train", "validation", "test"), three_splits(opened(judged, spec, "whole"), spec), strict=True))
+    splits = dict(
+        zip(("train", "validation", "test"), three_splits(read_source(judged, spec, "whole"), spec), strict=True)
+    )
     data = {f"{name}_labels": split.labels.numpy() for name, split in splits.items()}
     with np.load(path) as arrays:
         for name, split in splits.items():
@@ -54,7 +57,7 @@ def transfer_by_reference(judged, path) -> tuple[float, float]:
 def few_shot_by_reference(judged, root, shots, episodes, seed) -> tuple[float, float]:
     """Mean accuracy and half-width of its interval on a folder of images, on the package's episodes."""
     spec = spec_for(judged, str(root))
-    _, split = few_shot_split(judged, opened(judged, spec, "whole"), spec)
+    _, split = few_shot_split(judged, read_source(judged, spec, "whole"), spec)
     values = by_torchvision(judged, map(Image.open, split.named(torch.arange(len(split)))))
     drawn = sample_episodes(split.labels, ways=5, shots=shots, episodes=episodes, seed=seed)
     return expected_few_shot(values, drawn.support.numpy(), drawn.query.numpy())

@@ -1,0 +1,116 @@
+"""The paper's linear evaluation: a linear classifier on frozen features, trained by SGD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from supancl.errors import BadInput
+from supancl.probes.features import Features, check_finite, check_splits
+
+EpochOfBatches = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class SgdProbe:
+    """Accuracy in percent after the last epoch, and the mean training loss of every epoch."""
+
+    accuracy: float
+    losses: tuple[float, ...]
+    epochs: int
+    batch_size: int
+    lr: float
+    classes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def shuffled(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
+    """Epochs of cached features, their order a function of seed and epoch; the last, smaller batch is kept."""
+
+    def epoch_of(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
+        for rows in order.split(batch_size):
+            rows = rows.to(train.values.device)
+            yield train.values[rows], train.labels[rows]
+
+    return epoch_of
+
+
+def sgd_probe(
+    train: Features | EpochOfBatches,
+    test: Features,
+    classes: int | None = None,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 30.0,
+    milestones: Sequence[int] = (60, 80),
+    momentum: float = 0.9,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> SgdProbe:
+    """The paper's linear evaluation: SGD at lr * batch_size / 256, a tenth of it from epoch 60 and again from 80.
+
+    `train` is cached features, or a function from the epoch to its batches of (features, labels): augmented views,
+    encoded anew each epoch, come in that way, with `classes` given. No weight decay; the last epoch is reported, and
+    the test features are looked at then alone.
+    """
+    if isinstance(train, Features):
+        splits, names = check_splits(train=train, test=test)
+        cached = Features(*(part.to(device) for part in splits["train"]))
+        classes, test, batches = len(names), splits["test"], shuffled(cached, batch_size, seed)
+    elif classes is None:
+        raise BadInput("classes: the number of classes is needed when epochs of features come from a function")
+    else:
+        check_finite("test", test.values)
+        test, batches = test.labelled(), train
+    layer = nn.Linear(test.values.shape[1], classes, device=device)
+    with torch.no_grad():  # as MoCo initialises it
+        weight = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(seed))
+        layer.weight.copy_(0.01 * weight)
+        layer.bias.zero_()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=lr * batch_size / 256, momentum=momentum)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
+    losses = []
+    for epoch in range(epochs):
+        losses.append(_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
+        schedule.step()
+    with torch.no_grad():
+        answers = torch.cat([layer(part.to(device, torch.float32)).argmax(1).cpu() for part in test.values.split(8192)])
+    accuracy = 100 * float((answers == test.labels.cpu()).double().mean())
+    return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes)
+
+
+def _epoch(
+    layer: nn.Linear,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    epoch: int,
+    device: torch.device,
+) -> float:
+    total, count = torch.zeros((), device=device), 0
+    for values, labels in batches:
+        loss = F.cross_entropy(layer(values.to(device, torch.float32)), labels.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach() * len(labels)
+        count += len(labels)
+    mean = float(total) / max(count, 1)
+    if not count or not math.isfinite(mean):
+        raise BadInput(
+            f"the probe's epoch {epoch} "
+            + (
+                "has no images"
+                if not count
+                else "has a loss that is not finite: check the features for NaN, or lower lr"
+            )
+        )
+    return mean

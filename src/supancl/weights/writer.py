@@ -1,0 +1,109 @@
+"""Writes a run's files by a thread, so that training goes on meanwhile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from supancl.core.encoders import Encoder
+from supancl.weights.checkpoint import save_checkpoint
+from supancl.weights.encoder_file import encoder_metadata, projector_metadata, save_safetensors
+
+
+class Writer:
+    """Saves checkpoints, encoders and projectors by a thread: their tensors are copied at once, training goes on.
+
+    Of each kind one file is under way; the next one waits for it. An error is raised by the next save, or by `wait`.
+    Leaving the `with` block waits for the last file, whatever it is left for.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")  # one: files keep their order
+        self._pending: dict[str, Future[object]] = {}
+        self._copies: dict[str, HostCopy] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._thread.shutdown(wait=True)
+
+    def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+        """`save_checkpoint` of the state as it is now."""
+        self._hand_over("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
+
+    def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
+        """`save_encoder` of the encoder as it is now."""
+        metadata = encoder_metadata(encoder, classes, recipe)
+        self._hand_over("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
+
+    def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
+        """`save_projector` of the projector as it is now."""
+        metadata = projector_metadata(projector, recipe)
+        self._hand_over("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
+
+    def wait(self) -> None:
+        """Until everything is on disk; raises what kept it from getting there."""
+        for kind in list(self._pending):
+            self._pending.pop(kind).result()
+
+    def _hand_over(self, kind: str, content: Mapping[str, Any], write: Callable[[Any], object]) -> None:
+        for other, future in list(self._pending.items()):
+            if other == kind or future.done():
+                self._pending.pop(other).result()
+        memory = self._copies.setdefault(kind, HostCopy())
+        copied = memory.copy(content)
+        self._pending[kind] = self._thread.submit(self._write, memory, write, copied)
+
+    @staticmethod
+    def _write(memory: HostCopy, write: Callable[[Any], object], copied: Any) -> None:
+        memory.wait()
+        write(copied)
+
+
+class HostCopy:
+    """Nested containers of tensors, copied into host memory that serves again for the next one.
+
+    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `wait` waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, ...], Tensor] = {}
+        self._events: list[torch.cuda.Event] = []
+
+    def copy(self, content: Any) -> Any:
+        devices: set[torch.device] = set()
+        copied = self._copy(content, (), devices)
+        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
+        return copied
+
+    def wait(self) -> None:
+        """Wait until the copy is there."""
+        for event in self._events:
+            event.synchronize()
+
+    def _copy(self, value: Any, place: tuple[str, ...], devices: set[torch.device]) -> Any:
+        if isinstance(value, Tensor):
+            if value.is_cuda:
+                devices.add(value.device)
+            return self._at(place, value.detach()).copy_(value.detach(), non_blocking=True)
+        if isinstance(value, dict):
+            copied = copy.copy(value)  # a state dict has its versions beside its entries
+            copied.update({key: self._copy(item, (*place, str(key)), devices) for key, item in value.items()})
+            return copied
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._copy(item, (*place, str(row)), devices) for row, item in enumerate(value))
+        return value
+
+    def _at(self, place: tuple[str, ...], value: Tensor) -> Tensor:
+        memory = self._memory.get(place)
+        if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
+            memory = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # laid out alike
+            self._memory[place] = memory
+        return memory
