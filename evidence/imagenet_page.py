@@ -13,7 +13,7 @@ from evidence.results import Result, Results, read_results, waiting
 from evidence.rows import NAMES, Row, row_of
 from evidence.spread import Pooled, gap, mean_text, pooled
 from supancl.errors import counted
-from supancl.probes.ranks import rank_encoders
+from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
 
 # measure -> title

@@ -14,7 +14,7 @@ from evidence.rows import ACCURACIES, MEASURES, TITLES, Row, alpha_rows, cell_ro
 from evidence.spread import mean_text
 from supancl.paper.collapse import PAPER as TABLE_8
 from supancl.paper.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
-from supancl.probes.ranks import rank_encoders
+from supancl.probes.ranking import rank_encoders
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from supancl.errors import BadInput, nearest
-from supancl.probes.ranks import Mark, Ranking, Score
+from supancl.probes.ranking import Mark, Ranking, Score
 
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
 LATEX_SPECIAL = str.maketrans(
@@ -26,7 +26,7 @@ LATEX_SPECIAL = str.maketrans(
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
     """The table with a column for the average rank (of several encoders), and one for the average itself if wanted.
 
-    >>> from supancl.probes.ranks import rank_encoders
+    >>> from supancl.probes.ranking import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
     | Encoder | pets | Avg. rank |
     |---|---:|---:|

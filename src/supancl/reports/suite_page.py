@@ -13,7 +13,7 @@ from typing import Any
 from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, write_text
-from supancl.probes.ranks import Mark, Ranking, Score
+from supancl.probes.ranking import Mark, Ranking, Score
 from supancl.reports.alpha_page import STYLE
 from supancl.reports.score_table import TableFormat, score_table
 from supancl.weights.run_folder import jsonable
