@@ -11,10 +11,11 @@ from evidence.markdown import table
 from evidence.plan import Plan, Step
 from evidence.results import Result, Results, read_results, waiting
 from evidence.rows import NAMES, Row, row_of
-from evidence.spread import Pooled, gap, mean_text, pooled
+from evidence.spread import gap, mean_text
 from supancl.errors import counted
 from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
+from supancl.stats import Pooled, pooled
 
 # measure -> title
 ACCURACIES: dict[str, str] = {

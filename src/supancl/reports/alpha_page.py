@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from supancl.errors import counted
 from supancl.probes import Features
 from supancl.reports.pictures import COLOURS, tsne_panels
+from supancl.reports.tables import Table, to_html
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -62,12 +63,8 @@ def write_page(
     curves(result["summary"], measures, out / "curves.png")
     if panels:
         tsne_panels(panels, classes, out / "tsne.png")
-    columns, cells = laid_out
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell).replace('+-', '&plusmn;')}</td>" for cell in row) + "</tr>"
-        for row in cells
-    )
+    columns, rows = laid_out
+    table = Table(columns, [[cell.replace("+-", "±") for cell in row] for row in rows], "r" * len(columns))
     left_out = ", ".join(result["left_out"])
     transfer = (
         f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
@@ -101,7 +98,7 @@ def write_page(
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{to_html(table)}
 {failed}
 <img alt="values against alpha" src="{_inline(out / "curves.png")}">
 {maps}

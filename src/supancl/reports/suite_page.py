@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, write_text
-from supancl.probes.ranking import Mark, Ranking, Score
 from supancl.reports.alpha_page import STYLE
-from supancl.reports.score_table import TableFormat, score_table
+from supancl.reports.score_table import TableFormat, layout, score_table
+from supancl.reports.tables import Cell, Table, to_html
 from supancl.weights.run_folder import jsonable
 
 FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
@@ -47,7 +46,8 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     files = {name: digest(out / name) for name in texts}
     write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
     sections = "".join(
-        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>{_ranked(ranking)}"
+        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
+        f"{to_html(layout(ranking))}"
         for protocol, ranking in tables.items()
     )
     several = any(ranking.compares for ranking in tables.values())
@@ -115,62 +115,22 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _html(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = (), long: str = "") -> str:
-    """Cells are HTML already. The first column and those named hold words, the others numbers; `long` may wrap."""
-    kinds = [
-        ' class="word long"' if name == long else ' class="word"' if i == 0 or name in words else ""
-        for i, name in enumerate(head)
-    ]
-    top = "".join(f"<th{kind}>{cell}</th>" for kind, cell in zip(kinds, head, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _ranked(ranking: Ranking) -> str:
-    def cell(score: Score | None, mark: Mark) -> str:
-        if score is None:
-            return ""
-        number = f"{score.mean:.{ranking.digits}f}"
-        number = {"best": f"<b>{number}</b>", "second": f"<u>{number}</u>", "": number}[mark]
-        if score.spread is None:
-            return number
-        return f'{number} <span class="spread">&plusmn; {score.spread:.{ranking.digits}f}</span>'
-
-    rows = []
-    for i, name in enumerate(ranking.encoders):
-        seeds = f'<span class="spread">{ranking.seeds(i)}</span>' if ranking.seeds(i) else ""
-        cells = [cell(score, mark) for score, mark in zip(ranking.cells[i], ranking.marks[i], strict=True)]
-        rank = f"{ranking.average_ranks[i]:.2f}" if math.isfinite(ranking.average_ranks[i]) else ""
-        rows.append([html.escape(name) + seeds, *cells, *[rank] * ranking.compares])
-    return _html(["encoder", *map(html.escape, ranking.datasets), *["avg. rank"] * ranking.compares], rows)
-
-
 def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     if not gaps:
         return ""
-    rows = [
-        [
-            f"{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}",
-            html.escape(_title(gap["protocol"])),
-            html.escape(gap["data"]),
-            _signed(gap["difference"], gap["interval"]),
-        ]
-        for gap in gaps
-    ]
+    rows = [[f"{gap['a']} − {gap['b']}", _title(gap["protocol"]), gap["data"], _signed(gap)] for gap in gaps]
     return (
         "<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
         "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
-        f"episodes.</p>{_html(['encoders', 'protocol', 'data', 'difference'], rows, ['protocol', 'data'])}"
+        f"episodes.</p>{to_html(Table(['encoders', 'protocol', 'data', 'difference'], rows, 'lllr'))}"
     )
 
 
-def _signed(difference: float, interval: float) -> str:
-    number = f"{difference:+.2f}".replace("-", "&minus;")
-    number = f"<b>{number}</b>" if abs(difference) > interval else number
-    return f'{number} <span class="spread">&plusmn; {interval:.2f}</span>'
+def _signed(gap: Mapping[str, Any]) -> Cell:
+    """The difference with its interval, in bold where the interval excludes zero."""
+    excludes_zero = abs(gap["difference"]) > gap["interval"]
+    number = f"{gap['difference']:+.2f}".replace("-", "−")
+    return Cell(number, f"{gap['interval']:.2f}", "best" if excludes_zero else "")
 
 
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
@@ -189,33 +149,25 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
         odd = (odd if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
-            html.escape(result["data"]),
-            html.escape(_title(result["task"])),
+            result["data"],
+            _title(result["task"]),
             sizes,
             f"{result['classes']:,}",
-            html.escape(str(metric)),
-            html.escape("; ".join(odd)),
+            str(metric),
+            "; ".join(odd),
         ]
-    head = ["data", "protocol", "images", "classes", "metric", "remarks"]
+    columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
     return (
         "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
-        f"episodes are drawn.</p>{_html(head, list(rows.values()), ['protocol', 'metric'], 'remarks')}"
+        f"episodes are drawn.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
     )
 
 
 def _failures(failures: Sequence[dict[str, str]]) -> str:
     if not failures:
         return ""
-    rows = [
-        [
-            html.escape(fault["encoder"]),
-            html.escape(_title(fault["task"])),
-            html.escape(fault["data"]),
-            html.escape(fault["why"]),
-        ]
-        for fault in failures
-    ]
-    return f"<h2>Not measured</h2>{_html(['encoder', 'protocol', 'data', 'why'], rows, ['protocol', 'data'], 'why')}"
+    rows = [[fault["encoder"], _title(fault["task"]), fault["data"], fault["why"]] for fault in failures]
+    return f"<h2>Not measured</h2>{to_html(Table(['encoder', 'protocol', 'data', 'why'], rows, 'lllw'))}"
 
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
