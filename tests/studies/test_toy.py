@@ -40,7 +40,7 @@ from supancl.paper.toy_train import (
     step,
     train,
 )
-from supancl.reports.tables import plain, to_markdown
+from supancl.reports.tables import cell_text, to_markdown
 
 SMALL = Size(dimensions=256, train=250, test=60, width=32, epochs=60, batch=64)
 TINY = Size(dimensions=40, train=40, test=10, width=6, epochs=2, batch=16)
@@ -181,8 +181,8 @@ def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
     assert "<u>53.1 +- 0.1 (61.35)</u>" in lines[3]
     assert all(line.count("**") == (4 if line.startswith("| 0.5") else 0) for line in lines)
     rows = [row[1:] for row in toy_tables.table(summary, toy_tables.TWO).rows]
-    assert [sum(plain(cell).endswith("*") for cell in row) for row in rows] == [0, 0, 6, 0, 0]
-    assert [sum(plain(cell).endswith("+") for cell in row) for row in rows] == [0, 6, 0, 0, 0]
+    assert [sum(cell_text(cell).endswith("*") for cell in row) for row in rows] == [0, 0, 6, 0, 0]
+    assert [sum(cell_text(cell).endswith("+") for cell in row) for row in rows] == [0, 6, 0, 0, 0]
 
 
 def test_one_seed_has_no_spread_and_no_interval() -> None:

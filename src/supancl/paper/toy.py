@@ -22,7 +22,7 @@ from supancl.paper.toy_measure import NEIGHBOURS, first_of_each, measure
 from supancl.paper.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
 from supancl.probes import Features
 from supancl.reports.pictures import tsne_panels
-from supancl.reports.tables import LEGEND, plain, to_markdown
+from supancl.reports.tables import LEGEND, cell_text, to_markdown
 from supancl.weights.run_folder import commit, jsonable, next_folder, versions
 
 SHOWN = 300  # training samples per class in the figure; more only hide one another
@@ -118,7 +118,7 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
         for name in table.columns:
             laid.add_column(str(name), justify="right")
         for row in table.rows:
-            laid.add_row(*(cell if isinstance(cell, str) else plain(cell) for cell in row))
+            laid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
         console.print(laid)
     for claim, holds in result["trends"].items():
         console.print(f"{'yes' if holds else 'NO '}  {claim}")

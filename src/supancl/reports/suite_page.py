@@ -12,14 +12,14 @@ from typing import Any
 from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, write_text
-from supancl.reports.alpha_page import STYLE
+from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, layout, score_table
 from supancl.reports.tables import Cell, Table, to_html
 from supancl.weights.run_folder import jsonable
 
 FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
 TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
-MORE_STYLE = """
+STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
 h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: #555; font-size: .95rem; }
@@ -55,10 +55,7 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     ranks = " Average ranks run over the data sets that every encoder has." if several else ""
     unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
     unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Evaluation suite</title><style>{STYLE}{MORE_STYLE}</style></head><body>
-<h1>Evaluation suite</h1>
+    body = f"""<h1>Evaluation suite</h1>
 <p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
 recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
 {unfair}
@@ -66,10 +63,8 @@ recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}<
 {_differences(told["differences"])}
 {_data_sets(results)}
 {_failures(told.get("failures", ()))}
-{_conditions(results)}
-</body></html>
-"""
-    write_text(out / "index.html", page)
+{_conditions(results)}"""
+    write_text(out / "index.html", html_page("Evaluation suite", body, STYLE))
     return out / "index.html"
 
 

@@ -97,7 +97,7 @@ def _joined(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def plain(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
     """`61.18 ± 0.30*`: * is the best, + the second best."""
     return _joined(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
 
@@ -108,9 +108,9 @@ def to_text(table: Table) -> str:
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
 
     def padded(row: Sequence[Cell]) -> list[str]:  # numbers stay below one another where some have a mark behind them
-        return [plain(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
+        return [cell_text(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
 
-    header = _written(table.columns, plain)
+    header = _written(table.columns, cell_text)
     body = [row if isinstance(row, str) else padded(row) for row in rows]
     widths = [
         max(map(len, column)) for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
