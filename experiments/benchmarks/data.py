@@ -33,6 +33,7 @@ from torchvision.transforms import v2
 
 from supancl.data.store.cache import Cache, CachedImages
 from supancl.data.store.images import decode, in_order, workers
+from supancl.reports.tables import Table, to_markdown
 
 BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
 
@@ -243,13 +244,19 @@ def report(result: dict[str, Any]) -> None:
     )
     speed = result["images_per_second"]
     base = statistics.median(speed["decoding: DataLoader with Pillow"])
-    print(f"\n| images a second | median | lowest to highest | against the DataLoader |\n|---|{'---:|' * 3}")
-    for name, found in speed.items():
-        middle = statistics.median(found)
-        print(f"| {name} | {middle:,.0f} | {min(found):,.0f} to {max(found):,.0f} | {middle / base:.2f} x |")
-    print("\n| small images | pixels, MB | growth while built, MB | growth while read, MB |\n|---:|---:|---:|---:|")
-    for row in result["memory"]:
-        print(f"| {row['images']:,} | {row['pixels_mb']:,.1f} | {row['build_mb']:.1f} | {row['read_mb']:.1f} |")
+    speeds = [
+        [name, f"{middle:,.0f}", f"{min(found):,.0f} to {max(found):,.0f}", f"{middle / base:.2f} x"]
+        for name, found in speed.items()
+        for middle in [statistics.median(found)]
+    ]
+    columns = ["images a second", "median", "lowest to highest", "against the DataLoader"]
+    print(f"\n{to_markdown(Table(columns, speeds, 'lrrr'))}")
+    memory = [
+        [f"{row['images']:,}", f"{row['pixels_mb']:,.1f}", f"{row['build_mb']:.1f}", f"{row['read_mb']:.1f}"]
+        for row in result["memory"]
+    ]
+    columns = ["small images", "pixels, MB", "growth while built, MB", "growth while read, MB"]
+    print(to_markdown(Table(columns, memory, "rrrr")), end="")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.files import put_between
+from supancl.reports.tables import Table, to_markdown
 
 Row = dict[str, Any]
 
@@ -43,9 +44,8 @@ def sized(size: float) -> str:
 def table(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     words = [column.replace("_", " ") for column in columns]
-    lines = ["| " + " | ".join(words) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(shown(row.get(column), column) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)
+    cells = [[shown(row.get(column), column) for column in columns] for row in rows]
+    return to_markdown(Table(words, cells)).rstrip()
 
 
 TITLES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from supancl.reports.tables import Table, to_markdown, to_text
+from supancl.stats import seed_stats
 
 Record = dict[str, Any]
 
@@ -189,11 +191,8 @@ def given(value: float | None, form: str) -> str:
 
 def table(records: list[Record]) -> str:
     """For a terminal."""
-    rows = [list(HEAD), *(cells(record) for record in speeds(records))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"{record['work']}: {record['note']}" for record in records if "note" in record]
-    return "\n".join(lines)
+    notes = [f"{record['work']}: {record['note']}" for record in records if "note" in record]
+    return to_text(Table(HEAD, [cells(record) for record in speeds(records)], notes=notes)).rstrip()
 
 
 # --- for the documentation --------------------------------------------------------------------------------------------
@@ -243,10 +242,11 @@ def markdown(records: list[Record]) -> str:
                 [
                     way,
                     ", ".join(f"{score:.2f}" for score in scores),
-                    f"{statistics.mean(scores):.2f}",
-                    f"{statistics.stdev(scores):.2f}" if len(scores) > 1 else "",
+                    f"{mean:.2f}",
+                    f"{sd:.2f}" if len(scores) > 1 else "",
                 ]
                 for way, scores in record["knn"].items()
+                for mean, sd in [seed_stats(scores)]
             ]
             parts += [
                 f"{record['work']} (commit {record['commit']}):",
@@ -307,6 +307,4 @@ def _load(record: Record) -> str:
 
 
 def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    names = list(head)
-    lines = [names, ["---"] * len(names), *(list(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return to_markdown(Table(list(head), [list(row) for row in rows])).rstrip()

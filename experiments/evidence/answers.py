@@ -21,7 +21,8 @@ from experiments.evidence.rows import (
     method_rows,
     seed_spread,
 )
-from experiments.evidence.spread import Gap, Pooled, gap, mean_text, over_images
+from experiments.evidence.spread import Gap, gap, mean_text, over_images
+from supancl.stats import Pooled
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
 CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"

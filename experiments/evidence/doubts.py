@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,8 +9,9 @@ from experiments.evidence.answers import AHEAD, STANDING, gaps, pair_title
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import Results
 from experiments.evidence.rows import ACCURACIES, MEASURES, method_rows, spread_rows
-from experiments.evidence.spread import Gap, gap, pooled, t_reach
+from experiments.evidence.spread import Gap, gap
 from experiments.evidence.summary import PAIRS
+from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
 
 EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
 
@@ -23,13 +22,7 @@ def welch(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) ->
     >>> welch([70.0, 71.0, 72.0], [60.0, 61.0, 62.0]).text()
     '+10.00 [+7.73, +12.27]'
     """
-    parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
-    )
-    mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    reach = t_reach(freedom, picked_of) * math.sqrt(sum(parts))
-    return Gap(mean, mean - reach, mean + reach)
+    return Gap(*welch_interval(ours, theirs, picked_of))
 
 
 def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
@@ -82,8 +75,8 @@ def bold_by_welch(plan: Plan, results: Results) -> tuple[int, int]:
     """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
     found = each(plan, results)
     own = [one for one in found if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1]
-    bold = [one for one in own if (strict := gap(one.ours, one.theirs, picked_of=len(found))) and strict.is_told]
-    return len(bold), sum(welch(one.ours, one.theirs, len(found)).is_told for one in bold)
+    bold = [one for one in own if (strict := gap(one.ours, one.theirs, picked_of=len(found))) and strict.excludes_zero]
+    return len(bold), sum(welch(one.ours, one.theirs, len(found)).excludes_zero for one in bold)
 
 
 def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
@@ -98,7 +91,7 @@ def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
     words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
     strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
     changed = sum(word is None or word.verdict != one.gap.verdict for one, word in zip(found, words, strict=True))
-    return changed, sum(one is not None and one.is_told for one in strict)
+    return changed, sum(one is not None and one.excludes_zero for one in strict)
 
 
 def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
@@ -132,9 +125,7 @@ def lenders_apart(plan: Plan, results: Results) -> tuple[float, float] | None:
     """The largest of the lenders' deviations over the smallest: of the accuracy where they agree best, and worst."""
     ratios = []
     for measure in ACCURACIES:
-        found = [
-            statistics.stdev(values) for row in spread_rows(plan, results) if len(values := row.values(measure)) > 1
-        ]
+        found = [seed_stats(values).sd for row in spread_rows(plan, results) if len(values := row.values(measure)) > 1]
         if len(found) > 1 and min(found) > 0:
             ratios.append(max(found) / min(found))
     return (min(ratios), max(ratios)) if ratios else None
@@ -189,7 +180,7 @@ def bold_line(plan: Plan, results: Results) -> str:
         used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
         freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
     reach = ", ".join(
-        f"{t_reach(many, len(found)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
+        f"{t_quantile(many, len(found)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
     )
     return (
         f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "

@@ -16,9 +16,9 @@ from experiments.evidence.answers import gaps, pair_title
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import Results
 from experiments.evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
-from experiments.evidence.spread import half_interval
 from experiments.evidence.summary import ASKED, PAIRS, widened
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
+from supancl.stats import seed_stats, t_half_width
 
 # a measure has its own scale, or a course of one point beside one of thirty could not be seen
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
@@ -99,7 +99,13 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
     axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
     for alpha, values in found.items():
         if len(values) > 1:
-            axis.errorbar([alpha], [means[alpha]], yerr=[half_interval(values)], capsize=3, color=style["color"])
+            axis.errorbar(
+                [alpha],
+                [means[alpha]],
+                yerr=[t_half_width(seed_stats(values).sd, len(values))],
+                capsize=3,
+                color=style["color"],
+            )
             beside = [alpha + 0.025] * len(values)  # on the bar they could not be seen
             axis.scatter(beside, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
     if ringed:

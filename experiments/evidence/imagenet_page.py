@@ -11,10 +11,11 @@ from experiments.evidence.markdown import table
 from experiments.evidence.plan import Plan, Step
 from experiments.evidence.results import Result, Results, read_results, waiting
 from experiments.evidence.rows import NAMES, Row, row_of
-from experiments.evidence.spread import Pooled, gap, mean_text, pooled
+from experiments.evidence.spread import gap, mean_text
 from supancl.errors import counted
-from supancl.probes.ranks import rank_encoders
+from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
+from supancl.stats import Pooled, pooled
 
 # measure -> title
 ACCURACIES: dict[str, str] = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from supancl.reports.tables import Table, to_markdown
+
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
+    return to_markdown(Table(columns, rows))
 
 
 def slug(title: str) -> str:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from experiments.evidence.plan import ALPHAS, CELLS, SELF_SUPERVISED, Plan, Step, cell_name
 from experiments.evidence.results import Result, Results, alike
-from experiments.evidence.spread import Pooled, pooled
 from supancl.recipes import recipe
+from supancl.stats import Pooled, pooled
 
 # name -> title and decimals
 MEASURES: dict[str, tuple[str, int]] = {

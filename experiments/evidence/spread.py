@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy import stats
-
-
-class Pooled(NamedTuple):
-    """The deviation between seeds of one method, pooled over the methods that have several."""
-
-    deviation: float
-    freedom: int
+from supancl.stats import Pooled, accuracy_half_width, difference_interval, seed_stats, t_half_width
 
 
 class Gap(NamedTuple):
@@ -38,14 +29,8 @@ class Gap(NamedTuple):
         return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
 
     @property
-    def is_told(self) -> bool:
-        """Whether the interval leaves 0 out."""
+    def excludes_zero(self) -> bool:
         return self.verdict in ("helps", "hurts")
-
-
-def t_reach(freedom: float, picked_of: int = 1) -> float:
-    """How many deviations a 95% interval reaches; for the best of several Bonferroni's, which allows for picking."""
-    return float(stats.t.ppf(1 - 0.025 / picked_of, freedom))
 
 
 def mean_text(values: Sequence[float], decimals: int = 2) -> str:
@@ -58,27 +43,9 @@ def mean_text(values: Sequence[float], decimals: int = 2) -> str:
     """
     if not values:
         return "-"
-    mean = f"{statistics.fmean(values):.{decimals}f}"
-    return mean if len(values) == 1 else f"{mean} ± {half_interval(values):.{decimals}f}"
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Half the 95% t-interval of the mean of two values or more."""
-    return t_reach(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
-    """None where no group has two values.
-
-    >>> pooled([[1.0, 3.0], [5.0, 5.0], [9.0]])
-    Pooled(deviation=1.0, freedom=2)
-    """
-    several = [values for values in groups if len(values) > 1]
-    freedom = sum(len(values) - 1 for values in several)
-    if not freedom:
-        return None
-    squares = sum((value - statistics.fmean(values)) ** 2 for values in several for value in values)
-    return Pooled(math.sqrt(squares / freedom), freedom)
+    mean, sd = seed_stats(values)
+    half = "" if len(values) == 1 else f" ± {t_half_width(sd, len(values)):.{decimals}f}"
+    return f"{mean:.{decimals}f}{half}"
 
 
 def over_images(ours: float, theirs: float, images: int) -> Gap:
@@ -87,9 +54,8 @@ def over_images(ours: float, theirs: float, images: int) -> Gap:
     >>> over_images(60.0, 1.0, 10_000).text()
     '+59.00 [+58.02, +59.98]'
     """
-    parts = sum(percent * (100 - percent) for percent in (ours, theirs)) / images
-    reach = float(stats.norm.ppf(0.975)) * math.sqrt(parts)
-    return Gap(ours - theirs, ours - theirs - reach, ours - theirs + reach)
+    half = accuracy_half_width(images, ours, theirs)
+    return Gap(ours - theirs, ours - theirs - half, ours - theirs + half)
 
 
 def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None, picked_of: int = 1) -> Gap | None:
@@ -98,10 +64,8 @@ def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = 
     between how many such differences this one was picked by its size."""
     if not ours or not theirs:
         return None
-    mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    own = pooled([ours, theirs]) if min(len(ours), len(theirs)) > 1 else None
-    used = own or (others if others is not None and others.freedom >= 2 else None)
-    if used is None:
-        return Gap(mean)
-    reach = t_reach(used.freedom, picked_of) * used.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
-    return Gap(mean, mean - reach, mean + reach, own is None)
+    if min(len(ours), len(theirs)) > 1:
+        return Gap(*difference_interval(ours, theirs, picked_of=picked_of))
+    if others is not None and others.freedom >= 2:
+        return Gap(*difference_interval(ours, theirs, others, picked_of), borrowed=True)
+    return Gap(seed_stats(ours).mean - seed_stats(theirs).mean)

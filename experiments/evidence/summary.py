@@ -47,7 +47,7 @@ def widened(plan: Plan, results: Results, ours: str, theirs: str) -> set[str]:
     """The measures whose verdict stands with an interval that allows for all differences of the page (Bonferroni)."""
     family = max(1, len(differences(plan, results)))
     found = gaps(plan, results, ours, theirs, picked_of=family)
-    return {measure for measure, one in found.items() if one.is_told}
+    return {measure for measure, one in found.items() if one.excludes_zero}
 
 
 def tallied(verdicts: Mapping[str, str]) -> str:
@@ -105,7 +105,7 @@ def certainty(plan: Plan, results: Results) -> str:
     if not found:
         return "No two methods can be compared yet."
     sure = sum(len(widened(plan, results, *pair)) for pair in PAIRS)
-    given = sum(one.is_told for one in found)
+    given = sum(one.excludes_zero for one in found)
     return (
         f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
         f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "

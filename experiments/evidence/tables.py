@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from experiments.evidence.rows import ACCURACIES, MEASURES, TITLES, Row, alpha_r
 from experiments.evidence.spread import mean_text
 from supancl.paper.collapse import PAPER as TABLE_8
 from supancl.paper.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
-from supancl.probes.ranks import rank_encoders
+from supancl.probes.ranking import rank_encoders
+from supancl.stats import accuracy_half_width
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
@@ -27,7 +27,7 @@ interval, long where there are two. A large ring marks the highest mean. Each pa
 
 def uncertain(images: int) -> str:
     """Points: half the 95% interval of an accuracy on so many images, where it is widest."""
-    return f"{196 * math.sqrt(0.25 / images):.1f}"
+    return f"{accuracy_half_width(images, 50.0):.1f}"
 
 
 def paper_columns() -> dict[str, dict[str, float]]:

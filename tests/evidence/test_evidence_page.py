@@ -28,11 +28,12 @@ from experiments.evidence.plan import cifar_plan
 from experiments.evidence.results import read_results, waiting, write_result
 from experiments.evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
 from experiments.evidence.short import put_short, short_text
-from experiments.evidence.spread import Gap, Pooled, gap, mean_text, pooled
+from experiments.evidence.spread import Gap, gap, mean_text
 from experiments.evidence.summary import differences, widened
 from experiments.evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
+from supancl.stats import Pooled, pooled
 
 from .made import pilot_results, result, whole
 

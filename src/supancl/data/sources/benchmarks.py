@@ -36,7 +36,6 @@ __all__ = [
     "find_benchmark",
     "official_name",
     "open_benchmark",
-    "page",
     "present_benchmarks",
     "where_text",
 ]
@@ -351,16 +350,3 @@ def _sizes(row: Benchmark) -> list[str]:
     if row.images:
         told.append(f"for few-shot: {row.images:,} images")
     return told
-
-
-def page() -> str:
-    """The generated part of docs/benchmarks.md: the table, then each data set's layout."""
-    columns = ("Name", "Data set", "Use", "Classes", "Train", "Val", "Test", "Few-shot", "Metric")
-    told = [f"| {' | '.join(columns)} |", "|---|---|---|--:|--:|--:|--:|--:|---|"]
-    for name, row in BENCHMARKS.items():
-        sizes = [f"{size:,}" if size else "" for size in (row.classes, *(row.split or (0, 0, 0)), row.images)]
-        metric = "" if "transfer" not in row.uses else "top-1" if row.metric == "top1" else "mean per class"
-        told.append(f"| {' | '.join((name, row.title, ', '.join(row.uses), *sizes, metric))} |")
-    for name in BENCHMARKS:
-        told += ["", f"### {name}", "", "```text", where_text(name), "```"]
-    return "\n".join(told) + "\n"

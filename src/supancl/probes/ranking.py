@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from supancl.errors import BadInput
+from supancl.stats import seed_stats_numpy
 
 Mark = Literal["", "best", "second"]
 
@@ -87,8 +88,8 @@ def score(values: float | Score | Sequence[float]) -> Score:
     numbers = np.atleast_1d(np.asarray(values, dtype=np.float64))
     if not len(numbers) or not np.isfinite(numbers).all():
         raise BadInput(f"scores {values!r}: at least one, and all finite numbers; leave a missing result out")
-    spread = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
-    return Score(float(numbers.mean()), spread, len(numbers))
+    mean, sd = seed_stats_numpy(numbers.tolist())
+    return Score(mean, None if len(numbers) == 1 else sd, len(numbers))
 
 
 def rank_encoders(

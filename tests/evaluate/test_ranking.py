@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from supancl.errors import BadInput
 from supancl.probes import Score, rank_encoders
-from supancl.probes.ranks import shared_ranks
+from supancl.probes.ranking import shared_ranks
 from supancl.reports.score_table import score_table
 
 RESULTS = {
