@@ -56,29 +56,29 @@ $(VENV)/.bench: $(READY)
 	touch $@
 
 bench-views: $(VENV)/.bench  ## augmentation beside torchvision, lightly and kornia
-	$(BIN)/python benchmarks/views.py
+	$(BIN)/python experiments/benchmarks/views.py
 
 bench-step: $(VENV)/.bench  ## a training step beside lightly's and the released code's
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/step.py --rows cpu --rounds 5
+	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/step.py --rows cpu --rounds 5
 
 bench-scaling: $(READY)  ## what each part costs as it grows
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scaling.py --device cpu --ranks
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --ranks
 
 bench-data: $(READY)  ## decoding, the packed cache and memory beside a DataLoader
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/data.py
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/data.py
 
 bench-evaluate: $(READY)  ## transfer, few-shot and k-NN beside their reference loops
-	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/evaluate.py
+	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/evaluate.py
 
-results: $(READY)  ## RESULTS.md, its figures and the README's table from results/
-	$(BIN)/python -m evidence page --readme README.md
+results: $(READY)  ## RESULTS.md, its figures and the README's table from experiments/results/
+	$(BIN)/python -m experiments.evidence page --readme README.md
 
 lint: $(READY)  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 typecheck: $(READY)  ## mypy --strict
-	$(BIN)/mypy --strict src evidence
+	$(BIN)/mypy --strict src experiments/evidence
 
 net: $(READY)  ## whether this tree computes what commit BASE computed, bit for bit
 	$(BIN)/python tests/net.py $(BASE)

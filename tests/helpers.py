@@ -15,7 +15,7 @@ from torch import Tensor
 from supancl.core.losses import Align, Contrast
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
 
-# the same examples in every run; time is the concern of benchmarks/
+# the same examples in every run; time is the concern of experiments/benchmarks/
 property_test = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 Held = list[tuple[Tensor, int]]

@@ -26,7 +26,7 @@ PARTS = ("step_ours", "step_peers", "step_report", "step_rows", "step_runs", "st
 @pytest.fixture(scope="module")
 def parts() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        patch.syspath_prepend(str(ROOT / "experiments" / "benchmarks"))
         yield {name: importlib.import_module(name) for name in PARTS}
     for name in PARTS:
         sys.modules.pop(name, None)
@@ -326,10 +326,12 @@ def test_the_page_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None:
     shown = dict(re.findall(r"<!-- (step-\w+) -->\n(.*?)<!-- end \1 -->", page, re.DOTALL))
     kept = {
         file.stem: parts["step_report"].markdown(parts["step_report"].read(file))
-        for file in (ROOT / "benchmarks" / "results").glob("step-*.json")
+        for file in (ROOT / "experiments" / "benchmarks" / "results").glob("step-*.json")
     }
     for name, text in shown.items():
-        assert text == kept.get(name, ""), f"python benchmarks/step.py --markdown benchmarks/results/{name}.json --into"
+        assert text == kept.get(name, ""), (
+            f"python experiments/benchmarks/step.py --markdown experiments/benchmarks/results/{name}.json --into"
+        )
     assert set(kept) == set(shown) == {"step-cpu", "step-h200"}
 
 
@@ -337,7 +339,7 @@ def test_the_readme_holds_the_kept_figures(parts: dict[str, ModuleType]) -> None
     page, report = (ROOT / "README.md").read_text(encoding="utf-8"), parts["step_report"]
     found = re.search(r"<!-- step-h200 -->\n(.*?)<!-- end step-h200 -->", page, re.S)
     assert found
-    assert found[1] == report.short(report.read(ROOT / "benchmarks" / "results" / "step-h200.json"))
+    assert found[1] == report.short(report.read(ROOT / "experiments" / "benchmarks" / "results" / "step-h200.json"))
     side_by_side, apart = found[1].split("For orientation")
     assert side_by_side.count("| lightly ") == 3
     for name in ("stable-pretraining", "released code's step"):

@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 
 from supancl.probes import Features
-from supancl.reports.alpha_page import _flags_whole
+from supancl.reports.alpha_page import _unbroken_flags
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves
-from supancl.reports.pictures import loss_curves, plain, tsne_map, tsne_panels
+from supancl.reports.pictures import escape_label, loss_curves, tsne_map, tsne_panels
 
 FORMULA = "US$_to_$5"  # between its dollars there is half a formula
 
@@ -36,7 +36,7 @@ def test_names_are_shown_as_they_are_spelled(tmp_path: Path, legend: list[str]) 
     classes = (FORMULA, "_hidden", "two\nlines")
     tsne_panels({FORMULA: features([0, 1, 2] * 3)}, classes, tmp_path / "tsne.png")
     assert legend == [r"US\$_to_\$5", " _hidden", "two lines"]
-    text = Figure().text(0, 0, plain(FORMULA))
+    text = Figure().text(0, 0, escape_label(FORMULA))
     assert text._preprocess_math(text.get_text()) == (FORMULA, False)
 
 
@@ -73,6 +73,6 @@ def test_what_cannot_be_laid_out_is_one_point(values: torch.Tensor, tmp_path: Pa
 
 def test_a_flag_on_a_page_is_not_broken_between_its_hyphens() -> None:
     """A narrow browser window once showed "run with -" and on the next line "-seeds 3"."""
-    shown = _flags_whole("a < b; run with --seeds 3 or --leave-out 0, in-domain")
+    shown = _unbroken_flags("a < b; run with --seeds 3 or --leave-out 0, in-domain")
     kept = '<code style="white-space: nowrap">{}</code>'
     assert shown == f"a &lt; b; run with {kept.format('--seeds')} 3 or {kept.format('--leave-out')} 0, in-domain"

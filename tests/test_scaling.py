@@ -1,4 +1,4 @@
-"""docs/scaling.md holds what benchmarks/scaling.py measured, and the model follows from it."""
+"""docs/scaling.md holds what experiments/benchmarks/scaling.py measured, and the model follows from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pytest
 from supancl.errors import BadInput
 
 ROOT = Path(__file__).parent.parent
-RESULTS = sorted((ROOT / "benchmarks" / "results").glob("scaling-*.json"))
+RESULTS = sorted((ROOT / "experiments" / "benchmarks" / "results").glob("scaling-*.json"))
 
 
 @pytest.fixture(scope="module")
 def report() -> ModuleType:
-    where = importlib.util.spec_from_file_location("scaling_tables", ROOT / "benchmarks" / "scaling_tables.py")
+    where = importlib.util.spec_from_file_location(
+        "scaling_tables", ROOT / "experiments" / "benchmarks" / "scaling_tables.py"
+    )
     module = importlib.util.module_from_spec(where)
     sys.modules["scaling_tables"] = module
     where.loader.exec_module(module)

@@ -211,7 +211,7 @@ def test_a_table_of_another_format_is_nothing_else(form, place, capsys):
     elif form == "latex":
         assert said.out.startswith(r"\begin{tabular}")
     else:
-        assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n|---|---:|---:|\n")
+        assert said.out.startswith("**fewshot 3w1s**\n\n| Encoder | x | Avg. rank |\n| --- | ---: | ---: |\n")
 
 
 def test_differences_are_told_for_the_same_episodes(place, capsys):

@@ -23,13 +23,13 @@ from supancl.data.sources.benchmarks import (
     benchmark,
     check_benchmark,
     find_benchmark,
-    page,
     present_benchmarks,
     where_text,
 )
 from supancl.data.sources.cifar import FC100_TEST
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
+from supancl.reports.benchmarks_page import page
 from tests.data.benchmark_trees import BUILDERS, cifar
 from tests.facts import CLASS_LIST, read_tables
 from tests.files import archive, noise
@@ -143,7 +143,7 @@ def test_where_text_says_what_to_download_and_how_to_check():
 
 def test_the_page_in_the_docs_is_the_registry():
     text = (REPOSITORY / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert page() in text, 'write it anew: python -c "from supancl.data.sources.benchmarks import page; print(page())"'
+    assert page() in text, 'write it anew: python -c "from supancl.reports.benchmarks_page import page; print(page())"'
 
 
 # --- official layouts -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from supancl.data.show import copies, described, histogram, image_sizes, size_fa
 from supancl.data.splits import DataSpec, whole_split
 from supancl.data.store.memory import ArrayImages, PackedImages
 from supancl.errors import BadInput
-from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, spread, view_sheet
+from supancl.reports.contact_sheet import CAPTION, GAP, TILE, _sheet, image_sheet, pick_by_class, view_sheet
 from supancl.training.preflight import with_short_side
 from tests import files as made
 from tests.files import archive, noise, picture
@@ -225,14 +225,14 @@ def test_views_of_a_sheet_are_the_same_every_time(tmp_path):
 
 def test_chosen_images_go_through_the_classes_in_turn():
     labels = torch.tensor([0] * 50 + [1] * 3 + [2] * 10 + [-1] * 4)
-    chosen = spread(labels, 16)
-    assert torch.equal(chosen, spread(labels, 16))
+    chosen = pick_by_class(labels, 16)
+    assert torch.equal(chosen, pick_by_class(labels, 16))
     assert len(set(chosen.tolist())) == 16
     counts = {label: int((labels[chosen] == label).sum()) for label in (-1, 0, 1, 2)}
     assert counts[1] == 3
     assert all(4 <= counts[label] <= 5 for label in (-1, 0, 2))
     assert labels[chosen].tolist() == sorted(labels[chosen].tolist())
-    assert len(spread(labels[:3], 48)) == 3
+    assert len(pick_by_class(labels[:3], 48)) == 3
 
 
 # --- what the console does with it ------------------------------------------------------------------------------------

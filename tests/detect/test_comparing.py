@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from supancl.cli import main
-from supancl.detect.comparing import Finished, cells, compared, markdown, open_finished, short_name
+from supancl.detect.comparing import Finished, compared, open_finished, short_name
 from supancl.detect.layouts import DetectData
 from supancl.detect.saving import DetectFolder
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
+from supancl.reports.detection_table import comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves
 
 SPEC = DetectSpec(batch_size=10, iters=40)
@@ -62,13 +63,22 @@ def test_mean_spread_and_cost(runs):
     assert groups["crops"]["seconds"] == pytest.approx(2 + 4)
     assert groups["crops"]["images_per_second"] == pytest.approx(400 / 6)
     assert groups["crops"]["memory_gb"] == 4.0
-    assert cells(groups["crops"]) == ["2", "12.00 +- 2.83", "24.00 +- 5.66", "1.00 +- 0.00", "6", "66.7", "4.0"]
+    assert comparison_row("crops", groups["crops"]) == [
+        "crops",
+        "2",
+        "12.00 +- 2.83",
+        "24.00 +- 5.66",
+        "1.00 +- 0.00",
+        "6",
+        "66.7",
+        "4.0",
+    ]
 
 
 def test_on_a_cpu_there_is_no_memory_to_tell(runs):
     run = open_finished(str(runs / "nothing-0"))[0]
     rows = [{name: value for name, value in row.items() if name != "peak_memory_gb"} for row in run.rows]
-    assert cells(compared([replace(run, rows=rows)])["groups"]["random:resnet18"])[-1] == "-"
+    assert comparison_row("", compared([replace(run, rows=rows)])["groups"]["random:resnet18"])[-1] == "-"
     assert replace(run, rows=[]).cost() == {"seconds": 0, "images_per_second": None, "memory_gb": None}
 
 
@@ -153,7 +163,7 @@ def test_as_typed(runs, capsys):
 
 def test_remarks_end_the_page(runs):
     result = compared(open_finished(str(runs / "nothing-0")))
-    assert markdown({**result, "remarks": ["they differ"]}).endswith("\nNote: they differ.\n")
+    assert comparison_markdown({**result, "remarks": ["they differ"]}).endswith("\nNote: they differ.\n")
 
 
 def has_second_colour(path: Path) -> bool:

@@ -5,8 +5,8 @@ import doctest
 import pytest
 from scipy import stats
 
-from evidence import doubts
-from evidence.doubts import (
+from experiments.evidence import doubts
+from experiments.evidence.doubts import (
     bold_by_welch,
     by_lender,
     by_methods_alone,
@@ -16,8 +16,8 @@ from evidence.doubts import (
     on_the_edge,
     welch,
 )
-from evidence.plan import cifar_plan
-from evidence.results import Results
+from experiments.evidence.plan import cifar_plan
+from experiments.evidence.results import Results
 
 from .made import result, whole
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evidence.claims import Claims
-from evidence.drive import TOLD, Driver, inside
-from evidence.plan import PLANS, final, kind_of, pilots, sweep
-from evidence.results import read_results
-from evidence.tasks import CIFAR_FINAL, Task, accuracy, rehearsed
+from experiments.evidence.claims import Claims
+from experiments.evidence.drive import TOLD, Driver, inside
+from experiments.evidence.plan import PLANS, final, kind_of, pilots, sweep
+from experiments.evidence.results import read_results
+from experiments.evidence.tasks import CIFAR_FINAL, Task, accuracy, rehearsed
 
 PLAN = PLANS["digits"]()
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def started(place: Path, *more: str) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
-        "evidence",
+        "experiments.evidence",
         "run",
         "--plan",
         "digits",
@@ -62,7 +62,7 @@ def test_a_claim_is_one_drivers_until_it_lets_go(tmp_path: Path) -> None:
 
 def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path: Path) -> None:
     code = (
-        "import os, subprocess, sys; from evidence.claims import Claims; from pathlib import Path\n"
+        "import os, subprocess, sys; from experiments.evidence.claims import Claims; from pathlib import Path\n"
         "claims = Claims(Path(sys.argv[1])); claims.take('a'); claims.take('b')\n"
         "subprocess.Popen(['sleep', '1.5'], pass_fds=(claims.mine['b'],), stdout=subprocess.DEVNULL)\n"
         "print('ready', flush=True); os.kill(os.getpid(), 9)"
@@ -126,7 +126,7 @@ def test_a_driver_stays_with_its_kind_and_leaves_to_others_what_they_compile(tmp
     assert other.compiled_by_others() == {"supsiam"}
     with pytest.MonkeyPatch.context() as patch:
         now = time.time()
-        patch.setattr("evidence.drive.time.time", lambda: now + 300)
+        patch.setattr("experiments.evidence.drive.time.time", lambda: now + 300)
         assert other.compiled_by_others() == set()
     assert other.next_step() is None
     assert other.worth_waiting()  # the other one may be killed

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evidence.__main__ import main
-from evidence.drive import TOLD, Driver, called, inside
-from evidence.judge import judge
-from evidence.plan import PLANS, Step, final, pilots, settings_of, words_of
-from evidence.results import choose, read_results
-from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
+from experiments.evidence.__main__ import main
+from experiments.evidence.drive import TOLD, Driver, called, inside
+from experiments.evidence.judge import judge
+from experiments.evidence.plan import PLANS, Step, final, pilots, settings_of, words_of
+from experiments.evidence.results import choose, read_results
+from experiments.evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
 from supancl.evaluate.feature_cache import VERSION
@@ -164,7 +164,7 @@ def test_pilots_are_judged_on_what_they_held_out_and_final_runs_on_the_test_imag
         return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], listening))
+        patch.setattr("experiments.evidence.drive.judge", lambda *how: judge(*how[:4], listening))
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     assert seen == {"runs/pilot-supsiam-0": [("train", 40)] * 2, "runs/final-supsiam-0": [("test", 90)] * 2}
 
@@ -207,7 +207,9 @@ def test_faults_that_are_not_the_runs_end_the_driver_and_leave_no_file(tmp_path:
 
 def test_one_fault_is_told_at_the_end_and_the_other_runs_are_made(tmp_path: Path, monkeypatch) -> None:
     plan = replace(PLAN, steps=PLAN.steps[:3], tasks={"pilot": PLAN.tasks["pilot"][:1]})
-    monkeypatch.setattr("evidence.drive.main", lambda words: 1 if words[-2] == "runs/pilot-supsiam-1" else cli(words))
+    monkeypatch.setattr(
+        "experiments.evidence.drive.main", lambda words: 1 if words[-2] == "runs/pilot-supsiam-1" else cli(words)
+    )
     with pytest.raises(BadInput, match=r"^pilot-supsiam-1: exit 1; nothing of it was kept, mend that and start again$"):
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     assert sorted(read_results(tmp_path / "results")) == ["pilot-simsiam-0", "pilot-supsiam-0"]
@@ -237,7 +239,7 @@ def test_a_pilot_without_the_accuracy_that_chooses_is_no_result(tmp_path: Path, 
     def no_linear(words):
         return (2, ["out of memory"], 0.1) if words[1] == "linear" else called(words)
 
-    monkeypatch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], no_linear))
+    monkeypatch.setattr("experiments.evidence.drive.judge", lambda *how: judge(*how[:4], no_linear))
     with pytest.raises(BadInput, match=r"pilot-supsiam-0: linear, by which pilots are chosen, could not .*: out of m"):
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     assert not list(tmp_path.glob("results/*.json"))  # with k-NN alone it would have been passed over in silence
@@ -251,7 +253,7 @@ def test_an_evaluation_that_fails_once_is_tried_again(tmp_path: Path, monkeypatc
         heard.append(words[1])
         return (2, ["out of memory"], 0.1) if heard == ["linear"] else called(words)
 
-    monkeypatch.setattr("evidence.drive.judge", lambda *how: judge(*how[:4], short_of_memory))
+    monkeypatch.setattr("experiments.evidence.drive.judge", lambda *how: judge(*how[:4], short_of_memory))
     Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     kept = read_results(tmp_path / "results")["pilot-supsiam-0"]
     assert heard == ["linear", "linear"]
@@ -261,7 +263,7 @@ def test_an_evaluation_that_fails_once_is_tried_again(tmp_path: Path, monkeypatc
 def test_a_map_that_cannot_be_drawn_does_not_cost_the_result(tmp_path: Path, monkeypatch) -> None:
     step = replace(final("simsiam", 0, epochs=1), settings={}, follows=None)
     plan = replace(PLAN, steps=[step], tasks={"final": PLAN.tasks["final"][:1]})
-    monkeypatch.setattr("evidence.judge.tsne_map", lambda features: 1 / 0)
+    monkeypatch.setattr("experiments.evidence.judge.tsne_map", lambda features: 1 / 0)
     Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
     kept = read_results(tmp_path / "results")["final-simsiam-0"]
     assert kept["not_measured"] == {"map": "division by zero"}
@@ -301,7 +303,7 @@ def test_what_is_being_judged_is_waited_for_when_the_driver_gives_up(tmp_path: P
 
 
 def test_a_signal_ends_the_driver_not_only_the_run(monkeypatch) -> None:
-    monkeypatch.setattr("evidence.drive.main", lambda words: 143)
+    monkeypatch.setattr("experiments.evidence.drive.main", lambda words: 143)
     with pytest.raises(Interrupted):
         called(["pretrain"])
 

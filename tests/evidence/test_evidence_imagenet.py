@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from evidence.__main__ import ROOT, main
-from evidence.drive import Driver
-from evidence.imagenet import ASYMMETRIC, METHODS, imagenet_plan, imagenet_rehearsal
-from evidence.imagenet_page import ACCURACIES, imagenet_part
-from evidence.plan import recipe_of, settings_of, words_of
-from evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
+from experiments.evidence.__main__ import ROOT, main
+from experiments.evidence.drive import Driver
+from experiments.evidence.imagenet import ASYMMETRIC, METHODS, imagenet_plan, imagenet_rehearsal
+from experiments.evidence.imagenet_page import ACCURACIES, imagenet_part
+from experiments.evidence.plan import recipe_of, settings_of, words_of
+from experiments.evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.detect.spec import detect_spec
@@ -233,4 +233,4 @@ def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
 
 def test_the_results_in_the_repository_are_of_this_plan() -> None:
     names = {step.name for step in PLAN.steps}
-    assert set(read_results(ROOT / "results" / "imagenet", PLAN)) <= names
+    assert set(read_results(ROOT / "experiments" / "results" / "imagenet", PLAN)) <= names

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from evidence import markdown, spread
-from evidence.__main__ import ROOT, main
-from evidence.answers import (
+from experiments.evidence import markdown, spread
+from experiments.evidence.__main__ import ROOT, main
+from experiments.evidence.answers import (
     best_alpha,
     best_alphas,
     collapse_lines,
@@ -19,20 +19,21 @@ from evidence.answers import (
     variance_lines,
     variance_summary,
 )
-from evidence.choices import SOURCE, default_lines, default_of
-from evidence.figures import draw, drawn_names
-from evidence.imagenet_page import imagenet_part
-from evidence.markdown import slug
-from evidence.page import write_page
-from evidence.plan import cifar_plan
-from evidence.results import read_results, waiting, write_result
-from evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
-from evidence.short import put_short, short_text
-from evidence.spread import Gap, Pooled, gap, mean_text, pooled
-from evidence.summary import differences, widened
-from evidence.tables import SOLO_LEARN, by_commit, ratio_cell
+from experiments.evidence.choices import SOURCE, default_lines, default_of
+from experiments.evidence.figures import draw, drawn_names
+from experiments.evidence.imagenet_page import imagenet_part
+from experiments.evidence.markdown import slug
+from experiments.evidence.page import write_page
+from experiments.evidence.plan import cifar_plan
+from experiments.evidence.results import read_results, waiting, write_result
+from experiments.evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
+from experiments.evidence.short import put_short, short_text
+from experiments.evidence.spread import Gap, gap, mean_text
+from experiments.evidence.summary import differences, widened
+from experiments.evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
+from supancl.stats import Pooled, pooled
 
 from .made import pilot_results, result, whole
 
@@ -56,17 +57,17 @@ LEVELS = {
 
 
 def test_results_md_is_what_the_files_give() -> None:
-    results = read_results(ROOT / "results", PLAN)
-    page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "results" / "maps"))
-    page += imagenet_part(ROOT / "results" / "imagenet")
+    results = read_results(ROOT / "experiments" / "results", PLAN)
+    page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "experiments" / "results" / "maps"))
+    page += imagenet_part(ROOT / "experiments" / "results" / "imagenet")
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
     assert shown == short_text(PLAN, results), "write it anew: make results"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
-    results = read_results(ROOT / "results", PLAN)
-    for name in drawn_names(PLAN, results, ROOT / "results" / "maps"):
+    results = read_results(ROOT / "experiments" / "results", PLAN)
+    for name in drawn_names(PLAN, results, ROOT / "experiments" / "results" / "maps"):
         assert (ROOT / "docs" / "figures" / name).stat().st_size > 5_000
 
 
@@ -482,7 +483,7 @@ def test_the_papers_learning_rate_stays_and_what_it_leaves_open_is_the_pilots() 
 
 @pytest.mark.parametrize("method", PLAN.pilots)
 def test_the_recipes_have_what_the_kept_pilots_settle(method: str) -> None:
-    wanted = default_of(PLAN, read_results(ROOT / "results", PLAN), method) or {}
+    wanted = default_of(PLAN, read_results(ROOT / "experiments" / "results", PLAN), method) or {}
     fields = recipe(f"cifar100.{method}").fields()
     assert {key: fields[key][0] for key in wanted} == wanted
     assert all(fields[key][1] == SOURCE for key in wanted)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evidence.answers import best_alpha, pair_lines
-from evidence.page import answers
-from evidence.plan import (
+from experiments.evidence.answers import best_alpha, pair_lines
+from experiments.evidence.page import answers
+from experiments.evidence.plan import (
     ALPHAS,
     CELLS,
     PILOTS,
@@ -25,7 +25,7 @@ from evidence.plan import (
     sweep,
     words_of,
 )
-from evidence.results import choose, expected_seconds, identity_of, judging_seconds, waiting
+from experiments.evidence.results import choose, expected_seconds, identity_of, judging_seconds, waiting
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.core.pools import PoolSpec

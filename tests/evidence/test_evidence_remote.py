@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evidence import remote
-from evidence.remote import KERNELS, Remote, is_alive, main
+from experiments.evidence import remote
+from experiments.evidence.remote import KERNELS, Remote, is_alive, main
 
 UNPACK = """
 import sys, time

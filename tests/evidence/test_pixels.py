@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from evidence.tasks import CIFAR_FINAL, CIFAR_PILOT
+from experiments.evidence.tasks import CIFAR_FINAL, CIFAR_PILOT
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import evaluation_view
 from supancl.evaluate.naming import STANDARD

@@ -12,7 +12,7 @@ import torch
 from supancl.probes.transfer import WEIGHTS
 from tests.probes.blobs import blobs
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "evaluate.py"
+PATH = Path(__file__).parents[2] / "experiments" / "benchmarks" / "evaluate.py"
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,11 @@ from supancl.cli import main
 from supancl.data.opening import open_data
 from supancl.probes import Features
 from supancl.reports import pictures
+from supancl.stats import mean_interval, tukey_half_width
 from supancl.sweeps import alpha
 from supancl.sweeps import runner as many
 from supancl.sweeps.alpha import few_shot_accuracy, parse_alphas, recommendation
-from supancl.sweeps.runner import FAILED, Trained, interval, left_out_classes, reach_of_all
+from supancl.sweeps.runner import FAILED, Trained, left_out_classes
 from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders
 from tests.tiny import poisoned, tiny_data
@@ -104,14 +105,16 @@ def test_of_equal_alphas_few_studies_call_any_worse() -> None:
 
 def test_the_common_interval_of_two_rows_is_students_paired_one() -> None:
     a, b = [1.0, 2.0, 4.0], [2.0, 2.5, 7.0]
-    mean, _, high = interval([y - x for x, y in zip(a, b, strict=True)])
-    assert reach_of_all([a, b]) == pytest.approx(high - mean, rel=1e-6)
+    mean, _, high = mean_interval([y - x for x, y in zip(a, b, strict=True)])
+    assert tukey_half_width([a, b]) == pytest.approx(high - mean, rel=1e-6)
     # of three rows and two seeds: q = 8.331 in Tukey's table at 2 degrees of freedom; squares left over: 7/3
-    assert reach_of_all([[1.0, 2.0], [2.0, 5.0], [3.0, 3.0]]) == pytest.approx(8.331 * (7 / 3 / 2 / 2) ** 0.5, rel=1e-3)
+    assert tukey_half_width([[1.0, 2.0], [2.0, 5.0], [3.0, 3.0]]) == pytest.approx(
+        8.331 * (7 / 3 / 2 / 2) ** 0.5, rel=1e-3
+    )
 
 
 def test_the_interval_is_students() -> None:
-    mean, low, high = interval([1.0, 2.0, 3.0])
+    mean, low, high = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert high - mean == pytest.approx(4.302653 * 1.0 / 3**0.5, rel=1e-5)
     assert mean - low == pytest.approx(high - mean)

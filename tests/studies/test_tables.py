@@ -134,7 +134,7 @@ def test_seeds_are_averaged_and_set_beside_the_paper(tmp_path: Path) -> None:
     assert line.places["transfer:cifar10"] == 0
     assert "SupSiam†: imagenet100.supsiam; n = 3 (seeds 0, 1, 2)" in filled.notes
     text = as_text(filled)
-    assert "62.00 ± 2.00 *" in text
+    assert "62.00 ± 2.00*" in text
     assert "(89.95)" in text
     assert "| <u>50.00</u> (87.28) |" in as_markdown(filled)
     assert "**62.00 ± 2.00** (89.95)" in as_markdown(filled)

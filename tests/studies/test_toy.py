@@ -40,6 +40,7 @@ from supancl.paper.toy_train import (
     step,
     train,
 )
+from supancl.reports.tables import cell_text, to_markdown
 
 SMALL = Size(dimensions=256, train=250, test=60, width=32, epochs=60, batch=64)
 TINY = Size(dimensions=40, train=40, test=10, width=6, epochs=2, batch=16)
@@ -173,21 +174,21 @@ def made_up_rows(seeds: int = 3) -> list[dict[str, float]]:
 
 def test_tables_show_ours_beside_the_papers_and_mark_the_best_two() -> None:
     summary = toy_tables.summarize(made_up_rows())
-    lines = toy_tables.markdown(summary, toy_tables.ONE).splitlines()
+    lines = to_markdown(toy_tables.table(summary, toy_tables.ONE)).splitlines()
     assert lines[0] == "| alpha | l_ssl | l_sup | S_W | S_W/S_T % | k-NN % | linear % |"
     assert len(lines) == 2 + 5
     assert "**54.1 +- 0.1 (61.18)**" in lines[4]
     assert "<u>53.1 +- 0.1 (61.35)</u>" in lines[3]
     assert all(line.count("**") == (4 if line.startswith("| 0.5") else 0) for line in lines)
-    terminal = toy_tables.table(summary, toy_tables.TWO, toy_tables.marked)
-    assert [sum(cell.endswith("*") for cell in cells) for cells in terminal] == [0, 0, 6, 0, 0]
-    assert [sum(cell.endswith("+") for cell in cells) for cells in terminal] == [0, 6, 0, 0, 0]
+    rows = [row[1:] for row in toy_tables.table(summary, toy_tables.TWO).rows]
+    assert [sum(cell_text(cell).endswith("*") for cell in row) for row in rows] == [0, 0, 6, 0, 0]
+    assert [sum(cell_text(cell).endswith("+") for cell in row) for row in rows] == [0, 6, 0, 0, 0]
 
 
 def test_one_seed_has_no_spread_and_no_interval() -> None:
     rows = made_up_rows(seeds=1)
     assert math.isnan(toy_tables.summarize(rows)[0.5]["k-NN"].sd)
-    assert "+-" not in toy_tables.markdown(toy_tables.summarize(rows), toy_tables.ONE)
+    assert "+-" not in to_markdown(toy_tables.table(toy_tables.summarize(rows), toy_tables.ONE))
     assert all(row["interval"] is None for row in toy_tables.paired(rows))
 
 

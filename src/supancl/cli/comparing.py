@@ -17,8 +17,9 @@ from supancl.errors import BadInput, counted
 from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
+from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
-FORMATS = ("text", "markdown", "latex", "csv", "json")
+FORMATS = (*TABLE_FORMATS, "json")
 MOST_LINES = 20  # of paired differences on a terminal; all of them are in --json
 Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, how
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}

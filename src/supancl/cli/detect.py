@@ -13,7 +13,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import OneLineParser, Override, common
-from supancl.detect.comparing import COLUMNS, cells, compared, markdown, open_finished
+from supancl.detect.comparing import compared, open_finished
 from supancl.detect.crops import check_crops, write_crops
 from supancl.detect.export import FORMATS, export_detector
 from supancl.detect.layouts import YEARS, DetectData, open_scenes, open_test
@@ -26,6 +26,7 @@ from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
 from supancl.errors import BadInput, Interrupted, counted
 from supancl.files import check_place, jsonable, write_text
+from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import next_folder
@@ -225,10 +226,10 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     groups = {name: [run.rows for run in runs if run.name == name] for name in result["groups"]}
     comparison_curves(groups, out / "curves.png")
     class_bars({name: group["classes_AP50"] for name, group in result["groups"].items()}, out / "classes.png")
-    texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": markdown(result)}
+    texts = {"compare.json": json.dumps(jsonable(result), indent=2) + "\n", "compare.md": comparison_markdown(result)}
     for name, text in texts.items():
         write_text(out / name, text)
-    rows = [[name, *cells(group)] for name, group in result["groups"].items()]
+    rows = [comparison_row(name, group) for name, group in result["groups"].items()]
     console.print(table(f"{counted(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
 

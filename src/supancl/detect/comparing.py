@@ -136,31 +136,3 @@ def _differences(runs: Sequence[Finished]) -> list[str]:
         if len(prints) > 1 or len(counts) > 1:
             told.append(f"the runs were {what} on different images")
     return told
-
-
-def cells(group: dict[str, Any]) -> list[str]:
-    """A row of the table: seeds, AP, AP50, AP75 with their spread, seconds, images a second, memory."""
-    scores = []
-    for key in SCORES:
-        each = group["spread"][key]
-        deviation = "" if each["std"] is None else f" +- {each['std']:.2f}"
-        scores.append("-" if each["mean"] is None else f"{each['mean']:.2f}{deviation}")
-    costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
-    return [str(len(group["seeds"])), *scores, *("-" if value is None else f"{value:{form}}" for value, form in costs)]
-
-
-COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table, and AP50 of every class, for a page."""
-    rows = [COLUMNS, ["---"] * len(COLUMNS)]
-    rows += [[name, *cells(group)] for name, group in result["groups"].items()]
-    names = list(result["groups"])
-    kinds = sorted({kind for group in result["groups"].values() for kind in group["classes_AP50"]})
-    below = [["AP50 of", *names], ["---"] * (1 + len(names))]
-    for kind in kinds:
-        values = [group["classes_AP50"].get(kind) for group in result["groups"].values()]
-        below.append([kind, *("-" if value is None else f"{value:.1f}" for value in values)])
-    tables = ["\n".join(f"| {' | '.join(row)} |" for row in part) for part in (rows, below)]
-    return "\n\n".join([*tables, *(f"Note: {remark}." for remark in result["remarks"])]) + "\n"

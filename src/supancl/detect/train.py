@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from supancl.detect.testing import detect, measure_norms
 from supancl.distributed import by_one
 from supancl.errors import BadInput, Interrupted, NonFinite, counted
 from supancl.reporter import Reporter
+from supancl.stats import seed_stats
 from supancl.training.preflight import pick_device
 from supancl.training.pretrain import state_to_resume
 from supancl.training.signals import signals_noted
@@ -288,13 +290,14 @@ def told(scores: dict[str, Any]) -> str:
 
 
 def spread(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | int | None]]:
-    """Mean and sample standard deviation of AP, AP50 and AP75 over seeds; one seed has no spread."""
+    """Mean and sample standard deviation of AP, AP50 and AP75 over seeds; one seed has no deviation."""
     result: dict[str, dict[str, float | int | None]] = {}
     for name in ("AP", "AP50", "AP75"):
         values = [run[name] for run in runs if run[name] is not None]
+        mean, sd = seed_stats(values, statistics.mean)  # not fmean: files keep every bit of it
         result[name] = {
-            "mean": mean(values) if values else None,
-            "std": stdev(values) if len(values) > 1 else None,
+            "mean": None if math.isnan(mean) else mean,
+            "std": None if math.isnan(sd) else sd,
             "n": len(values),
         }
     return result

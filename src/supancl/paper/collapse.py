@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,8 @@ from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
 from supancl.files import jsonable, write_text
 from supancl.recipes import Recipe
+from supancl.reports.tables import mean_text
+from supancl.stats import seed_stats
 from supancl.sweeps.runner import (
     Runs,
     RunsFailed,
@@ -28,10 +29,8 @@ from supancl.sweeps.runner import (
     check_jobs,
     check_overrides,
     data_of,
-    mean_cell,
     place_of,
     share_cell,
-    spread,
     train_all,
 )
 from supancl.weights.provenance import commit, versions
@@ -139,8 +138,7 @@ def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
         verdict = f"{collapsed} of {len(chosen)} seeds"
 
     def mean(name: str) -> str:
-        values = [row[name] for row in chosen]
-        return mean_cell(statistics.fmean(values) if values else math.nan, spread(values), MEASURES[name])
+        return mean_text(*seed_stats([row[name] for row in chosen]), MEASURES[name])
 
     ticks = ["yes" if on else "no" for on in key]
     paper = PAPER[key]

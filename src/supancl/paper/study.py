@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from supancl.errors import BadInput, counted, nearest
 from supancl.files import jsonable, write_text
 from supancl.paper.study_rows import STUDIES, Study
 from supancl.recipes import Recipe
+from supancl.reports.tables import Table, mean_text, to_markdown
+from supancl.stats import mean_interval, seed_stats
 from supancl.sweeps.measures import JUDGED, Judge, Measurement, has_projector, read_json
 from supancl.sweeps.runner import (
     Runs,
@@ -33,11 +34,8 @@ from supancl.sweeps.runner import (
     check_jobs,
     check_overrides,
     data_of,
-    interval,
-    mean_cell,
     place_of,
     share_cell,
-    spread,
     train_all,
 )
 from supancl.weights.provenance import commit, versions
@@ -137,14 +135,13 @@ def show(result: dict[str, Any], images: str, out: Path, console: Console) -> No
     console.print(table(title, columns, cells))
     for line in result["differences"]:
         console.print(line)
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
     failed = [
         f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
         for row in result["rows"]
         if row["failed"]
     ]
     told = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
-    write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
+    write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{to_markdown(Table(columns, cells))}{told}\n")
     write_text(out / "study.json", json.dumps(jsonable(result), indent=2) + "\n")
     if result["study"] == "alpha":
         console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
@@ -210,7 +207,7 @@ def summary(found: list[dict[str, Any]], row: str) -> dict[str, Any]:
     entry |= {key: sum(bool(one[key]) for one in mine) for key in ("collapsed", "failed")}
     for key in MEASURES:
         values = [math.nan if one[key] is None else float(one[key]) for one in mine if not one["failed"]]
-        entry[key], entry[f"{key}_sd"] = statistics.fmean(values) if values else math.nan, spread(values)
+        entry[key], entry[f"{key}_sd"] = seed_stats(values)
     return entry
 
 
@@ -225,7 +222,7 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = [
         [
             entry["row"],
-            *(mean_cell(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
+            *(mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
             *(share_cell(entry[key], entry["n"]) for key in ends),
             f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else "",
         ]
@@ -252,10 +249,10 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
                 f"linear, {row} minus {reference}: cannot be told apart, with {counted(len(seeds), 'seed')} of both"
             )
             continue
-        mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
-        told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
+        gap = mean_interval([of[row][seed] - of[reference][seed] for seed in seeds])
+        verdict = "cannot be told apart" if not gap.excludes_zero else "better" if gap.mean > 0 else "worse"
         lines.append(
-            f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "
-            f"n = {len(seeds)}): {told}"
+            f"linear, {row} minus {reference}: {gap.mean:+.2f} points (95% interval {gap.low:+.2f} to {gap.high:+.2f}, "
+            f"n = {len(seeds)}): {verdict}"
         )
     return lines

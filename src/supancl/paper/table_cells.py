@@ -15,7 +15,7 @@ from supancl.errors import BadInput
 from supancl.paper.table_entry import Entry
 from supancl.paper.table_layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
 from supancl.paper.table_runs import Group, Score, grouped
-from supancl.probes.ranks import shared_ranks
+from supancl.probes.ranking import shared_ranks
 
 Number = tuple[float, float]
 

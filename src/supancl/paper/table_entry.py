@@ -19,6 +19,7 @@ from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
 from supancl.paper.table_detectors import ScoredDetector
 from supancl.recipes import Recipe
+from supancl.stats import seed_stats
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
@@ -177,12 +178,9 @@ class Entry:
             elif (number := detector.scores.get(score)) is not None:
                 ways[detector.how][detector.seed] = float(number)
         found = [(how, list(seeds.values())) for how, seeds in ways.items() if seeds]
-        return [
-            Found(
-                statistics.fmean(values), math.nan, how, (), statistics.stdev(values) if len(values) > 1 else math.nan
-            )
-            for how, values in sorted(found, key=lambda way: -len(way[1]))
-        ]
+        found.sort(key=lambda way: -len(way[1]))
+        summaries = [(how, seed_stats(values)) for how, values in found]
+        return [Found(mean, math.nan, how, (), sd) for how, (mean, sd) in summaries]
 
     def _logged(self, measure: str) -> list[Found]:
         """From metrics.jsonl: losses over the last epoch; k-NN and variance of the monitor's last check."""

@@ -18,7 +18,8 @@ from supancl.paper.table_detectors import ScoredDetector, detectors_beside, hold
 from supancl.paper.table_entry import Entry, Found
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.recipes.recipe import resolve_warmup
-from supancl.sweeps.runner import failure_of, spread
+from supancl.stats import seed_stats
+from supancl.sweeps.runner import failure_of
 from supancl.weights.run_folder import RunFolder
 
 # measures of the toy study under the names that runs have for them
@@ -96,9 +97,10 @@ class Group:
 def combined(found: Sequence[Found]) -> Score:
     """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
     values, (first, *more) = [each.value for each in found], found
+    mean, sd = seed_stats(values)
     return Score(
-        statistics.fmean(values),
-        spread(values) if more else first.sd,
+        mean,
+        sd if more else first.sd,
         math.nan if more else first.interval,
         len(values),
         first.how,

@@ -22,6 +22,7 @@ from supancl.paper.toy_measure import NEIGHBOURS, first_of_each, measure
 from supancl.paper.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
 from supancl.probes import Features
 from supancl.reports.pictures import tsne_panels
+from supancl.reports.tables import LEGEND, cell_text, to_markdown
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import next_folder
 
@@ -113,11 +114,12 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
     for title, columns in titles.items():
         seeds = counted(len(result["seeds"]), "seed")
-        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); * best, + second-best", title_justify="left")
-        for name in tables.header(columns):
-            laid.add_column(name, justify="right")
-        for cells in tables.table(summary, columns, tables.marked):
-            laid.add_row(*cells)
+        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
+        table = tables.table(summary, columns)
+        for name in table.columns:
+            laid.add_column(str(name), justify="right")
+        for row in table.rows:
+            laid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
         console.print(laid)
     for claim, holds in result["trends"].items():
         console.print(f"{'yes' if holds else 'NO '}  {claim}")
@@ -143,8 +145,8 @@ def missed_lines(result: dict[str, Any]) -> list[str]:
 def write(result: dict[str, Any], folder: Path) -> None:
     summary = summary_of(result)
     kept = {
-        "table1.md": tables.markdown(summary, tables.ONE),
-        "table2.md": tables.markdown(summary, tables.TWO),
+        "table1.md": to_markdown(tables.table(summary, tables.ONE)),
+        "table2.md": to_markdown(tables.table(summary, tables.TWO)),
         "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
     }  # last: it says that the study is there
     for name, text in kept.items():

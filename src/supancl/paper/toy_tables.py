@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from scipy import stats
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from supancl.config import to_json
 from supancl.paper.toy_measure import KINDS, SIGMAS, Row
 from supancl.paper.toy_train import FULL
+from supancl.reports.tables import Cell, Table, mean_text, place_mark
+from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
 
 ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
 TWO = tuple(f"{kind} {sigma:g}" for kind in KINDS for sigma in SIGMAS)
@@ -32,20 +30,13 @@ PAPER = {alpha: dict(zip((*ONE, *TWO), values, strict=True)) for alpha, values i
 TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}
 
 
-class Spread(NamedTuple):
-    """Mean and standard deviation over seeds; the latter is nan for one seed."""
-
-    mean: float
-    sd: float
-
-
-Summary = dict[float, dict[str, Spread]]
+Summary = dict[float, dict[str, SeedStats]]
 
 
 def summarize(rows: Sequence[Row]) -> Summary:
     """alpha -> measure -> mean and standard deviation over seeds."""
     values = grouped(rows)
-    return {alpha: {name: spread(values[alpha][name]) for name in values[alpha]} for alpha in values}
+    return {alpha: {name: seed_stats_numpy(values[alpha][name]) for name in values[alpha]} for alpha in values}
 
 
 def grouped(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
@@ -59,28 +50,22 @@ def grouped(rows: Sequence[Row]) -> dict[float, dict[str, list[float]]]:
     return found
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan)
-
-
 def paired(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "linear")) -> list[dict[str, Any]]:
     """Inner alphas minus alpha = 0, seed by seed: mean and 95% interval (Student's t; none for one seed)."""
     values = grouped(rows)
     found = []
     for measure in measures:
         for alpha in (alpha for alpha in values if 0 < alpha < 1):
-            difference = np.subtract(values[alpha][measure], values[0.0][measure])
-            mean, sd = spread(difference.tolist())
-            n = len(difference)
-            half = float(stats.t.ppf(0.975, n - 1)) * sd / math.sqrt(n) if n > 1 else math.nan
-            interval = [mean - half, mean + half] if n > 1 else None
+            pairs = zip(values[alpha][measure], values[0.0][measure], strict=True)
+            differences = [ours - supervised for ours, supervised in pairs]
+            mean, *ends = mean_interval(differences, seed_stats_numpy)
             found.append(
                 {
                     "measure": measure,
                     "alpha": alpha,
                     "mean": mean,
-                    "interval": interval,
-                    "n": n,
+                    "interval": ends if len(differences) > 1 else None,
+                    "n": len(differences),
                     "paper": PAPER[alpha][measure] - PAPER[0.0][measure],
                 }
             )
@@ -150,49 +135,21 @@ def number(value: float, name: str) -> str:
     return f"{value:.{decimals(name)}f}"
 
 
-def cell(found: Spread, name: str, alpha: float) -> str:
-    """`61.2 +- 0.3 (61.18)`: ours, its standard deviation, the paper's."""
-    ours = number(found.mean, name)
-    if not math.isnan(found.sd):
-        ours += f" +- {number(found.sd, name)}"
-    return f"{ours} ({PAPER[alpha][name]:g})"
+def cell(summary: Summary, alpha: float, name: str) -> Cell:
+    """`61.2 +- 0.3 (61.18)`: ours, its standard deviation, the paper's; accuracies are marked."""
+    mean, sd = summary[alpha][name]
+    better = sum(summary[other][name].mean > mean for other in summary)
+    text = f"{mean_text(mean, sd, decimals(name))} ({PAPER[alpha][name]:g})"
+    return Cell(text, mark=place_mark(better) if name in ACCURACIES else "")
 
 
-Mark = Callable[[str, int], str]
-
-
-def marked(text: str, place: int) -> str:
-    """For a terminal: * after the best, + after the second-best."""
-    return text + {0: " *", 1: " +"}.get(place, "")
-
-
-def marked_in_markdown(text: str, place: int) -> str:
-    """As in the paper: the best in bold, the second-best underlined."""
-    return f"**{text}**" if place == 0 else f"<u>{text}</u>" if place == 1 else text
-
-
-def table(summary: Summary, columns: Sequence[str], mark: Mark) -> list[list[str]]:
+def table(summary: Summary, columns: Sequence[str]) -> Table:
     """A row per alpha, the first cell naming it."""
-    laid = []
-    for alpha in sorted(summary):
-        cells = [f"{alpha:g}"]
-        for name in columns:
-            text = cell(summary[alpha][name], name, alpha)
-            if name in ACCURACIES:
-                better = sum(summary[other][name].mean > summary[alpha][name].mean for other in summary)
-                text = mark(text, better)
-            cells.append(text)
-        laid.append(cells)
-    return laid
-
-
-def header(columns: Sequence[str]) -> list[str]:
-    return ["alpha", *(f"{name} %" if name in ("S_W/S_T", *ACCURACIES) else name for name in columns)]
-
-
-def markdown(summary: Summary, columns: Sequence[str]) -> str:
-    rows = [header(columns), ["---"] * (len(columns) + 1), *table(summary, columns, marked_in_markdown)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
+    titles = [f"{name} %" if name in ("S_W/S_T", *ACCURACIES) else name for name in columns]
+    rows: list[list[str | Cell]] = [
+        [f"{alpha:g}", *(cell(summary, alpha, name) for name in columns)] for alpha in sorted(summary)
+    ]
+    return Table(["alpha", *titles], rows)
 
 
 def paired_lines(differences: Sequence[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,6 @@ images, so that Newton's method works on ways x shots numbers, for every class o
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from supancl.errors import BadInput, SupanclError, counted
 from supancl.probes.features import Features, check_features
+from supancl.stats import episode_half_width
 
 DRAWN_AT_ONCE = 250  # episodes; fixed, because the random numbers are laid out by it
 MOST_KEYS = 2**24  # random keys at a time, however large a class is
@@ -240,7 +240,7 @@ def few_shot(
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
     return FewShot(
         float(accuracies.mean()),
-        half_width(accuracies),
+        episode_half_width(accuracies),
         tuple(accuracies.tolist()),
         ways,
         shots,
@@ -253,11 +253,6 @@ def few_shot(
     )
 
 
-def half_width(accuracies: Tensor) -> float:
-    """1.96 sigma / sqrt(n), with the deviation of the population as NumPy's std has it."""
-    return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))
-
-
 def paired_difference(a: FewShot, b: FewShot) -> Difference:
     """How much better a is than b on the same episodes: far sharper than comparing two intervals."""
     if a.drawn != b.drawn:
@@ -266,4 +261,4 @@ def paired_difference(a: FewShot, b: FewShot) -> Difference:
             "queries, episodes and seed for both"
         )
     difference = torch.tensor(a.accuracies, dtype=torch.float64) - torch.tensor(b.accuracies, dtype=torch.float64)
-    return Difference(float(difference.mean()), half_width(difference))
+    return Difference(float(difference.mean()), episode_half_width(difference))

@@ -54,7 +54,7 @@ LEARNING_RATE = {
     "moco3": 0.3,
     "crossentropy": 0.1,
 }
-# in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m evidence defaults`
+# in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m experiments.evidence defaults`
 PILOTED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "moco2": {"lr": 0.3, "weight_decay": 1e-4},

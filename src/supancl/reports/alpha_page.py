@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import re
 from collections.abc import Mapping
@@ -13,15 +12,9 @@ from matplotlib.figure import Figure
 
 from supancl.errors import counted
 from supancl.probes import Features
+from supancl.reports.page import html_page, inline_image
 from supancl.reports.pictures import COLOURS, tsne_panels
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .3rem .8rem; text-align: right; }
-th { border-bottom: 2px solid #444; } tr:nth-child(even) td { background: #f4f4f4; }
-.answer { font-size: 1.15rem; padding: .8rem 1rem; background: #eef4fb; border-left: 4px solid #4477aa; }
-img { max-width: 100%; } .small { color: #666; font-size: .9rem; }
-"""
+from supancl.reports.tables import Table, to_html
 
 
 def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
@@ -62,12 +55,8 @@ def write_page(
     curves(result["summary"], measures, out / "curves.png")
     if panels:
         tsne_panels(panels, classes, out / "tsne.png")
-    columns, cells = laid_out
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell).replace('+-', '&plusmn;')}</td>" for cell in row) + "</tr>"
-        for row in cells
-    )
+    columns, rows = laid_out
+    table = Table(columns, [[cell.replace("+-", "±") for cell in row] for row in rows], "r" * len(columns))
     left_out = ", ".join(result["left_out"])
     transfer = (
         f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
@@ -83,7 +72,7 @@ def write_page(
     failed = f"<p>Runs that failed, and are in no mean:</p><ul>{failed}</ul>" if failed else ""
     maps = (
         f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
-        f'src="{_inline(out / "tsne.png")}">'
+        f'src="{inline_image(out / "tsne.png")}">'
         if panels
         else ""
     )
@@ -91,34 +80,25 @@ def write_page(
     data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
     epochs = counted(result["epochs"], "epoch")
     seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Which alpha? {html.escape(result["recipe"])}</title>
-<style>{STYLE}</style></head><body>
-<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
-<p class="answer">{_flags_whole(result["recommendation"])}.</p>
+    body = f"""<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
+<p class="answer">{_unbroken_flags(result["recommendation"])}.</p>
 <p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
 {counted(data["classes"], "class", "classes")} in pretraining, {seeds}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+{to_html(table)}
 {failed}
-<img alt="values against alpha" src="{_inline(out / "curves.png")}">
+<img alt="values against alpha" src="{inline_image(out / "curves.png")}">
 {maps}
 <p class="small">{result["seconds"]:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result["commit"]))}.
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
-training, none on a test set. The maps show at most 2,000 images.</p>
-</body></html>
-"""
+training, none on a test set. The maps show at most 2,000 images.</p>"""
     path = out / "alpha.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(html_page(f"Which alpha? {result['recipe']}", body), encoding="utf-8")
     return path
 
 
-def _flags_whole(text: str) -> str:
+def _unbroken_flags(text: str) -> str:
     """Escaped, with flags that no line breaks: a browser would end one between the hyphens of --seeds."""
     return re.sub(r"--[\w-]+", r'<code style="white-space: nowrap">\g<0></code>', html.escape(text))
-
-
-def _inline(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

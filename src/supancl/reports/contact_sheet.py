@@ -20,7 +20,7 @@ TILE, GAP, CAPTION = 112, 6, 16
 
 def image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
     """Images of as many classes as there is room for, each with its class below it."""
-    chosen = spread(split.labels, count)
+    chosen = pick_by_class(split.labels, count)
     captions = [classes[label] if label >= 0 else "(unlabelled)" for label in split.labels[chosen].tolist()]
     tiles = [_thumbnail(split.batch(position[None])) for position in chosen]
     _sheet(tiles, captions, columns, path)
@@ -28,7 +28,7 @@ def image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 4
 
 def view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
     """A row per image: the image, then views of it as the recipe makes them, taken back to colours."""
-    chosen = spread(split.labels, count)
+    chosen = pick_by_class(split.labels, count)
     generator = torch.Generator().manual_seed(seeded(recipe.train.seed, 2))
     tiles, captions = [], []
     for position in chosen:
@@ -40,12 +40,12 @@ def view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: 
             both = recipe.views(batch, recipe.encoder.mean, recipe.encoder.std, generator)
             made += list((both if isinstance(both, Tensor) else both[0])[:, 0])
         for number, view in enumerate(made[:views]):
-            tiles.append(_coloured(view, recipe.encoder.mean, recipe.encoder.std))
+            tiles.append(_unnormalized(view, recipe.encoder.mean, recipe.encoder.std))
             captions.append(f"view {number % 2 + 1}")
     _sheet(tiles, captions, views + 1, path)
 
 
-def spread(labels: Tensor, count: int) -> Tensor:
+def pick_by_class(labels: Tensor, count: int) -> Tensor:
     """Positions of up to `count` images, going through the classes in turn; the same ones every time."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     seen: dict[int, int] = {}
@@ -65,7 +65,7 @@ def _thumbnail(batch: Batch) -> Image.Image:
     return _picture(pixels)
 
 
-def _coloured(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
+def _unnormalized(view: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
     shape = (-1, 1, 1)
     colours = view.float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
     return _picture((colours.clamp(0, 1) * 255).round().to(torch.uint8))

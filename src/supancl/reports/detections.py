@@ -13,13 +13,15 @@ from torch import Tensor
 
 from supancl.detect.metrics import Found
 from supancl.detect.scenes import Scenes
-from supancl.reports.pictures import COLOURS, plain
+from supancl.reports.pictures import COLOURS, escape_label
 
 SIDE, GAP, CAPTION = 220, 8, 18
-SURE = 0.5  # what a detector is less sure of is not drawn
+MIN_SCORE = 0.5  # what a detector is less sure of is not drawn
 
 
-def detection_sheet(scenes: Scenes, found: Sequence[Found], path: Path, count: int = 12, sure: float = SURE) -> None:
+def detection_sheet(
+    scenes: Scenes, found: Sequence[Found], path: Path, count: int = 12, sure: float = MIN_SCORE
+) -> None:
     """Pairs of one image: the truth on the left, what was found on the right; spread evenly over the set.
 
     Boxes of a class have one colour; difficult boxes and crowds are thin.
@@ -45,13 +47,15 @@ def detection_sheet(scenes: Scenes, found: Sequence[Found], path: Path, count: i
         )
         for side, (boxes, labels, words, lines, title) in enumerate(panels):
             at = left + side * (SIDE + GAP)
-            drawn = _drawn(image, boxes, labels, words, lines)
+            drawn = _draw_boxes(image, boxes, labels, words, lines)
             sheet.paste(drawn, (at, top))
             pen.text((at, top + drawn.height + 2), f"{title}: {scene.path.stem}", fill="#333333", font=font)
     sheet.save(path)
 
 
-def _drawn(image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], thin: Sequence[bool]) -> Image.Image:
+def _draw_boxes(
+    image: Tensor, boxes: Tensor, labels: Tensor, words: Sequence[str], thin: Sequence[bool]
+) -> Image.Image:
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     scale = SIDE / max(picture.size)
     picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))))
@@ -88,7 +92,11 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
                 axis.plot(
-                    list(points), list(points.values()), label=plain(name), color=COLOURS[i % len(COLOURS)], **style
+                    list(points),
+                    list(points.values()),
+                    label=escape_label(name),
+                    color=COLOURS[i % len(COLOURS)],
+                    **style,
                 )
         if kind == "test":
             axis.set_ylim(bottom=0)
@@ -124,7 +132,7 @@ def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path
                 list(means.values()),
                 color=colour,
                 linewidth=2,
-                label=f"{plain(name)} ({len(runs)})",
+                label=f"{escape_label(name)} ({len(runs)})",
                 **style,
             )
         if kind == "test":
@@ -149,10 +157,10 @@ def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> 
             places,
             [values.get(kind) or 0.0 for kind in order],
             width,
-            label=plain(name),
+            label=escape_label(name),
             color=COLOURS[i % len(COLOURS)],
         )
-    axis.set_xticks(range(len(order)), [plain(kind) for kind in order], rotation=40, ha="right")
+    axis.set_xticks(range(len(order)), [escape_label(kind) for kind in order], rotation=40, ha="right")
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)
     axis.legend()

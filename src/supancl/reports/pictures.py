@@ -52,7 +52,7 @@ SCREEN = Sheet(15.0, 4.2, 10.0, 130)
 PAGE = Sheet(6.75, 3.5, 7.0, 300)  # a two-column page's text width, with type that can be read in print
 
 
-def plain(text: str) -> str:
+def escape_label(text: str) -> str:
     """A name as it is spelled: matplotlib reads dollars as formulas, and leaves what begins with _ out of legends."""
     text = " ".join(text.split())
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
@@ -67,7 +67,9 @@ def loss_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None
         for i, (name, rows) in enumerate(metrics.items()):
             points = [(row["step"], row[key]) for row in rows if row["kind"] == kind and row.get(key) is not None]
             if points:
-                axis.plot(*zip(*points, strict=True), label=plain(name), color=COLOURS[i % len(COLOURS)], linewidth=1.5)
+                axis.plot(
+                    *zip(*points, strict=True), label=escape_label(name), color=COLOURS[i % len(COLOURS)], linewidth=1.5
+                )
         axis.set_title(title)
         axis.set_xlabel("step")
         axis.grid(alpha=0.3)
@@ -150,7 +152,7 @@ def draw_panels(
             for label in there
         }
     )
-    names = {label: plain(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
+    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
@@ -168,28 +170,7 @@ def draw_panels(
         for axis, panel in zip(axes, panels, strict=False):
             draw_map(axis, panel, styles, side, sheet.font)
         if entries:
-            handles = [
-                Line2D(
-                    [],
-                    [],
-                    linestyle="none",
-                    markeredgewidth=0,
-                    markersize=0.7 * sheet.font,
-                    **(styles[label] if label is not None else {"marker": ""}),
-                )
-                for _, label in entries
-            ]
-            legend = figure.legend(
-                handles,
-                [text for text, _ in entries],
-                loc="outside lower center",
-                ncols=legend_columns,
-                frameon=False,
-                handletextpad=0.2,
-                columnspacing=1.0,
-            )
-            for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
-                text.set_fontweight("normal" if label is not None else "bold")
+            draw_legend(figure, entries, styles, legend_columns, sheet.font)
         figure.savefig(path, dpi=sheet.dpi, metadata=UNDATED.get(path.suffix.lower()))
 
 
@@ -199,7 +180,9 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
         chosen = panel.points[panel.labels == label]
         axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
     fits = 72 * side / (0.6 * max(1, len(panel.title)))
-    axis.set_title(plain(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font)
+    axis.set_title(
+        escape_label(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font
+    )
     if panel.note:
         axis.annotate(
             panel.note,
@@ -214,6 +197,38 @@ def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], 
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set(color="0.6", linewidth=0.5)
+
+
+def draw_legend(
+    figure: Figure,
+    entries: Sequence[tuple[str, int | None]],
+    styles: Mapping[int, Mapping[str, Any]],
+    columns: int,
+    font: float,
+) -> None:
+    """Draw the legend below the maps; names of groups, which have no label, are bold."""
+    handles = [
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            markeredgewidth=0,
+            markersize=0.7 * font,
+            **(styles[label] if label is not None else {"marker": ""}),
+        )
+        for _, label in entries
+    ]
+    legend = figure.legend(
+        handles,
+        [text for text, _ in entries],
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handletextpad=0.2,
+        columnspacing=1.0,
+    )
+    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
+        text.set_fontweight("normal" if label is not None else "bold")
 
 
 def legend_entries(

@@ -2,146 +2,68 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Callable, Sequence
 from typing import Literal
 
-from supancl.errors import BadInput, nearest
-from supancl.probes.ranks import Mark, Ranking, Score
+from supancl.probes.ranking import Mark, Ranking, Score
+from supancl.reports.tables import Cell, Row, Table, write_table
 
 TableFormat = Literal["text", "csv", "markdown", "latex", "json"]
-LATEX_SPECIAL = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-)
+SPREAD_NOTE = "± deviation over n seeds; without n, 95% interval over episodes"
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
     """The table with a column for the average rank (of several encoders), and one for the average itself if wanted.
 
-    >>> from supancl.probes.ranks import rank_encoders
+    >>> from supancl.probes.ranking import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
     | Encoder | pets | Avg. rank |
-    |---|---:|---:|
+    | --- | ---: | ---: |
     | byol | <u>80.00</u> | 2.00 |
     | supbyol | **82.50** | 1.00 |
     """
-    makers: dict[str, Callable[[Ranking, bool], str]] = {
-        "text": _text,
-        "csv": _csv,
-        "markdown": _markdown,
-        "latex": _latex,
-        "json": _json,
-    }
-    if form not in makers:
-        raise BadInput(f"table format {form!r}{nearest(form, makers)}")
-    return makers[form](ranking, average)
+    if form == "json":
+        return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
+    has_spread = any(score is not None and score.spread is not None for row in ranking.cells for score in row)
+    notes = [SPREAD_NOTE] if form == "text" and has_spread else []
+    return write_table(numbers(ranking, average) if form == "csv" else layout(ranking, average, notes), form)
 
 
-def _header(ranking: Ranking, average: bool) -> list[str]:
-    return ["Encoder", *ranking.datasets, *(["Avg."] if average else []), *(["Avg. rank"] if ranking.compares else [])]
+def layout(ranking: Ranking, average: bool = False, notes: list[str] | None = None) -> Table:
+    """A row an encoder, a column a data set, then average and average rank, as printed."""
+
+    def shown(score: Score | None, mark: Mark) -> Cell:
+        if score is None:
+            return Cell("")
+        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.spread, ranking.digits), mark)
+
+    rows: list[Row] = [
+        [
+            Cell(encoder, beside=ranking.seeds(row).strip()),
+            *map(shown, ranking.cells[row], ranking.marks[row]),
+            *[_fixed(ranking.averages[row], ranking.digits)] * average,
+            *[_fixed(ranking.average_ranks[row], 2)] * ranking.compares,
+        ]
+        for row, encoder in enumerate(ranking.encoders)
+    ]
+    columns = ["Encoder", *ranking.datasets, *["Avg."] * average, *["Avg. rank"] * ranking.compares]
+    return Table(columns, rows, "l" + "r" * (len(columns) - 1), notes=notes or ())
 
 
-def _fixed(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else ""
-
-
-def _rows(
-    ranking: Ranking, average: bool, cell: Callable[[Score, Mark, int], str], name: Callable[[str], str] = str
-) -> list[list[str]]:
+def numbers(ranking: Ranking, average: bool) -> Table:
+    """Plain numbers: mean, spread and number of runs have columns of their own."""
+    parts = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
+    columns = ["encoder", *parts, *["average"] * average, *["average rank"] * ranking.compares]
     rows = []
     for row, encoder in enumerate(ranking.encoders):
-        scores = [
-            "" if score is None else cell(score, mark, ranking.digits)
-            for score, mark in zip(ranking.cells[row], ranking.marks[row], strict=True)
-        ]
-        mean = [_fixed(ranking.averages[row], ranking.digits)] if average else []
-        rank = [_fixed(ranking.average_ranks[row], 2)] if ranking.compares else []
-        rows.append([name(encoder) + ranking.seeds(row), *scores, *mean, *rank])
-    return rows
-
-
-def _number(score: Score, digits: int, between: str) -> str:
-    spread = "" if score.spread is None else f"{between}{score.spread:.{digits}f}"
-    return f"{score.mean:.{digits}f}{spread}"
-
-
-def _text(ranking: Ranking, average: bool) -> str:
-    """Columns of equal width; * is the best, + the second best."""
-    signs = {"best": "*", "second": "+", "": " " if ranking.compares else ""}
-    body = _rows(ranking, average, lambda score, mark, digits: _number(score, digits, " ± ") + signs[mark])
-    lines = [_header(ranking, average), *body]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-
-    def laid_out(line: Sequence[str]) -> str:
-        numbers = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-        return "  ".join([line[0].ljust(widths[0]), *numbers]).rstrip()
-
-    legend = ["* best, + second best"] if any(mark for row in ranking.marks for mark in row) else []
-    if any(score is not None and score.spread is not None for row in ranking.cells for score in row):
-        legend.append("± deviation over n seeds; without n, 95% interval over episodes")
-    return "\n".join([*map(laid_out, lines), *legend]) + "\n"
-
-
-def _csv(ranking: Ranking, average: bool) -> str:
-    """Plain numbers: mean, spread and number of runs have columns of their own."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    parts = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
-    writer.writerow(["encoder", *parts, *["average"] * average, *["average rank"] * ranking.compares])
-    for row, encoder in enumerate(ranking.encoders):
-        cells: list[object] = []
+        cells: list[float | None] = []
         for score in ranking.cells[row]:
-            cells += (
-                ["", "", ""]
-                if score is None
-                else [score.mean, "" if score.spread is None else score.spread, score.runs]
-            )
-        ends = [ranking.averages[row]] * average + [ranking.average_ranks[row]] * ranking.compares
-        writer.writerow([encoder, *cells, *("" if math.isnan(end) else end for end in ends)])
-    return out.getvalue()
+            cells += [None] * 3 if score is None else score
+        cells += [ranking.averages[row]] * average + [ranking.average_ranks[row]] * ranking.compares
+        rows.append([encoder, *("" if cell is None or math.isnan(cell) else str(cell) for cell in cells)])
+    return Table(columns, rows)
 
 
-def _markdown(ranking: Ranking, average: bool) -> str:
-    def cell(score: Score, mark: Mark, digits: int) -> str:
-        number = _number(score, digits, " ± ")
-        return f"**{number}**" if mark == "best" else f"<u>{number}</u>" if mark == "second" else number
-
-    header = [name.replace("|", "\\|") for name in _header(ranking, average)]
-    body = _rows(ranking, average, cell, lambda name: name.replace("|", "\\|"))
-    lines = ["| " + " | ".join(line) + " |" for line in (header, *body)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]]) + "\n"
-
-
-def _latex(ranking: Ranking, average: bool) -> str:
-    def cell(score: Score, mark: Mark, digits: int) -> str:
-        number = _number(score, digits, r" $\pm$ ")
-        return rf"\textbf{{{number}}}" if mark == "best" else rf"\underline{{{number}}}" if mark == "second" else number
-
-    header = [name.translate(LATEX_SPECIAL) for name in _header(ranking, average)]
-    body = _rows(ranking, average, cell, lambda name: name.translate(LATEX_SPECIAL))
-    return (
-        "\n".join(
-            [
-                rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-                r"\hline",
-                " & ".join(header) + r" \\",
-                r"\hline",
-                *(" & ".join(line) + r" \\" for line in body),
-                r"\hline",
-                r"\end{tabular}",
-            ]
-        )
-        + "\n"
-    )
-
-
-def _json(ranking: Ranking, average: bool) -> str:
-    return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
+def _fixed(value: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" if value is not None and math.isfinite(value) else ""

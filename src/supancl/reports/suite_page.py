@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, jsonable, write_text
-from supancl.probes.ranks import Mark, Ranking, Score
-from supancl.reports.alpha_page import STYLE
-from supancl.reports.score_table import TableFormat, score_table
+from supancl.reports.page import html_page
+from supancl.reports.score_table import TableFormat, layout, score_table
+from supancl.reports.tables import Cell, Table, to_html
 
 FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
 TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
-MORE_STYLE = """
+STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
 h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: #555; font-size: .95rem; }
@@ -46,7 +45,8 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     files = {name: digest(out / name) for name in texts}
     write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
     sections = "".join(
-        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>{_ranked(ranking)}"
+        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
+        f"{to_html(layout(ranking))}"
         for protocol, ranking in tables.items()
     )
     several = any(ranking.compares for ranking in tables.values())
@@ -54,10 +54,7 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     ranks = " Average ranks run over the data sets that every encoder has." if several else ""
     unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
     unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Evaluation suite</title><style>{STYLE}{MORE_STYLE}</style></head><body>
-<h1>Evaluation suite</h1>
+    body = f"""<h1>Evaluation suite</h1>
 <p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
 recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
 {unfair}
@@ -65,10 +62,8 @@ recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}<
 {_differences(told["differences"])}
 {_data_sets(results)}
 {_failures(told.get("failures", ()))}
-{_conditions(results)}
-</body></html>
-"""
-    write_text(out / "index.html", page)
+{_conditions(results)}"""
+    write_text(out / "index.html", html_page("Evaluation suite", body, STYLE))
     return out / "index.html"
 
 
@@ -114,62 +109,22 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _html(head: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = (), long: str = "") -> str:
-    """Cells are HTML already. The first column and those named hold words, the others numbers; `long` may wrap."""
-    kinds = [
-        ' class="word long"' if name == long else ' class="word"' if i == 0 or name in words else ""
-        for i, name in enumerate(head)
-    ]
-    top = "".join(f"<th{kind}>{cell}</th>" for kind, cell in zip(kinds, head, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _ranked(ranking: Ranking) -> str:
-    def cell(score: Score | None, mark: Mark) -> str:
-        if score is None:
-            return ""
-        number = f"{score.mean:.{ranking.digits}f}"
-        number = {"best": f"<b>{number}</b>", "second": f"<u>{number}</u>", "": number}[mark]
-        if score.spread is None:
-            return number
-        return f'{number} <span class="spread">&plusmn; {score.spread:.{ranking.digits}f}</span>'
-
-    rows = []
-    for i, name in enumerate(ranking.encoders):
-        seeds = f'<span class="spread">{ranking.seeds(i)}</span>' if ranking.seeds(i) else ""
-        cells = [cell(score, mark) for score, mark in zip(ranking.cells[i], ranking.marks[i], strict=True)]
-        rank = f"{ranking.average_ranks[i]:.2f}" if math.isfinite(ranking.average_ranks[i]) else ""
-        rows.append([html.escape(name) + seeds, *cells, *[rank] * ranking.compares])
-    return _html(["encoder", *map(html.escape, ranking.datasets), *["avg. rank"] * ranking.compares], rows)
-
-
 def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     if not gaps:
         return ""
-    rows = [
-        [
-            f"{html.escape(gap['a'])} &minus; {html.escape(gap['b'])}",
-            html.escape(_title(gap["protocol"])),
-            html.escape(gap["data"]),
-            _signed(gap["difference"], gap["interval"]),
-        ]
-        for gap in gaps
-    ]
+    rows = [[f"{gap['a']} − {gap['b']}", _title(gap["protocol"]), gap["data"], _signed(gap)] for gap in gaps]
     return (
         "<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
         "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
-        f"episodes.</p>{_html(['encoders', 'protocol', 'data', 'difference'], rows, ['protocol', 'data'])}"
+        f"episodes.</p>{to_html(Table(['encoders', 'protocol', 'data', 'difference'], rows, 'lllr'))}"
     )
 
 
-def _signed(difference: float, interval: float) -> str:
-    number = f"{difference:+.2f}".replace("-", "&minus;")
-    number = f"<b>{number}</b>" if abs(difference) > interval else number
-    return f'{number} <span class="spread">&plusmn; {interval:.2f}</span>'
+def _signed(gap: Mapping[str, Any]) -> Cell:
+    """The difference with its interval, in bold where the interval excludes zero."""
+    excludes_zero = abs(gap["difference"]) > gap["interval"]
+    number = f"{gap['difference']:+.2f}".replace("-", "−")
+    return Cell(number, f"{gap['interval']:.2f}", "best" if excludes_zero else "")
 
 
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
@@ -188,33 +143,25 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
         odd = (odd if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
-            html.escape(result["data"]),
-            html.escape(_title(result["task"])),
+            result["data"],
+            _title(result["task"]),
             sizes,
             f"{result['classes']:,}",
-            html.escape(str(metric)),
-            html.escape("; ".join(odd)),
+            str(metric),
+            "; ".join(odd),
         ]
-    head = ["data", "protocol", "images", "classes", "metric", "remarks"]
+    columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
     return (
         "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
-        f"episodes are drawn.</p>{_html(head, list(rows.values()), ['protocol', 'metric'], 'remarks')}"
+        f"episodes are drawn.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
     )
 
 
 def _failures(failures: Sequence[dict[str, str]]) -> str:
     if not failures:
         return ""
-    rows = [
-        [
-            html.escape(fault["encoder"]),
-            html.escape(_title(fault["task"])),
-            html.escape(fault["data"]),
-            html.escape(fault["why"]),
-        ]
-        for fault in failures
-    ]
-    return f"<h2>Not measured</h2>{_html(['encoder', 'protocol', 'data', 'why'], rows, ['protocol', 'data'], 'why')}"
+    rows = [[fault["encoder"], _title(fault["task"]), fault["data"], fault["why"]] for fault in failures]
+    return f"<h2>Not measured</h2>{to_html(Table(['encoder', 'protocol', 'data', 'why'], rows, 'lllw'))}"
 
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:

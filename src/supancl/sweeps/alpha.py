@@ -24,6 +24,8 @@ from supancl.paper.study_rows import no_alpha
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
 from supancl.reports.alpha_page import write_page
+from supancl.reports.tables import mean_text
+from supancl.stats import seed_stats, tukey_half_width
 from supancl.sweeps.measures import JUDGED, Judge, Measurement
 from supancl.sweeps.runner import (
     Runs,
@@ -35,11 +37,8 @@ from supancl.sweeps.runner import (
     check_overrides,
     data_of,
     left_out_classes,
-    mean_cell,
     place_of,
-    reach_of_all,
     share_cell,
-    spread,
     train_all,
 )
 from supancl.training.preflight import pick_device
@@ -238,8 +237,7 @@ def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, A
         entry: dict[str, Any] = {"alpha": alpha, "n": len(mine), "failed": sum(bool(row["failed"]) for row in mine)}
         for key in MEASURES:
             values = [row[key] for row in mine if not row["failed"]]
-            entry[key] = statistics.fmean(values) if values else math.nan
-            entry[f"{key}_sd"] = spread(values)
+            entry[key], entry[f"{key}_sd"] = seed_stats(values)
         found.append(entry)
     return found
 
@@ -252,7 +250,7 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = [
         [
             f"{entry['alpha']:g}",
-            *(mean_cell(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
+            *(mean_text(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
             *[share_cell(entry["failed"], entry["n"])] * failed,
         ]
         for entry in result["summary"]
@@ -288,7 +286,7 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
             f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
             "run with --seeds 3 or more" + remarks
         )
-    reach = reach_of_all([[of[alpha][seed] for seed in seeds] for alpha in whole])
+    reach = tukey_half_width([[of[alpha][seed] for seed in seeds] for alpha in whole])
     alike, worse = [], []
     for alpha in whole:
         if alpha == best:

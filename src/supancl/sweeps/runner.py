@@ -8,16 +8,13 @@ import math
 import multiprocessing
 import shlex
 import signal
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -366,61 +363,10 @@ def check_jobs(jobs: int | None) -> None:
         raise BadInput(f"--jobs {jobs}: must be at least 1")
 
 
-def spread(values: Sequence[float]) -> float:
-    """The standard deviation; not a number for a single value, or where a value is none."""
-    if len(values) < 2 or any(value != value for value in values):
-        return math.nan
-    return statistics.stdev(values)
-
-
 def data_of(recipe: Recipe) -> Data:
     return open_data(with_short_side(recipe).data, recipe.encoder.channels)
-
-
-def mean_cell(mean: float, deviation: float, decimals: int) -> str:
-    """mean +- sd, as the studies' tables have it; nan is what there is not."""
-    if mean != mean:
-        return "-"
-    return f"{mean:.{decimals}f}" + (f" +- {deviation:.{decimals}f}" if deviation == deviation else "")
 
 
 def share_cell(count: int, of: int) -> str:
     """How many of a row's runs ended so."""
     return f"{count} of {of}" if count else "no"
-
-
-def reach_of_all(values: Sequence[Sequence[float]]) -> float:
-    """How far a difference of two rows' means reaches: 95% intervals that hold for all pairs of rows together.
-
-    Tukey's, with the columns (seeds) as blocks: each row has the same ones. An interval for each pair by itself would,
-    of five equal rows, find some worse than the best in a quarter of the studies. For two rows it is Student's, paired.
-    """
-    rows, columns = len(values), len(values[0])
-    if rows < 2 or columns < 2:
-        return math.inf
-    table = np.asarray(values, dtype=np.float64)
-    rest = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
-    freedom = (rows - 1) * (columns - 1)
-    error = math.sqrt(float((rest**2).sum()) / freedom / columns)
-    return _tukeys(rows, freedom) * error
-
-
-@cache
-def _tukeys(rows: int, freedom: int) -> float:
-    """The 95% point of the range of that many rows, in deviations: a tenth of a second each time it is integrated."""
-    from scipy import stats
-
-    return float(stats.studentized_range.ppf(0.95, rows, freedom))
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences with its 95% interval (Student's t); infinite with a single pair."""
-    from scipy import stats
-
-    n = len(differences)
-    mean = sum(differences) / n
-    if n < 2:
-        return mean, -math.inf, math.inf
-    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1))
-    reach = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
-    return mean, mean - reach, mean + reach

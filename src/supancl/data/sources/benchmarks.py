@@ -25,7 +25,7 @@ from supancl.errors import BadInput, counted, nearest
 
 __all__ = [
     "ALIASES", "BENCHMARKS", "Benchmark", "Check", "CheckRow", "Place", "benchmark", "check_benchmark",
-    "find_benchmark", "find_images", "in_class_order", "official_name", "page", "present_benchmarks", "where_text",
+    "find_benchmark", "find_images", "in_class_order", "official_name", "present_benchmarks", "where_text",
 ]  # fmt: skip
 
 
@@ -330,16 +330,3 @@ def _sizes(row: Benchmark) -> list[str]:
     if row.images:
         lines.append(f"for few-shot: {row.images:,} images")
     return lines
-
-
-def page() -> str:
-    """The generated part of docs/benchmarks.md: the table, then each data set's layout."""
-    columns = ("Name", "Data set", "Use", "Classes", "Train", "Val", "Test", "Few-shot", "Metric")
-    lines = [f"| {' | '.join(columns)} |", "|---|---|---|--:|--:|--:|--:|--:|---|"]
-    for name, row in BENCHMARKS.items():
-        sizes = [f"{size:,}" if size else "" for size in (row.classes, *(row.split or (0, 0, 0)), row.images)]
-        metric = "" if "transfer" not in row.uses else "top-1" if row.metric == "top1" else "mean per class"
-        lines.append(f"| {' | '.join((name, row.title, ', '.join(row.uses), *sizes, metric))} |")
-    for name in BENCHMARKS:
-        lines += ["", f"### {name}", "", "```text", where_text(name), "```"]
-    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""Run from the repository, never imported by the package: evidence, its results, and benchmarks."""

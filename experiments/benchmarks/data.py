@@ -1,0 +1,263 @@
+"""Decoding, the packed cache and memory, side by side with a plain DataLoader: `python experiments/benchmarks/data.py`.
+
+JPEGs are made for the purpose. Ours: threads that decode, the cache being built, the cache being read. The peer: a
+torch DataLoader whose workers open images with Pillow and bring them down with torchvision's Resize. All of them in
+every round, one after another, on the same files; median and spread over the rounds. Memory is measured in child
+processes, one for each number of images: RssAnon, which leaves out what is only mapped from disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image, ImageDraw
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from supancl.data.decode import decode, map_in_order, workers
+from supancl.data.store.cache import Cache, CachedImages
+from supancl.reports.tables import Table, to_markdown
+
+BATCH, WIDTH, HEIGHT, SHORT = 128, 500, 375, 256
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def photograph(seed: int, width: int, height: int) -> Image.Image:
+    """Smooth gradients, some shapes, and noise: what a JPEG of a photograph costs to decode, near enough."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width] / height
+    slope = random.normal(size=(3, 4))[..., None, None]
+    smooth = 128 + 50 * (slope[:, 0] * x + slope[:, 1] * y) + 30 * np.sin(6 * slope[:, 2] * x + 5 * slope[:, 3] * y)
+    picture = Image.fromarray(smooth.clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(12):
+        left, top = random.integers(0, width), random.integers(0, height)
+        box = [left, top, left + random.integers(4, width // 3 + 5), top + random.integers(4, height // 3 + 5)]
+        pen.ellipse([int(side) for side in box], fill=tuple(random.integers(0, 256, 3).tolist()))
+    noisy = np.asarray(picture) + random.normal(0, 14, (height, width, 1))
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def make_jpegs(folder: Path, count: int, width: int, height: int, quality: int) -> list[Path]:
+    """Sixteen different images, each written under many names: files are read one by one all the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{i:06d}.jpg" for i in range(count)]
+    for i, path in enumerate(paths):
+        if i < 16:
+            photograph(i, width, height).save(path, quality=quality)
+        else:
+            shutil.copyfile(paths[i % 16], path)
+    return paths
+
+
+# --- contenders -------------------------------------------------------------------------------------------------------
+
+
+class PillowImages(Dataset[torch.Tensor]):
+    """The plain way: open, convert, Resize, to a tensor."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths, self.resize = paths, v2.Resize(SHORT)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.paths[index]) as image:
+            return v2.functional.pil_to_tensor(self.resize(image.convert("RGB")))
+
+
+def contenders(paths: list[Path], scratch: Path, cores: int) -> dict[str, Callable[[], None]]:
+    loader = DataLoader(PillowImages(paths), BATCH, shuffle=True, num_workers=cores, persistent_workers=True)
+    kept: dict[str, CachedImages] = {}
+
+    def our_threads() -> None:
+        for _ in map_in_order(lambda path: decode(path, 3, SHORT), paths):
+            pass
+
+    def plain_loader() -> None:
+        for _ in loader:
+            pass
+
+    def build() -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        kept["cache"] = Cache("benchmark", 3, SHORT, root=scratch).build(paths)[0]
+
+    def read() -> None:
+        for indices in torch.randperm(len(paths)).split(BATCH):
+            kept["cache"].batch(indices)
+
+    return {
+        "decoding: DataLoader with Pillow": plain_loader,
+        "decoding: ours, threads": our_threads,
+        "cache: build": build,
+        "cache: first read, checksums compared": read,
+        "cache: read": read,
+    }
+
+
+def rates(paths: list[Path], scratch: Path, rounds: int, cores: int) -> dict[str, list[float]]:
+    """Images a second, by contender and round."""
+    ways = contenders(paths, scratch, cores)
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, work in ways.items():
+            times = 10 if name == "cache: read" else 1  # it is over before the clock has ticked much
+            since = time.perf_counter()
+            for _ in range(times):
+                work()
+            found[name].append(times * len(paths) / (time.perf_counter() - since))
+    return found
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def anonymous_mb() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise SystemExit("no RssAnon in /proc/self/status: this part needs Linux")
+
+
+def peak_of(work: Callable[[], Any]) -> tuple[float, Any]:
+    """The highest RssAnon while `work` runs, looked at every 2 ms, and what it gives."""
+    highest, over = [anonymous_mb()], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            highest[0] = max(highest[0], anonymous_mb())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        result = work()
+    finally:
+        over.set()
+        watching.join()
+    return max(highest[0], anonymous_mb()), result
+
+
+def memory_child(folder: Path, scratch: Path) -> None:
+    """In a process of its own: the growth over a first small cache, while all is built, and while all is read."""
+    paths = sorted(folder.iterdir())
+
+    def read(images: CachedImages) -> None:
+        for _ in range(-(-4096 // len(images))):  # few images more often: batches leave their mark on the allocator
+            for indices in torch.randperm(len(images)).split(BATCH):
+                images.batch(indices)
+
+    read(Cache("warm", 3, None, root=scratch).build(paths[:200])[0])
+    before = anonymous_mb()
+    built, images = peak_of(lambda: Cache("all", 3, None, root=scratch).build(paths)[0])
+    read_peak, _ = peak_of(lambda: read(images))
+    print(
+        json.dumps(
+            {
+                "images": len(paths),
+                "pixels_mb": images.nbytes / 2**20,
+                "before_mb": before,
+                "build_mb": built - before,
+                "read_mb": read_peak - before,
+            }
+        )
+    )
+
+
+def memory(root: Path, counts: Sequence[int]) -> list[dict[str, float]]:
+    rows = []
+    for count in counts:
+        make_jpegs(root / f"small{count}", count, 160, 120, 85)
+        command = [sys.executable, __file__, "--child", str(root / f"small{count}"), str(root / f"scratch{count}")]
+        # a freed batch goes back to the system at once, so that what is measured is held by us, not by the allocator
+        allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | allocator)
+        rows.append(json.loads(done.stdout))
+    return rows
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=640, help=f"JPEGs of {WIDTH} x {HEIGHT}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", type=int, nargs="*", default=[200, 2000, 20000], help="numbers of small images")
+    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child:
+        memory_child(*args.child)
+        return {}
+    torch.set_num_threads(1)
+    cores = workers()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        paths = make_jpegs(root / "photos", args.images, WIDTH, HEIGHT, 90)
+        size = statistics.mean(path.stat().st_size for path in paths) / 1024
+        speed = rates(paths, root / "scratch", args.rounds, cores)
+        grown = memory(root, args.memory)
+    result = {
+        "images": args.images,
+        "jpeg_kb": size,
+        "rounds": args.rounds,
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "pillow": PIL.__version__,
+        "machine": platform.machine(),
+        "images_per_second": speed,
+        "memory": grown,
+    }
+    report(result)
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def report(result: dict[str, Any]) -> None:
+    print(
+        f"{result['images']} JPEGs of {WIDTH} x {HEIGHT}, {result['jpeg_kb']:.0f} KB each, to short side {SHORT}; "
+        f"batches of {BATCH}; {result['rounds']} rounds, {result['cores']} cores, load {result['load']:.1f}; "
+        f"torch {result['torch']}, torchvision {result['torchvision']}, Pillow {result['pillow']}"
+    )
+    speed = result["images_per_second"]
+    base = statistics.median(speed["decoding: DataLoader with Pillow"])
+    speeds = [
+        [name, f"{middle:,.0f}", f"{min(found):,.0f} to {max(found):,.0f}", f"{middle / base:.2f} x"]
+        for name, found in speed.items()
+        for middle in [statistics.median(found)]
+    ]
+    columns = ["images a second", "median", "lowest to highest", "against the DataLoader"]
+    print(f"\n{to_markdown(Table(columns, speeds, 'lrrr'))}")
+    memory = [
+        [f"{row['images']:,}", f"{row['pixels_mb']:,.1f}", f"{row['build_mb']:.1f}", f"{row['read_mb']:.1f}"]
+        for row in result["memory"]
+    ]
+    columns = ["small images", "pixels, MB", "growth while built, MB", "growth while read, MB"]
+    print(to_markdown(Table(columns, memory, "rrrr")), end="")
+
+
+if __name__ == "__main__":
+    main()

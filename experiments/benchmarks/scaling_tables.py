@@ -1,0 +1,196 @@
+"""What scaling.py has measured, as tables; and from those numbers a model of a run on 64 GPUs over a billion images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from supancl.files import put_between
+from supancl.reports.tables import Table, to_markdown
+
+Row = dict[str, Any]
+
+# what nobody has measured here
+IMAGES, PER_SHARD = 10**9, 10_000
+RANKS, PER_NODE, BATCH, VIEWS = 64, 8, 128, 2  # batch: of one GPU
+LINK = 50e9  # bytes a second in and out of a GPU: 400 Gb/s
+USED = 0.7  # of which collectives reach so much
+LATENCY = 40e-6  # seconds of a small collective over 64 GPUs
+CORES = 16  # of the host, for each GPU
+WRITING = 2e9  # bytes a second to where checkpoints lie
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def shown(value: object, column: str = "") -> str:
+    if value is None:
+        return "-"
+    if column.endswith("bytes") or "_bytes_per_" in column:
+        return sized(float(value))  # type: ignore[arg-type]
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def sized(size: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.3g} B"
+
+
+def table(rows: Sequence[Row]) -> str:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    words = [column.replace("_", " ") for column in columns]
+    cells = [[shown(row.get(column), column) for column in columns] for row in rows]
+    return to_markdown(Table(words, cells)).rstrip()
+
+
+TITLES = {
+    "classes": "Pools as classes grow",
+    "slots": "The queue as its slots grow",
+    "order": "The order of an epoch as images grow",
+    "schedule": "Learning rates and momentum of the steps of an epoch",
+    "stream": "Tar shards: indexing, opening, decoding",
+    "step": "A ResNet-50 step beside its pool, and what is saved",
+    "ranks": "Collectives over processes of one machine (gloo, no GPU), and 100,000 prototypes shared by them",
+}
+
+
+def tables(result: Row) -> str:
+    """Every part as a table, with the conditions above."""
+    parts = [", ".join(result[part] for part in ("about", "measured") if part in result) + "."]
+    for name, rows in result["parts"].items():
+        parts.append(f"**{TITLES[name]}**")
+        for what in dict.fromkeys(row.get("what") for row in rows):
+            mine = [row for row in rows if row.get("what") == what]
+            parts.append(table([{key: value for key, value in row.items() if key != "what"} for row in mine]))
+    if all(part in result["parts"] for part in ("step", "stream", "order", "schedule")):
+        overhead = beside(result["parts"]["step"])
+        if overhead is not None:
+            parts.append(f"A million prototypes add {overhead:+.1%} to the step of SimSiam, which has no pool.")
+    return "\n\n".join(parts)
+
+
+def beside(rows: Sequence[Row]) -> float | None:
+    """How much longer the step with a million prototypes takes than the one without a pool, both captured."""
+    if "step_ms" not in rows[0]:
+        return None
+    return float(rows[-2]["step_ms"]) / float(rows[0]["step_ms"]) - 1
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def ring(numbers: float, each: int = 4) -> float:
+    """Bytes that a GPU sends for the sum of so many numbers over all."""
+    return 2 * (RANKS - 1) / RANKS * numbers * each
+
+
+def model(result: Row) -> str:
+    """What a run would take: measured numbers, counted bytes, and the assumptions above."""
+    step = result["parts"]["step"][-1]
+    index, decode = (
+        next(row for row in result["parts"]["stream"] if row.get("what") == what) for what in ("index", "decode")
+    )
+    order, schedule = result["parts"]["order"][-1], result["parts"]["schedule"][-1]
+    seconds, parameters = step["step_ms"] / 1e3, step["parameters"]
+    gathered = (RANKS - 1) * BATCH * (256 * 4 + 8)
+    collectives = 2 * VIEWS * step["norms"]
+    norm = VIEWS * ((RANKS - 1) * 4 * (2 * step["norm_channels"] + step["norms"]) + ring(2 * step["norm_channels"]))
+    speed = LINK * USED
+    waits = {"gathers": gathered / speed + 2 * LATENCY, "norm": norm / speed + collectives * LATENCY}
+    joined = seconds + sum(waits.values())
+    decoding = decode["per_thread"] * CORES
+    rates = {
+        "one GPU alone": BATCH / seconds,
+        "with its network": BATCH / joined,
+        f"{CORES} cores that decode for it": decoding,
+    }
+    hows = dict(
+        zip(
+            rates,
+            (
+                "measured, step not captured",
+                "measured, and the network below",
+                "measured a thread with all at work, times 16",
+            ),
+            strict=True,
+        )
+    )
+    steps = IMAGES // (RANKS * BATCH)  # of an epoch
+    slowest = min(rates.values())
+    rows: list[tuple[str, str, str]] = [
+        *((f"images a second: {name}", shown(rate), hows[name]) for name, rate in rates.items()),
+        ("an epoch, by the slowest of these", f"{IMAGES / RANKS / slowest / 3600:.1f} h", "1B images, 64 GPUs"),
+        (
+            "gradients, sent by a GPU in a step",
+            f"{sized(ring(parameters))}, {ring(parameters) / speed * 1e3:.1f} ms",
+            "counted; hidden behind backward where that is longer; half of it in bf16",
+        ),
+        ("targets and labels gathered", f"{sized(gathered)}, {waits['gathers'] * 1e3:.2f} ms", "counted; not hidden"),
+        (
+            "synchronised batch norm",
+            f"{collectives} collectives, {sized(norm)}, {waits['norm'] * 1e3:.1f} ms",
+            "counted; not hidden; nearly all of it latency",
+        ),
+        (
+            "cores that one GPU needs for decoding",
+            f"{BATCH / joined / decode['per_thread']:.0f}",
+            "the two rates above",
+        ),
+        (
+            "read from storage, by a node of 8",
+            f"{sized(slowest * PER_NODE * decode['file_bytes'])}/s in {slowest * PER_NODE:,.0f} reads/s",
+            f"files of {sized(decode['file_bytes'])}, as measured here",
+        ),
+        (
+            "order, in the memory of a rank",
+            f"{sized(order['windowed_bytes'])}, a batch after {order['windowed_first_ms']:.0f} ms",
+            "measured at 1B; a whole permutation is 8 GB",
+        ),
+        (
+            "index, in the memory of a rank",
+            sized(IMAGES / PER_SHARD * index["memory_bytes_per_shard"]),
+            "measured for a shard, x 100,000 shards",
+        ),
+        ("index, on disk", sized(IMAGES * index["disk_bytes_per_image"]), "measured for an image"),
+        (
+            "indexing, once, 64 processes",
+            f"{IMAGES * index['index_us'] / 1e6 / RANKS / 3600:.2f} h",
+            "measured for an image, if storage keeps up",
+        ),
+        (
+            "opening, at every start",
+            f"{IMAGES / PER_SHARD * index['open_ms_per_shard'] / 1e3:.0f} s",
+            "measured for a shard of 2,000",
+        ),
+        ("prototypes, on each GPU", sized(step["pool_bytes"]), "measured; 1/64 of it where they are sharded"),
+        (
+            "a checkpoint",
+            f"{sized(step['checkpoint_bytes'])}, {step['checkpoint_bytes'] / WRITING:.1f} s",
+            "measured bytes, written by one rank",
+        ),
+        (
+            "schedules of an epoch",
+            f"{sized(24 * steps)}, {steps * schedule['us_per_step'] / 1e6:.1f} s at its start",
+            f"{steps:,} steps; measured for a step",
+        ),
+    ]
+    first = min(rates, key=rates.__getitem__)
+    return (
+        table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
+        + f"\n\nThe slowest of the first three, so what gives way first: {first}."
+    )
+
+
+# --- into the page ----------------------------------------------------------------------------------------------------
+
+
+def put_into(page: Path, result: Row) -> None:
+    """The tables between the page's marks for this device; from a GPU's, the model too."""
+    blocks = {result["device"]: tables(result)} | ({"model": model(result)} if result["device"] == "cuda" else {})
+    for name, content in blocks.items():
+        put_between(page, f"scaling: {name}", f"\n{content}\n\n")

@@ -1,0 +1,310 @@
+"""For step.py: records kept as JSON, shown as a table, written as the tables of docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from supancl.reports.tables import Table, to_markdown, to_text
+from supancl.stats import seed_stats
+
+Record = dict[str, Any]
+
+# what is asked of a row: of its images per second, or of the ratio; Must, Aim
+ASKED: dict[str, tuple[str, float, float | None]] = {
+    "command": ("rate", 33_000, 45_000), "supbyol": ("ratio", 3, 4), "supcon": ("ratio", 3, 4),
+    "imagenet": ("rate", 3_100, 4_000), "vit": ("rate", 3_000, 4_000), "ratio-supsiam": ("ratio", 0.98, 0.995),
+    "ratio-supbyol": ("ratio", 0.98, 0.995), "folder-large": ("ratio", 0.95, 0.99), "cpu-digits": ("ratio", 1, None),
+    "cpu-cifar100": ("ratio", 1, None),
+}  # fmt: skip
+ORDER = (
+    "command",
+    "supsiam",
+    "supbyol",
+    "supcon",
+    "imagenet",
+    "vit",
+    "ratio-",
+    "folder-",
+    "cpu-",
+    "sweep-",
+    "profile-",
+    "agree",
+)
+
+
+# --- keeping ----------------------------------------------------------------------------------------------------------
+
+
+def stamped(record: Record, commit: str) -> Record:
+    """The record with where, when and with what it was measured."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "torchvision", "timm", "lightly"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        **record,
+        "commit": commit,
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        "versions": versions,
+        "hardware": hardware(record["key"].startswith("cpu-")),
+    }
+
+
+def hardware(cpu: bool) -> str:
+    if torch.cuda.is_available() and not cpu:
+        return torch.cuda.get_device_name()
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{torch.get_num_threads()} threads of {models[0] if models else platform.machine()}"
+
+
+def commit_here() -> str:
+    """The commit of the code, marked where files differ from it."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def merged(file: Path, records: Iterable[Record]) -> list[Record]:
+    """What the file holds, with these records in place of those of the same key; a failed one replaces nothing."""
+    kept = {record["key"]: record for record in read(file)} if file.exists() else {}
+    for record in records:
+        if record["key"] not in kept or not failed(record):
+            kept[record["key"]] = record
+    rows = sorted(kept.values(), key=place)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"rows": [rounded(row) for row in rows]}, indent=1) + "\n")
+    return rows
+
+
+def read(file: Path) -> list[Record]:
+    rows: list[Record] = json.loads(file.read_text())["rows"]
+    return rows
+
+
+def failed(record: Record) -> bool:
+    return str(record.get("note", "")).startswith("failed")
+
+
+def place(record: Record) -> tuple[int, str]:
+    key = record["key"]
+    return next((n for n, start in enumerate(ORDER) if key.startswith(start)), len(ORDER)), key
+
+
+def rounded(value: Any) -> Any:
+    """Five digits: more say nothing."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+HEAD = ("work", "batch", "images/s", "ms/step", "peer, images/s", "ratio", "peak GB", "first step s", "Must", "Aim",
+        "commit", "torch")  # fmt: skip
+
+
+def speeds(records: list[Record]) -> list[Record]:
+    return [record for record in records if "ours" in record]
+
+
+def cells(record: Record) -> list[str]:
+    own = record["ours"]
+    low, high = own["spread"]
+    rate = f"{number(own['rate'])} ({number(low)}-{number(high)})"
+    if "wall" in record:
+        rate = f"{number(record['wall']['rate'])} by the clock, {number(own['rate'])} by its log"
+    best = best_peer(record)
+    ratio = None if best is None else record.get("ratio")
+    half = record.get("middle_half")
+    said = "" if ratio is None else f"{ratio:.3f} ({half[0]:.3f}-{half[1]:.3f})" if half else f"{ratio:.2f}"
+    peer = "" if best is None else number(best["rate"])
+    first, again = given(own.get("first_s"), ".1f"), given(own.get("first_again_s"), ".1f")
+    return [
+        record["work"],
+        str(record["batch"]),
+        rate,
+        f"{own['ms']:.2f}",
+        peer,
+        said,
+        given(own.get("peak_gb"), ".2f"),
+        f"{first}, then {again}" if again else first,
+        *judged(record),
+        record["commit"],
+        record["versions"]["torch"],
+    ]
+
+
+def best_peer(record: Record) -> Record | None:
+    """The fastest peer that does the same work and was itself run beside ours."""
+    peers = [peer for peer in record["peers"] if not peer.get("bound") and not reservation(peer)]
+    return max(peers, key=lambda peer: float(peer["rate"]), default=None)
+
+
+def reservation(peer: Record) -> str:
+    """Why a peer's rate is for orientation alone; empty where the peer itself was run beside ours."""
+    if "spread" not in peer:  # it was not timed here
+        return "its own figure, from another machine"
+    if peer["name"].startswith("released code's step"):
+        return "our rewrite from its description, not the code itself; run beside ours"
+    return ""
+
+
+def judged(record: Record) -> tuple[str, str]:
+    """Must and Aim, each with whether it is met."""
+    if record["key"] not in ASKED:
+        return "", ""
+    kind, must, aim = ASKED[record["key"]]
+    value = record.get("ratio") if kind == "ratio" else record.get("wall", record["ours"])["rate"]
+
+    def one(asked: float | None) -> str:
+        if asked is None or value is None:
+            return "" if asked is None else f"{asked:,} ?"
+        return f"{asked:,} {'met' if value >= asked else 'not met'}"
+
+    return one(must), one(aim)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
+
+
+def given(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def table(records: list[Record]) -> str:
+    """For a terminal."""
+    notes = [f"{record['work']}: {record['note']}" for record in records if "note" in record]
+    return to_text(Table(HEAD, [cells(record) for record in speeds(records)], notes=notes)).rstrip()
+
+
+# --- for the documentation --------------------------------------------------------------------------------------------
+
+
+def markdown(records: list[Record]) -> str:
+    """Every table, from what was kept; docs/performance.md holds exactly this between its markers."""
+    parts = [_markdown(HEAD, (cells(record) for record in speeds(records)))] if speeds(records) else []
+    if apart := orientation(records):
+        parts += ["For orientation, not measured side by side with the thing itself:", apart]
+    every = [
+        [
+            record["key"],
+            each["name"],
+            number(each["rate"]),
+            given(each.get("ms"), ".2f"),
+            given(each.get("peak_gb"), ".2f"),
+        ]
+        for record in speeds(records)
+        for each in ({**record["ours"], "name": f"ours ({record['ours'].get('how', '')})"}, *record["peers"])
+    ]
+    if every:
+        parts += ["Every contender:", _markdown(("row", "contender", "images/s", "ms/step", "peak GB"), every)]
+    for record in records:
+        if "points" in record:
+            points = [
+                [f"{point['at']:,}", number(point["rate"]), f"{point['ms']:.2f}", given(point["peak_gb"], ".2f")]
+                for point in record["points"]
+            ]
+            parts += [
+                f"{record['work']} ({record['points'][0]['how']}; commit {record['commit']}):",
+                _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points),
+            ]
+        if "waits" in record:
+            counts = ", ".join(f"{name} {count}" for name, count in record["waits"].items())
+            top = [
+                [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
+                for kernel in record["top"]
+            ]
+            parts += [
+                f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
+                f"{record['commit']}). Inside the loop: {counts}.",
+                _markdown(("kernel", "us a step", "times a step"), top),
+            ]
+        if "knn" in record:
+            lines = [
+                [
+                    way,
+                    ", ".join(f"{score:.2f}" for score in scores),
+                    f"{mean:.2f}",
+                    f"{sd:.2f}" if len(scores) > 1 else "",
+                ]
+                for way, scores in record["knn"].items()
+                for mean, sd in [seed_stats(scores)]
+            ]
+            parts += [
+                f"{record['work']} (commit {record['commit']}):",
+                _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines),
+            ]
+        if "note" in record:
+            parts.append(f"{record['work']}: {record['note']}.")
+    measured = sorted(
+        {
+            f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
+            + ", ".join(f"{name} {text}" for name, text in record["versions"].items())
+            for record in records
+        }
+    )
+    return "\n\n".join([*parts, "Measured on:", "\n".join(f"- {line}" for line in measured)]) + "\n"
+
+
+def short(records: list[Record]) -> str:
+    """For the README: ours beside other libraries run in the same call, and, apart from them, what only orients."""
+    rows = []
+    for record in speeds(records):
+        best = best_peer(record)
+        if best is not None and not best["name"].startswith("ours"):
+            rows.append(beside(record, best))
+    return (
+        f"Measured side by side, in one run on one machine:\n\n{_markdown(BESIDE, rows)}\n\n"
+        f"For orientation, not measured side by side with the thing itself:\n\n{orientation(records)}\n"
+    )
+
+
+BESIDE = ("work", "images/s", "beside", "images/s", "ratio")
+
+
+def beside(record: Record, peer: Record) -> list[str]:
+    return [
+        record["work"],
+        number(record["ours"]["rate"]),
+        peer["name"],
+        number(peer["rate"]),
+        f"{record['ours']['rate'] / peer['rate']:.1f}",
+    ]
+
+
+def orientation(records: list[Record]) -> str:
+    """The table of the peers that were not run themselves, with what their figures are."""
+    rows = [
+        [*beside(record, peer), why]
+        for record in speeds(records)
+        for peer in record["peers"]
+        if (why := reservation(peer))
+    ]
+    return _markdown((*BESIDE, "what it is"), rows) if rows else ""
+
+
+def _load(record: Record) -> str:
+    """On a CPU it matters what else was running: the load just before the row."""
+    return f" (load {record['load_before']:.1f} before)" if record["key"].startswith("cpu-") else ""
+
+
+def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    return to_markdown(Table(list(head), [list(row) for row in rows])).rstrip()

@@ -1,0 +1,160 @@
+"""The figures of the page: what alpha does, and the maps of related classes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.evidence.answers import gaps, pair_title
+from experiments.evidence.plan import Plan
+from experiments.evidence.results import Results
+from experiments.evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
+from experiments.evidence.summary import ASKED, PAIRS, widened
+from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
+from supancl.stats import seed_stats, t_half_width
+
+# a measure has its own scale, or a course of one point beside one of thirty could not be seen
+LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
+PANELS = (
+    ("loss of the last epoch", tuple(LOSSES)),
+    ("S_W/S_T", ("ratio", "train_ratio")),
+    ("in-domain accuracy (%)", ("knn", "linear")),
+    ("crossed accuracy (%)", ("crossed",)),
+    ("crossed accuracy (%)", ("pets",)),
+    ("5-way accuracy (%)", ("omniglot_1",)),
+    ("5-way accuracy (%)", ("omniglot_5",)),
+    ("5-way accuracy (%)", ("traffic-signs_1",)),
+    ("5-way accuracy (%)", ("traffic-signs_5",)),
+)
+
+
+def draw(plan: Plan, results: Results, maps: Path, folder: Path) -> list[str]:
+    """The names of the figures that could be drawn; what there is no number for is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {alpha: row for alpha, row in alpha_rows(plan, results).items() if row.results}
+    drawn = []
+    if len(rows) > 1:
+        curves(rows, folder / f"{plan.name}-alpha.png")
+        drawn.append(f"{plan.name}-alpha.png")
+    if compared(plan, results):
+        forest(plan, results, folder / f"{plan.name}-differences.png")
+        drawn.append(f"{plan.name}-differences.png")
+    found = map_files(rows, maps)
+    if found:
+        panels(found, folder / f"{plan.name}-maps.png")
+        drawn.append(f"{plan.name}-maps.png")
+    return drawn
+
+
+def drawn_names(plan: Plan, results: Results, maps: Path) -> list[str]:
+    """What `draw` would draw."""
+    rows = {alpha: row for alpha, row in alpha_rows(plan, results).items() if row.results}
+    there = {"alpha": len(rows) > 1, "differences": compared(plan, results), "maps": map_files(rows, maps)}
+    return [f"{plan.name}-{what}.png" for what, is_there in there.items() if is_there]
+
+
+def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
+    """By title; of the run with seed 0."""
+    found = {}
+    for alpha, row in rows.items():
+        path = maps / f"{row.results[0]['name']}.json"
+        if path.exists():
+            found[f"alpha = {alpha:g}"] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def curves(rows: dict[float, Row], path: Path) -> None:
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    for axis, (unit, measures) in zip(figure.subplots(3, 3, sharex=True).flat, PANELS, strict=True):
+        names = [LOSSES.get(measure) or MEASURES[measure][0] for measure in measures]
+        for number, (measure, name) in enumerate(zip(measures, names, strict=True)):
+            found = {
+                alpha: row.last(measure) if measure in LOSSES else row.values(measure) for alpha, row in rows.items()
+            }
+            style = {"color": COLOURS[number], "marker": MARKERS[number], "label": name}
+            curve(axis, {alpha: values for alpha, values in found.items() if values}, style, measure in ACCURACIES)
+        axis.set_title(" and ".join(names), fontsize=11)
+        axis.set_ylabel(unit, fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.margins(y=0.12)
+        if axis.lines and len(measures) > 1:
+            axis.legend(fontsize=9)
+        if axis.get_subplotspec().is_last_row():
+            axis.set_xlabel("alpha (0: supervised term alone, 1: self-supervised)", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str, Any], ringed: bool) -> None:
+    """Means over seeds, each seed as a point, a 95% interval where there are several, a ring around the best mean."""
+    if not found:
+        return
+    means = {alpha: statistics.fmean(values) for alpha, values in found.items()}
+    axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
+    for alpha, values in found.items():
+        if len(values) > 1:
+            axis.errorbar(
+                [alpha],
+                [means[alpha]],
+                yerr=[t_half_width(seed_stats(values).sd, len(values))],
+                capsize=3,
+                color=style["color"],
+            )
+            beside = [alpha + 0.025] * len(values)  # on the bar they could not be seen
+            axis.scatter(beside, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
+    if ringed:
+        best = max(means, key=lambda alpha: means[alpha])
+        axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
+
+
+def compared(plan: Plan, results: Results) -> bool:
+    return any(gaps(plan, results, *pair) for pair in PAIRS)
+
+
+def forest(plan: Plan, results: Results, path: Path) -> None:
+    """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
+    found = {pair: each for pair in PAIRS if (each := gaps(plan, results, *pair))}
+    sure = {pair: widened(plan, results, *pair) for pair in found}
+    colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(ASKED) for pair in pairs}
+    figure = Figure(figsize=(13, 1.6 + 0.55 * len(found)), layout="constrained")
+    for axis, measure in zip(figure.subplots(2, 4, sharey=True).flat, ACCURACIES, strict=True):
+        for height, (pair, each) in enumerate(found.items()):
+            if measure not in each:
+                continue
+            one = each[measure]
+            if one.low is not None and one.high is not None:
+                axis.plot(
+                    [one.low, one.high],
+                    [height, height],
+                    color=colours[pair],
+                    linewidth=3.5 if measure in sure[pair] else 1.2,
+                    solid_capstyle="butt",
+                )
+            axis.plot(
+                [one.mean],
+                [height],
+                "o",
+                markersize=5,
+                color=colours[pair],
+                markerfacecolor="white" if one.borrowed else colours[pair],
+            )
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_title(MEASURES[measure][0], fontsize=11)
+        axis.set_yticks(range(len(found)), [pair_title(*pair) for pair in found], fontsize=9)
+        axis.set_ylim(len(found) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+    figure.supxlabel("difference of accuracies, in points", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def panels(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw one map an alpha, a class with the same colour and marker in all of them."""
+    maps = [Panel(title, np.array(content["points"]), np.array(content["labels"])) for title, content in found.items()]
+    classes = [name.replace("_", " ") for name in next(iter(found.values()))["classes"]]
+    draw_panels(maps, classes, path, sheet=Sheet(width=16, side=4.2, font=10, dpi=110))

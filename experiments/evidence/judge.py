@@ -1,0 +1,139 @@
+"""A trained run becomes one small file: every evaluation's values, with the commands, and the map for the figure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.evidence.plan import Plan
+from experiments.evidence.results import CHOSEN_BY, write_result
+from supancl.errors import BadInput, Collapsed
+from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
+from supancl.evaluate.feature_cache import VERSION
+from supancl.evaluate.sources import data_for
+from supancl.files import reason, write_text
+from supancl.probes import Features
+from supancl.reporter import Reporter
+from supancl.reports.pictures import tsne_map
+from supancl.training.preflight import pick_device
+from supancl.weights.provenance import commit, versions
+
+ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
+Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
+
+
+def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> dict[str, Any]:
+    """Judge the run and write results/NAME.json; what could not be measured is told there, the rest goes on."""
+    told, since = json.loads((run / "evidence.json").read_text()), time.perf_counter()
+    values: dict[str, float | None] = {}
+    commands, failures = [told.pop("command")], {}
+    for task in plan.tasks_of(told["stage"], told["method"], told["seed"]) if told["exit"] == 0 else ():
+        words, wanted = task.of(str(run)), run / "wanted.json"
+        commands.append(shlex.join(["supancl", *words]))
+        for _ in range(ATTEMPTS):
+            code, lines, _ = called([*words, "--quiet", "--json", str(wanted)])
+            if code == 0:
+                values |= task.keeps(json.loads(wanted.read_text()))
+                break
+        else:
+            failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"
+    if told["stage"] == "detect" and told["exit"] == 0:
+        values |= detected(run)
+    if failures and not values:  # not the run's fault: it is judged again the next time
+        raise BadInput(f"{name}: nothing could be measured: {next(iter(failures.values()))}")
+    if failures and told["stage"] == "pilot" and CHOSEN_BY not in values:  # or it would quietly be no candidate
+        raise BadInput(
+            f"{name}: {CHOSEN_BY}, by which pilots are chosen, could not be measured: {next(iter(failures.values()))}"
+        )
+    if told["exit"] == 0 and plan.picture and pictured(told):  # before the result, after which nobody comes back
+        try:
+            write_map(plan, name, run, results)
+        except Exception as error:
+            failures["map"] = reason(error)
+    code, why = told.pop("exit"), told.pop("why")
+    collapsed = code == Collapsed.exit_code or (code == 0 and was_collapsed(run))
+    result = {
+        **told,
+        "plan": plan.name,
+        "status": "collapsed" if collapsed else "failed" if code else "finished",
+        "why": why or None,
+        "commands": commands,
+        "values": {key: round(value, 4) for key, value in values.items() if value is not None},
+        "not_measured": failures,
+        "judge_seconds": round(time.perf_counter() - since, 1),
+        "hardware": hardware(),
+        "versions": versions(),
+        "commit": told["commit"] or commit(),
+        "data": data_of(run),
+        "features_version": VERSION,
+    }
+    write_result(results, result)
+    if not failures:  # else `evidence judge` can still be asked on this machine
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    return result
+
+
+def pictured(told: dict[str, Any]) -> bool:
+    """The alpha sweep's first seed: its own runs, SupSiam's final one, and SimSiam's, which may be its alpha = 1."""
+    return told["seed"] == 0 and (
+        told["stage"] == "alpha" or (told["stage"] == "final" and told["method"] in ("supsiam", "simsiam"))
+    )
+
+
+def write_map(plan: Plan, name: str, run: Path, results: Path) -> None:
+    """Where t-SNE puts the test images of the related classes: two numbers an image, so that it can be kept."""
+    subject = open_evaluated_encoder(str(run), EvaluationOptions(pick_device("auto")), Reporter())
+    data = data_for(subject, None)
+    split = data.test if data.test is not None else data.held_out
+    wanted = torch.tensor([data.classes.index(label) for label in plan.picture])
+    mine = torch.isin(split.labels, wanted).nonzero()[:, 0]
+    if len(mine) < 4:
+        return
+    features: Features = subject.features(split.take(mine))
+    points = tsne_map(features)
+    content = {
+        "classes": list(plan.picture),
+        "labels": [plan.picture.index(data.classes[label]) for label in features.labels.tolist()],
+        "points": [[round(float(x), 2), round(float(y), 2)] for x, y in points],
+    }
+    folder = results / "maps"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{name}.json", json.dumps(content) + "\n")
+
+
+def detected(run: Path) -> dict[str, float | None]:
+    """What `detect train` measured at its end."""
+    found = json.loads((run / "evaluate" / "detect.json").read_text(encoding="utf-8"))
+    return {key: found[key] for key in ("AP", "AP50", "AP75")}
+
+
+def was_collapsed(run: Path) -> bool:
+    """The monitor's verdict, as the newest checkpoint has it; a detector has no such monitor."""
+    from supancl.weights.checkpoint import load_newest
+
+    state, _ = load_newest(run / "checkpoints")
+    return state is not None and bool(state.get("monitor", {}).get("collapsed"))
+
+
+def data_of(run: Path) -> dict[str, Any]:
+    """What was trained on; where it lay on the machine is no part of it."""
+    path = run / "recipe.json"
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8")).get("data") or {}
+    return {
+        key: content[key] for key in ("train", "held_out", "held_out_from", "classes", "fingerprint") if key in content
+    }
+
+
+def hardware() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,367 @@
+"""Work through a plan on a remote machine that is there for a short time and takes little data at a time.
+
+    python -m experiments.evidence.remote runs/gpu1 --start 2 --until 1500 --commit 1234567   # data, then drivers
+    python -m experiments.evidence.remote runs/gpu2                                           # further data
+    python -m experiments.evidence.remote --wait 500 --collect OUT                            # what came out so far
+
+Each folder that is named holds files as they were sent (images of one data set in one or more files, and once the
+unpack.py that knows them). A data set is unpacked when all its files are there, and appears in the work folder at once
+or not at all, because drivers that are running look for it. Drivers run in sessions of their own and outlive the
+command that started them; a later command finds them by their process ids. They run from a copy of the code, since the
+next command may bring other code. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# data set of unpack.py -> the files it is made of, and what it leaves behind
+SETS: dict[str, tuple[tuple[str, ...], str]] = {
+    "mini_imagenet": (("mini_imagenet_64px.npz",), "mini_imagenet.npz"),
+    "gtsrb": (("gtsrb_32px_test.zip",), "gtsrb"),
+    "omniglot": (("omniglot.tar.xz",), "omniglot"),
+    "pets": (("oxford_pets_s64.zip",), "pets"),
+    "cifar10": (("cifar10_jpegq88.npz",), "cifar10.npz"),
+    "cifar100": (
+        tuple(f"cifar100_lossless_{part}.npz" for part in ("train0", "train1", "train2", "test")),
+        "cifar100.npz",
+    ),
+    "voc": (("voc2012_mini_s192.zip",), "VOCdevkit"),
+}
+TRAINED_ON = {"imagenet": "mini_imagenet", "cifar100": "cifar100"}  # plan -> its data set
+KERNELS = "kernels.tar.gz"  # what the compiler made, in parts
+PART = 14 * 2**20  # bytes of a file that goes back
+PARTS = 4
+ROOM = 16 * 2**30  # bytes that must be free for runs to lie in memory
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    remote = Remote(args.work)
+    for folder in args.folders:
+        remote.take(folder)
+    first = TRAINED_ON.get(args.plan.removesuffix("-rehearsal"), "")
+    remote.unpack([first] if args.start else [])
+    if args.start:
+        remote.start(args)
+    remote.unpack(SETS)
+    remote.wait(args.wait)
+    remote.tell()
+    if args.collect:
+        remote.collect(args.collect, args.kernels)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m experiments.evidence.remote", description=(__doc__ or "").partition("\n")[0]
+    )
+    made.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
+    made.add_argument("--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/")
+    made.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
+    made.add_argument(
+        "--memory",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
+    )
+    made.add_argument("--plan", default="imagenet")
+    made.add_argument("--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers")
+    made.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
+    made.add_argument("--commit", default="", help="of the code")
+    made.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
+    made.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
+    made.add_argument("--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine")
+    return made
+
+
+class Remote:
+    """The work folder of one machine."""
+
+    def __init__(self, work: Path) -> None:
+        self.work = work.resolve()
+        self.raw, self.data, self.logs = (self.work / name for name in ("raw", "data", "logs"))
+        self.results, self.code, self.packages = (self.work / name for name in ("results", "snapshot", "packages"))
+        self.kernels = self.work / "kernels"
+        for folder in (self.raw, self.data, self.logs, self.results, self.packages, self.kernels):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def take(self, folder: Path) -> None:
+        """Copy what was sent; a folder packages/ in it goes on the Python path of the drivers."""
+        if not folder.is_dir():
+            raise SystemExit(f"{folder}: no such folder; name one that was sent")
+        for path in sorted(folder.iterdir()):
+            if path.name == "packages":
+                shutil.copytree(path, self.packages, dirs_exist_ok=True)
+            elif path.is_file():
+                shutil.copyfile(path, self.raw / path.name)
+
+    def unpack(self, names: Iterable[str]) -> None:
+        """Those whose files are all there and that were not unpacked before; several at a time."""
+        wanted = [name for name in names if name in SETS and self.is_complete(name) and not self.has(name)]
+        with ThreadPoolExecutor(max_workers=4) as threads:
+            for line in threads.map(self.unpack_one, wanted):
+                say(line)
+
+    def is_complete(self, name: str) -> bool:
+        return all((self.raw / file).exists() for file in SETS[name][0])
+
+    def has(self, name: str) -> bool:
+        return (self.data / SETS[name][1]).exists()
+
+    def unpack_one(self, name: str) -> str:
+        since, aside = time.monotonic(), self.work / f"unpacking-{name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        words = [sys.executable, str(self.raw / "unpack.py"), str(aside), name]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        left = SETS[name][1]
+        if done.returncode or not (aside / left).exists():
+            return f"{name}: could not be unpacked: {(done.stderr or done.stdout).strip()[-300:]}"
+        os.replace(aside / left, self.data / left)
+        shutil.rmtree(aside, ignore_errors=True)
+        return f"{name}: unpacked in {time.monotonic() - since:.0f} s"
+
+    # --- drivers ------------------------------------------------------------------------------------------------------
+
+    def running(self) -> dict[str, int]:
+        """Name -> process id of the drivers that have not ended."""
+        found = {path.stem: int(path.read_text()) for path in sorted(self.work.glob("driver-*.pid"))}
+        return {name: number for name, number in found.items() if is_alive(number)}
+
+    def start(self, args: argparse.Namespace) -> None:
+        if self.running():
+            say(f"{', '.join(self.running())}: running already; nothing was started")
+            return
+        self.take_kernels()
+        self.place_runs(args.memory)
+        shutil.rmtree(self.code, ignore_errors=True)
+        left_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "results", "benchmarks")
+        shutil.copytree(ROOT / "src", self.code / "src", ignore=left_out)
+        shutil.copytree(ROOT / "experiments", self.code / "experiments", ignore=left_out)
+        for path in sorted((ROOT / "experiments" / "results" / args.plan).glob("*.json")):  # what earlier machines made
+            if not (self.results / path.name).exists():
+                shutil.copyfile(path, self.results / path.name)
+        environment = self.environment(args.start)
+        for number in range(args.start):
+            name = f"driver-{time.strftime('%H%M%S')}-{number}"
+            words = [
+                sys.executable,
+                "-m",
+                "experiments.evidence",
+                "run",
+                "--plan",
+                args.plan,
+                "--results",
+                str(self.results),
+                "--work",
+                str(self.work),
+                "--until-seconds",
+                str(args.until),
+                "--beside",
+                *["--shared"] * (args.start > 1),
+                *(word for only in args.only for word in ("--only", only)),
+                *(["--commit", args.commit] if args.commit else []),
+            ]
+            with open(self.logs / f"{name}.log", "ab") as log:
+                process = subprocess.Popen(
+                    words,
+                    cwd=self.code,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            (self.work / f"{name}.pid").write_text(str(process.pid))
+            process.returncode = 0  # Python would warn that it still runs, which is what it is meant to do
+            say(f"{name}: started with {args.until:.0f} s")
+
+    def place_runs(self, memory: Path) -> None:
+        """Run folders in memory where there is room, since a checkpoint is synced to the disk after every epoch."""
+        runs = self.work / "runs"
+        if runs.exists() or not memory.is_dir() or shutil.disk_usage(memory).free < ROOM:
+            return
+        place = memory / f"remote-{os.getuid()}-{self.work.name}"
+        place.mkdir(exist_ok=True)
+        runs.symlink_to(place)
+        say(f"runs lie in {memory}")
+
+    def environment(self, drivers: int) -> dict[str, str]:
+        """Caches in the work folder; several drivers share the GPU through CUDA's multi-process service if it works."""
+        path = os.pathsep.join([str(self.code / "src"), str(self.code), str(self.packages)])
+        mine = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "SUPANCL_CACHE": str(self.work / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kernels / "inductor"),
+            "TRITON_CACHE_DIR": str(self.kernels / "triton"),
+        }
+        if drivers < 2 or not shutil.which("nvidia-cuda-mps-control"):
+            return mine
+        pipes = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(Path("/tmp/remote-mps")),  # short, as a socket must be
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+        }
+        Path(pipes["CUDA_MPS_PIPE_DIRECTORY"]).mkdir(exist_ok=True)
+        shared = {**mine, **pipes}
+        try:
+            subprocess.run(
+                ["nvidia-cuda-mps-control", "-d"],
+                env=shared,
+                check=False,
+                timeout=20,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            subprocess.run(
+                [sys.executable, "-c", "import torch; torch.zeros(1).cuda().sum().item()"],
+                env=shared,
+                check=True,
+                timeout=120,
+                capture_output=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            say(f"the multi-process service does not work ({error}); the drivers take turns on the GPU")
+            return mine
+        say("the drivers share the GPU through the multi-process service")
+        return shared
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.running():
+            time.sleep(min(2.0, max(0.0, end - time.monotonic())))
+
+    # --- what came out ------------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        say(
+            f"data: {', '.join(name for name in SETS if self.has(name)) or 'none'}; running: "
+            f"{', '.join(self.running()) or 'no driver'}"
+        )
+        for path in sorted(self.results.glob("*.json")):
+            with contextlib.suppress(ValueError, KeyError):
+                told = json.loads(path.read_text())
+                shown = ", ".join(
+                    f"{key} {told['values'][key]:.2f}" for key in ("knn", "linear", "AP50") if key in told["values"]
+                )
+                speed = f"{told['images_per_second']:,.0f} images/s, " if told["images_per_second"] else ""
+                lacking = f"; not measured: {', '.join(told['not_measured'])}" if told["not_measured"] else ""
+                say(
+                    f"{told['name']}: {told['status']}; {shown}; {speed}{told['train_seconds']:.0f} s + "
+                    f"{told['judge_seconds']:.0f} s{lacking}"
+                )
+        for path in sorted(self.logs.glob("driver-*.log"), key=lambda log: log.stat().st_mtime)[-4:]:
+            lines = path.read_text(errors="replace").splitlines()[-8:]
+            say("\n".join([f"--- {path.name}", *(line[:300] for line in lines)]))
+        for path in sorted((self.work / "runs").glob("*/metrics.jsonl")):
+            if not (self.results / f"{path.parent.name}.json").exists():
+                say(f"{path.parent.name}: {last_row(path)}")
+
+    def collect(self, out: Path, kernels: bool) -> None:
+        """Few files of limited size: that is what a machine gives back."""
+        out.mkdir(parents=True, exist_ok=True)
+        pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
+        runs = self.work / "runs"
+        kept = [
+            path
+            for name in ("metrics.jsonl", "recipe.json", "evidence.json", "detect.json", "evaluate/*.json")
+            for path in runs.glob(f"*/{name}")
+        ]
+        pack(out / "logs.tar.gz", self.work, [*self.logs.glob("*.log"), *kept])
+        if kernels:
+            self.collect_kernels(out)
+        for path in sorted(out.iterdir()):
+            say(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB")
+
+    def collect_kernels(self, out: Path) -> None:
+        whole = self.work / KERNELS
+        pack(whole, self.kernels, (path for path in self.kernels.rglob("*") if path.is_file()))
+        if whole.stat().st_size > PART * PARTS:
+            say(f"{KERNELS}: {whole.stat().st_size / 2**20:.0f} MiB, too much to send; left here")
+            return
+        with open(whole, "rb") as file:
+            for number, chunk in enumerate(iter(lambda: file.read(PART), b"")):
+                (out / f"{KERNELS}.{number}").write_bytes(chunk)
+
+    def take_kernels(self) -> None:
+        """Kernels that an earlier machine made, where they were sent; a broken archive is passed over."""
+        parts = sorted(self.raw.glob(f"{KERNELS}.*"))
+        if not parts or any(self.kernels.iterdir()):
+            return
+        whole = self.work / KERNELS
+        with open(whole, "wb") as file:
+            for part in parts:
+                file.write(part.read_bytes())
+        try:
+            with tarfile.open(whole) as archive:
+                archive.extractall(self.kernels, filter="data")
+            say(f"kernels of an earlier machine: {sum(1 for _ in self.kernels.rglob('*'))} files")
+        except (OSError, EOFError, tarfile.TarError) as error:
+            say(f"kernels of an earlier machine could not be read: {error}")
+
+
+def pack(archive: Path, base: Path, paths: Iterable[Path]) -> None:
+    """Files as they are at the moment: drivers write theirs whole, logs may end in half a line."""
+    with tarfile.open(archive, "w:gz", compresslevel=6) as packed:
+        for path in sorted(paths):
+            with contextlib.suppress(FileNotFoundError):
+                packed.add(path, arcname=str(path.relative_to(base)))
+
+
+def last_row(path: Path) -> str:
+    """Where a run that is being trained stands."""
+    rows = [line for line in tail(path) if line.endswith("}")]
+    for line in reversed(rows):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            shown = ("epoch", "step", "loss", "images_per_second")
+            return ", ".join(f"{key} {row[key]}" for key in shown if key in row)
+    return "nothing logged yet"
+
+
+def tail(path: Path, size: int = 4096) -> Iterator[str]:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        yield from file.read().decode(errors="replace").splitlines()
+
+
+def is_alive(number: int) -> bool:
+    """Whether the process runs; one that has ended and that nobody waited for does not."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(number, os.WNOHANG)
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Detectors from several encoders side by side, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from supancl.detect.comparing import SCORES
+from supancl.reports.tables import Table, mean_text, to_markdown
+
+COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]
+
+
+def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
+    """A row of the table: name, seeds, AP, AP50, AP75 with their deviation, seconds, images a second, memory."""
+    scores = [mean_text(group["spread"][key]["mean"], group["spread"][key]["std"], 2) for key in SCORES]
+    costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
+    return [
+        name,
+        str(len(group["seeds"])),
+        *scores,
+        *("-" if value is None else f"{value:{form}}" for value, form in costs),
+    ]
+
+
+def comparison_markdown(result: dict[str, Any]) -> str:
+    """The table, and AP50 of every class, for a page."""
+    groups = result["groups"]
+    kinds = sorted({kind for group in groups.values() for kind in group["classes_AP50"]})
+    by_class = [
+        [kind, *(mean_text(group["classes_AP50"].get(kind), None, 1) for group in groups.values())] for kind in kinds
+    ]
+    tables = [
+        Table(COLUMNS, [comparison_row(name, group) for name, group in groups.items()]),
+        Table(["AP50 of", *groups], by_class),
+    ]
+    notes = [f"Note: {remark}.\n" for remark in result["remarks"]]
+    return "\n".join([*map(to_markdown, tables), *notes])

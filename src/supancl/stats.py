@@ -1,0 +1,181 @@
+"""Means over seeds and 95% intervals: of a mean, of a difference, of all differences at once, over episodes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SeedStats(NamedTuple):
+    """Mean and sample standard deviation over seeds; nan where there are too few values."""
+
+    mean: float
+    sd: float
+
+
+class Interval(NamedTuple):
+    """A mean, or a difference of means, with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+class Pooled(NamedTuple):
+    """The standard deviation between seeds, pooled over several groups of them, and its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def seed_stats(values: Sequence[float], mean: Callable[[Sequence[float]], float] = statistics.fmean) -> SeedStats:
+    """Mean and standard deviation; the deviation is nan for one value, or where a value is nan.
+
+    >>> seed_stats([70.0, 71.0, 72.0]), seed_stats([70.0]), seed_stats([])
+    (SeedStats(mean=71.0, sd=1.0), SeedStats(mean=70.0, sd=nan), SeedStats(mean=nan, sd=nan))
+    """
+    has_deviation = len(values) > 1 and not any(math.isnan(value) for value in values)
+    return SeedStats(
+        mean(values) if values else math.nan,
+        statistics.stdev(values) if has_deviation else math.nan,
+    )
+
+
+def seed_stats_numpy(values: Sequence[float]) -> SeedStats:
+    """As `seed_stats`, summed as NumPy sums: it may differ in the last bit, and rankings and toy.json are kept so."""
+    numbers = np.asarray(values, dtype=np.float64)
+    return SeedStats(float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else math.nan)
+
+
+def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:
+    """The deviation within groups; None where no group has two values.
+
+    >>> pooled([[1.0, 3.0], [5.0, 5.0], [9.0]])
+    Pooled(deviation=1.0, freedom=2)
+    """
+    several = [values for values in groups if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in several)
+    if not freedom:
+        return None
+    squares = sum((value - statistics.fmean(values)) ** 2 for values in several for value in values)
+    return Pooled(math.sqrt(squares / freedom), freedom)
+
+
+# --- Student's t ------------------------------------------------------------------------------------------------------
+
+
+def t_quantile(freedom: float, picked_of: int = 1) -> float:
+    """Half a 95% interval in standard errors; Bonferroni's where the largest of `picked_of` differences is shown."""
+    from scipy import stats
+
+    return float(stats.t.ppf(1 - 0.025 / picked_of, freedom))
+
+
+def t_half_width(sd: float, n: int) -> float:
+    """Half the 95% interval of a mean of n values with this standard deviation; infinite for one value."""
+    return t_quantile(n - 1) * sd / math.sqrt(n) if n > 1 else math.inf
+
+
+def mean_interval(
+    values: Sequence[float], summarize: Callable[[Sequence[float]], SeedStats] = seed_stats
+) -> Interval:  # fmt: skip
+    """Student's interval of a mean; of seed-by-seed differences it is the paired interval.
+
+    >>> [round(value, 2) for value in mean_interval([1.0, 2.0, 3.0])]
+    [2.0, -0.48, 4.48]
+    """
+    mean, sd = summarize(values)
+    half = t_half_width(sd, len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def difference_interval(
+    ours: Sequence[float], theirs: Sequence[float], spread: Pooled | None = None, picked_of: int = 1
+) -> Interval:
+    """ours - theirs with one standard deviation for both: that of `spread`, else the two sides' own.
+
+    Infinite where neither side has two values and no `spread` is given. `picked_of`: see `t_quantile`.
+    """
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    used = spread or pooled([ours, theirs])
+    if used is None:
+        return Interval(mean, -math.inf, math.inf)
+    half = t_quantile(used.freedom, picked_of) * used.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    return Interval(mean, mean - half, mean + half)
+
+
+def welch_interval(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Interval:
+    """ours - theirs where each side has its own standard deviation; each needs two values.
+
+    >>> [round(value, 2) for value in welch_interval([70.0, 71.0, 72.0], [60.0, 61.0, 62.0])]
+    [10.0, 7.73, 12.27]
+    """
+    parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True)
+    )
+    mean = statistics.fmean(ours) - statistics.fmean(theirs)
+    half = t_quantile(freedom, picked_of) * math.sqrt(sum(parts))
+    return Interval(mean, mean - half, mean + half)
+
+
+# --- all differences at once ------------------------------------------------------------------------------------------
+
+
+def tukey_half_width(rows: Sequence[Sequence[float]]) -> float:
+    """Half the 95% interval of a difference of two rows' means, valid for all pairs of rows together.
+
+    Tukey's, with the columns (seeds) as blocks: each row has the same ones. An interval for each pair by itself would,
+    of five equal rows, find some worse than the best in a quarter of the studies. For two rows it is Student's, paired.
+    """
+    count, columns = len(rows), len(rows[0])
+    if count < 2 or columns < 2:
+        return math.inf
+    table = np.asarray(rows, dtype=np.float64)
+    residuals = table - table.mean(1, keepdims=True) - table.mean(0, keepdims=True) + table.mean()
+    freedom = (count - 1) * (columns - 1)
+    error = math.sqrt(float((residuals**2).sum()) / freedom / columns)
+    return _tukey_quantile(count, freedom) * error
+
+
+@cache
+def _tukey_quantile(rows: int, freedom: int) -> float:
+    """The 95% point of the studentized range; cached, because integrating it takes a tenth of a second."""
+    from scipy import stats
+
+    return float(stats.studentized_range.ppf(0.95, rows, freedom))
+
+
+# --- images and episodes ----------------------------------------------------------------------------------------------
+
+
+def accuracy_half_width(images: int, *percents: float) -> float:
+    """Half the 95% interval that so many test images leave to an accuracy in percent, or to a difference of two.
+
+    >>> round(accuracy_half_width(10_000, 60.0, 1.0), 2)
+    0.98
+    """
+    from scipy import stats
+
+    variance = sum(percent * (100 - percent) for percent in percents) / images
+    return float(stats.norm.ppf(0.975)) * math.sqrt(variance)
+
+
+def episode_half_width(accuracies: Tensor) -> float:
+    """Half the 95% interval over few-shot episodes as papers print it: 1.96 sigma / sqrt(n), sigma without n - 1."""
+    return 1.96 * float(accuracies.double().std(correction=0)) / math.sqrt(len(accuracies))

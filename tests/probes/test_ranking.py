@@ -1,0 +1,126 @@
+"""Ranks against scipy's, and the table in its five forms."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from supancl.errors import BadInput
+from supancl.probes import Score, rank_encoders
+from supancl.probes.ranking import shared_ranks
+from supancl.reports.score_table import score_table
+
+RESULTS = {
+    "simsiam": {"pets": [70.0, 71.0, 72.0], "a_b": 50.0},
+    "supsiam": {"pets": [75.0, 75.5, 76.0], "a_b": 50.0},
+    "byol|x": {"pets": 60.0, "a_b": 49.0, "dtd": Score(40.0, 0.3, 1)},
+}
+
+
+def test_ranks_are_scipys_average_ranks() -> None:
+    table = np.random.default_rng(0).integers(0, 6, (9, 25)).astype(float)
+    expected = np.stack([rankdata(-column) for column in table.T], 1)
+    assert shared_ranks(table) == pytest.approx(expected)
+    found = rank_encoders({f"e{i}": {f"d{j}": value for j, value in enumerate(row)} for i, row in enumerate(table)})
+    assert found.average_ranks == pytest.approx(expected.mean(1))
+    assert found.averages == pytest.approx(table.mean(1))
+
+
+def test_seeds_are_averaged_and_marks_follow_the_printed_digits() -> None:
+    found = rank_encoders(RESULTS)
+    assert found.cells[0][0] == Score(71.0, 1.0, 3)
+    assert found.ranked == ("pets", "a_b")  # nobody else has dtd
+    assert found.average_ranks == (1.75, 1.25, 3.0)
+    assert [row[0] for row in found.marks] == ["second", "best", ""]
+    assert [row[1] for row in found.marks] == ["best", "best", "second"]
+    near = rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}})
+    assert near.average_ranks == (1.5, 1.5)
+    assert rank_encoders({"a": {"x": 50.001}, "b": {"x": 50.004}}, digits=3).average_ranks == (2.0, 1.0)
+
+
+def test_how_many_seeds_is_said_of_two_or_more_and_of_an_encoder_without_results_nothing() -> None:
+    scores = {"none": {}, "one": {"x": 1.0}, "two": {"x": [1.0, 2.0]}, "some": {"x": [1.0, 3.0], "y": 2.0}}
+    found = rank_encoders(scores)
+    assert [found.seeds(row) for row in range(4)] == ["", "", " (n = 2)", " (n = 1 to 2)"]
+
+
+def test_without_a_common_data_set_there_is_no_rank() -> None:
+    found = rank_encoders({"a": {"x": 1.0}, "b": {"y": 2.0}})
+    assert all(math.isnan(rank) for rank in found.average_ranks)
+    assert found.to_json()["rows"][0]["average_rank"] is None
+    assert score_table(found).splitlines()[1].split() == ["a", "1.00*"]
+
+
+def test_text() -> None:
+    assert score_table(rank_encoders(RESULTS), average=True) == (
+        "Encoder                        pets     a_b            dtd   Avg.  Avg. rank\n"
+        "simsiam (n = 1 to 3)  71.00 ± 1.00+  50.00*                 60.50       1.75\n"
+        "supsiam (n = 1 to 3)  75.50 ± 0.50*  50.00*                 62.75       1.25\n"
+        "byol|x                       60.00   49.00+  40.00 ± 0.30*  54.50       3.00\n"
+        "* best, + second best\n"
+        "± deviation over n seeds; without n, 95% interval over episodes\n"
+    )
+
+
+def test_one_number_a_cell_needs_no_legend_and_equal_seeds_one_number() -> None:
+    assert score_table(rank_encoders({"a": {"x": 1.0}, "b": {"x": 2.0}})).splitlines()[-1] == "* best, + second best"
+    assert rank_encoders({"a": {"x": [1.0, 2.0], "y": [3.0, 4.0]}}).seeds(0) == " (n = 2)"
+
+
+def test_one_encoder_is_the_best_of_nothing() -> None:
+    """Neither marks nor a rank, nor words about them, in any form."""
+    alone = rank_encoders({"a": {"x": 1.0, "y": 2.0}})
+    assert score_table(alone, average=True) == "Encoder     x     y  Avg.\na        1.00  2.00  1.50\n"
+    assert score_table(alone, "markdown").splitlines()[::2] == ["| Encoder | x | y |", "| a | 1.00 | 2.00 |"]
+    assert score_table(alone, "latex").splitlines()[4] == r"a & 1.00 & 2.00 \\"
+    assert next(csv.reader(io.StringIO(score_table(alone, "csv")))) == [
+        "encoder",
+        "x",
+        "x spread",
+        "x n",
+        "y",
+        "y spread",
+        "y n",
+    ]
+    assert [len(row) for row in csv.reader(io.StringIO(score_table(alone, "csv", average=True)))] == [8, 8]
+    assert json.loads(score_table(alone, "json"))["rows"][0]["average_rank"] is None
+
+
+def test_markdown() -> None:
+    lines = score_table(rank_encoders(RESULTS), "markdown").splitlines()
+    assert lines[0] == "| Encoder | pets | a_b | dtd | Avg. rank |"
+    assert lines[2] == "| simsiam (n = 1 to 3) | <u>71.00 ± 1.00</u> | **50.00** |  | 1.75 |"
+    assert lines[4].startswith("| byol\\|x | 60.00 |")
+
+
+def test_latex() -> None:
+    lines = score_table(rank_encoders(RESULTS), "latex", average=True).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrr}"
+    assert lines[2] == r"Encoder & pets & a\_b & dtd & Avg. & Avg. rank \\"
+    assert lines[4] == r"simsiam (n = 1 to 3) & \underline{71.00 $\pm$ 1.00} & \textbf{50.00} &  & 60.50 & 1.75 \\"
+    assert lines[-1] == r"\end{tabular}"
+
+
+def test_csv_and_json_hold_plain_numbers() -> None:
+    rows = list(csv.DictReader(io.StringIO(score_table(rank_encoders(RESULTS), "csv", average=True))))
+    assert rows[0]["pets"] == "71.0"
+    assert rows[0]["pets spread"] == "1.0"
+    assert rows[0]["pets n"] == "3"
+    assert rows[0]["dtd"] == ""
+    assert float(rows[1]["average rank"]) == 1.25
+    found = json.loads(score_table(rank_encoders(RESULTS), "json"))
+    assert found["rows"][2]["scores"]["dtd"] == {"mean": 40.0, "spread": 0.3, "runs": 1}
+    assert found["rows"][0]["scores"]["dtd"] is None
+
+
+def test_bad_input_is_one_line() -> None:
+    with pytest.raises(BadInput, match="no encoder to rank"):
+        rank_encoders({})
+    with pytest.raises(BadInput, match="at least one, and all finite numbers"):
+        rank_encoders({"a": {"x": [1.0, math.nan]}})
+    with pytest.raises(BadInput, match="table format 'latx'; did you mean 'latex'"):
+        score_table(rank_encoders(RESULTS), "latx")  # type: ignore[arg-type]
