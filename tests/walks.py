@@ -54,7 +54,7 @@ class Walk:
         self.entered: set[CodeType] = set()
         self.entered_by_data: set[CodeType] = set()  # functions of data/, and what they call
         self.calls: set[tuple[CodeType, CodeType]] = set()  # (caller, called)
-        self.parsed, self.imports = False, threading.local()
+        self.imports = threading.local()
 
     def stack(self, frame: FrameType | None) -> Iterator[CodeType]:
         """The package's functions from this frame outwards; a comprehension is a part of its function."""
@@ -66,12 +66,12 @@ class Walk:
 
     def note(self, frame: FrameType, event: str, result: object) -> None:
         """A profile function."""
+        if event not in ("call", "return"):
+            return
         code = frame.f_code
         if code.co_name == "<module>" or code.co_filename.startswith("<frozen importlib"):
-            self.imports.depth = getattr(self.imports, "depth", 0) + {"call": 1, "return": -1}.get(event, 0)
-        elif event == "return" and code.co_name == "parse_args" and code.co_filename == argparse.__file__:
-            self.parsed = True
-        elif event == "call" and self.parsed and not getattr(self.imports, "depth", 0):
+            self.imports.depth = getattr(self.imports, "depth", 0) + (1 if event == "call" else -1)
+        elif event == "call" and not getattr(self.imports, "depth", 0):
             stack = list(self.stack(frame))
             if code in stack[:1]:
                 self.entered.add(code)
@@ -81,12 +81,20 @@ class Walk:
 
     def run(self, words: list[str]) -> None:
         import torch
+        import torch._dynamo  # torch's optimizers import it late, which takes long where calls are noted
 
         from supancl.cli import main
 
+        parse = argparse.ArgumentParser.parse_args
+
+        def parsed(*args: Any, **kwargs: Any) -> Any:
+            result = parse(*args, **kwargs)
+            threading.setprofile(self.note)
+            sys.setprofile(self.note)
+            return result
+
         torch.set_num_threads(1)
-        threading.setprofile(self.note)
-        sys.setprofile(self.note)
+        argparse.ArgumentParser.parse_args = parsed  # type: ignore[method-assign]
         try:
             status = main(words)
         except Reached:
