@@ -24,9 +24,9 @@ def test_the_walk_to_backward_is_the_stack_at_its_first_call(tmp_path):
     assert 4 <= len(found["files"]) <= len(found["hops"]) <= 12
     assert found["lines"] == sum(len((PACKAGE / file).read_text().splitlines()) for file in found["files"])
     assert 20 <= found["step_lines"] <= 80
-    called = found["called"]["files"]
-    assert any(file.startswith("data/") for file in called)  # the step has rendered views by then
-    assert not any(file.startswith(("evaluate/", "cli/")) for file in called)
+    with_forward = set(found["with_forward"]["files"])
+    assert with_forward > {*found["files"], "core/branches.py", "core/losses.py", "core/encoders.py"}
+    assert not any(file.startswith(("data/", "weights/", "evaluate/")) for file in with_forward - set(found["files"]))
 
 
 def test_the_text_of_this_tree_is_counted():
@@ -55,7 +55,7 @@ def test_a_function_is_found_where_its_code_begins(source, first, named):
 def count(lines: int) -> walks.Count:
     some = {"files": ["a.py"], "lines": lines, "functions": ["a.py:f"]}
     return {
-        "backward": some | {"hops": ["a.py:f"], "step_lines": lines, "called": some},
+        "backward": some | {"hops": ["a.py:f"], "step_lines": lines, "with_forward": some},
         "accuracy": some | {"entered": some},
         "views": some,
         "core": some,

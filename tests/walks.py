@@ -41,7 +41,10 @@ Count = dict[str, Any]
 
 
 class Reached(BaseException):
-    """The walk is at its end; nothing in the package catches this."""
+    """The walk is at its end; nothing in the package catches this, and what cleans up is not noted."""
+
+    def __init__(self) -> None:
+        sys.setprofile(None)
 
 
 class Walk:
@@ -53,7 +56,6 @@ class Walk:
         self.root = Path(supancl.__file__).parent
         self.entered: set[CodeType] = set()
         self.entered_by_data: set[CodeType] = set()  # functions of data/, and what they call
-        self.calls: set[tuple[CodeType, CodeType]] = set()  # (caller, called)
         self.imports = threading.local()
 
     def stack(self, frame: FrameType | None) -> Iterator[CodeType]:
@@ -75,7 +77,6 @@ class Walk:
             stack = list(self.stack(frame))
             if code in stack[:1]:
                 self.entered.add(code)
-                self.calls.update((caller, code) for caller in stack[1:2])
                 if any(self.file(each).startswith("data/") for each in stack):
                     self.entered_by_data.add(code)
 
@@ -111,6 +112,9 @@ class Walk:
     def file(self, code: CodeType) -> str:
         return Path(code.co_filename).relative_to(self.root).as_posix()
 
+    def lines_of(self, files: Iterable[str]) -> int:
+        return sum(len((self.root / file).read_text().splitlines()) for file in files)
+
     def count(self, functions: Iterable[CodeType]) -> Count:
         """The files in which these functions lie and the functions' lines, each counted once."""
         chosen = set(functions)
@@ -123,8 +127,24 @@ class Walk:
         return {"files": files, "lines": lines, "functions": sorted(map(self.name, chosen))}
 
 
+def when_views_reach_a_network(act: Callable[[Any], None]) -> None:
+    """Call this with the views of the first batch."""
+    import torch
+
+    call = torch.nn.Module.__call__
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        views = [each for each in args if isinstance(each, torch.Tensor) and each.ndim == 5]  # views, images, C, H, W
+        if views:
+            torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+            act(views[0])
+        return call(*args, **kwargs)
+
+    torch.nn.Module.__call__ = called  # type: ignore[method-assign]
+
+
 def walk_to_backward() -> Count:
-    """The stack at the first `backward()`; beside it the functions that the step has called by then."""
+    """The stack at the first `backward()`; and with it all that is entered since the views reached the branches."""
     import torch
 
     walk = Walk()
@@ -135,15 +155,16 @@ def walk_to_backward() -> Count:
         raise Reached
 
     torch.Tensor.backward = reached  # type: ignore[method-assign]
+    when_views_reach_a_network(lambda views: walk.entered.intersection_update(walk.stack(sys._getframe())))
     walk.run(PRETRAIN)
-    step, files = hops[0], sorted({walk.file(code) for code in hops})
+    with_forward = walk.count({*hops, *walk.entered})
     return {
         "hops": [walk.name(code) for code in reversed(hops)],
-        "files": files,
-        "lines": sum(len((walk.root / file).read_text().splitlines()) for file in files),
-        "step": walk.name(step),
-        "step_lines": walk.count([step])["lines"],
-        "called": walk.count(code for caller, code in walk.calls if caller is step),
+        "files": (files := walk.count(hops)["files"]),
+        "lines": walk.lines_of(files),
+        "step": walk.name(hops[0]),
+        "step_lines": walk.count(hops[:1])["lines"],
+        "with_forward": with_forward | {"lines": walk.lines_of(with_forward["files"])},
     }
 
 
@@ -175,21 +196,15 @@ def walk_to_accuracy() -> Count:
 
 def walk_to_views() -> Count:
     """Functions of data/ and what they call, from a folder of files until views reach a network."""
-    import torch
-
     walk = Walk()
     shape: list[int] = []
-    call = torch.nn.Module.__call__
 
-    def reached(*args: Any, **kwargs: Any) -> Any:
-        for value in args:
-            if isinstance(value, torch.Tensor) and value.ndim == 5:  # (views, images, channels, height, width)
-                shape.extend(value.shape)
-                raise Reached
-        return call(*args, **kwargs)
+    def reached(views: Any) -> None:
+        shape.extend(views.shape)
+        raise Reached
 
     draw_images(Path("images"))
-    torch.nn.Module.__call__ = reached  # type: ignore[method-assign]
+    when_views_reach_a_network(reached)
     walk.run(IMAGES)
     return walk.count(walk.entered_by_data) | {"shape": shape}
 
@@ -317,12 +332,13 @@ def measure(commit: str) -> Count:
 def rows(count: Count) -> dict[str, str]:
     """The table's cells of one tree."""
     backward, accuracy, views = (count[name] for name in WALKS)
-    called = backward["called"]
+    forward = backward["with_forward"]
     return {
         "`supancl pretrain` -> `backward()`": f"{len(backward['files'])} files, {len(backward['hops'])} hops, "
         f"{backward['lines']:,} lines of files",
-        "the function that calls `backward()`": f"{backward['step_lines']} lines; until then it calls "
-        f"{len(called['functions'])} functions in {len(called['files'])} files",
+        "the same, with branches and loss": f"{len(forward['files'])} files, {len(forward['functions'])} functions, "
+        f"{forward['lines']:,} lines of files",
+        "the function that calls `backward()`": f"{backward['step_lines']} lines",
         "`supancl evaluate linear` -> accuracy": f"{len(accuracy['files'])} files, {accuracy['lines']:,} lines of "
         "functions",
         "the same, all that is entered": f"{len(accuracy['entered']['files'])} files, "
