@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo ci test test-distributed test-paper test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-scaling results coverage lint typecheck net golden clean
+	bench-step bench-scaling results coverage lint typecheck net walks golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -82,6 +82,9 @@ typecheck: $(READY)  ## mypy --strict
 
 net: $(READY)  ## whether this tree computes what commit BASE computed, bit for bit
 	$(BIN)/python tests/net.py $(BASE)
+
+walks: $(READY)  ## how far it is from a command to what it computes: the table of docs/architecture.md
+	$(BIN)/python tests/walks.py --update docs/architecture.md
 
 golden: $(READY)  ## write the golden losses anew, after a change that is meant to change them
 	$(BIN)/python tests/golden.py
