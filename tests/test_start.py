@@ -18,7 +18,7 @@ from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import ALONE, Ranks
 from supancl.sweeps.runner import train_all
 from supancl.training.cuda.capture import WARM_UP, Replay
-from supancl.training.loop import advance, capture_step
+from supancl.training.loop import capture_step, report_compile_failures
 from supancl.training.preflight import (
     WORTH_COMPILING,
     agrees,
@@ -322,7 +322,8 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
     push = trainer.compilation._try("filling the pool", trainer.model.push_targets)
     trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
     for _ in range(2):
-        assert advance(trainer, notes) is not None
+        assert trainer.advance() is not None
+        report_compile_failures(trainer, notes)
     assert (len(taken), trainer.step, int(trainer.inputs.step_tensor), int(trainer.model.pool.clock)) == (2, 2, 2, 2)
     assert len(notes.warnings) == 1  # though it failed at both steps' push
     assert "filling the pool could not be compiled" in notes.warnings[0]

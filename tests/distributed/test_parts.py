@@ -24,7 +24,7 @@ from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
 from supancl.distributed import ALONE, Part, Ranks, from_environment, opened, processes, speaks, traffic
 from supancl.distributed.norms import SummedNorm, SyncedNorm, desynchronize, synchronize
-from supancl.training.loop import advance, compile_failures
+from supancl.training.loop import compile_failures, report_compile_failures
 from supancl.training.preflight import check_ranks, pick_device, with_speed
 from supancl.training.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -315,7 +315,7 @@ def test_several_ranks_leave_compiling_and_replaying_open(monkeypatch: pytest.Mo
 
 
 def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, notes, begun = Trainer(tiny_recipe(), tiny_data(), CPU), Notes(), []
+    trainer, begun = Trainer(tiny_recipe(), tiny_data(), CPU), []
 
     def fails(batch) -> None:
         begun.append(trainer.step)
@@ -326,11 +326,11 @@ def test_of_several_ranks_none_begins_a_step_anew_where_the_compiler_fails(monke
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
     trainer.compilation.enabled = True
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        advance(trainer, notes)
+        trainer.advance()
     assert begun == [0]  # the others have exchanged with it by now
     monkeypatch.setattr(trainer, "ranks", ALONE)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        advance(trainer, notes)
+        trainer.advance()
     assert begun == [0, 0, 0]  # one alone tries it as written
 
 
@@ -338,13 +338,15 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     trainer, notes = Trainer(tiny_recipe(), tiny_data(), CPU), Notes()
     monkeypatch.setattr(trainer, "advance", lambda: trainer.compilation.failures.append("the branches: done"))
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 1))
-    advance(trainer, notes)
+    trainer.advance()
+    report_compile_failures(trainer, notes)
     assert notes.warnings == []
     said = "the branches: done; --set train.compile=false tries no more"
     assert compile_failures(trainer) == [f"another rank: {said}"]
     assert compile_failures(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
-    advance(trainer, notes)
+    trainer.advance()
+    report_compile_failures(trainer, notes)
     assert notes.warnings == [said]
 
 

@@ -122,7 +122,9 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
     for name in ("alone", "together"):  # in both the second seed was stopped after a step
         (tmp_path / name).mkdir()
         with inside(tmp_path / name), monkeypatch.context() as patch:
-            patch.setattr("supancl.training.loop._close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                "supancl.training.loop.Loop.close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
             words = words_of(seeds[1], plan, settings_of(seeds[1], plan, None))
             with pytest.raises(Interrupted):
                 called([*words, "--set", "train.checkpoint_every=1", "--quiet"])

@@ -39,8 +39,8 @@ from supancl.distributed import by_one
 from supancl.errors import BadInput, Interrupted, NonFinite, counted
 from supancl.reporter import Reporter
 from supancl.stats import seed_stats
+from supancl.training.begin import state_to_resume
 from supancl.training.preflight import pick_device
-from supancl.training.pretrain import state_to_resume
 from supancl.training.signals import signals_noted
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.metrics_log import MetricsLog

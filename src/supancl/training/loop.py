@@ -20,15 +20,13 @@ from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import alarm, all_the_same
+from supancl.training.nonfinite import handle_nonfinite
 from supancl.training.signals import signals_noted
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import Writer
-
-MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
-MOST_ROLLBACKS = 3
 
 
 def resume_settings(recipe: Recipe) -> list[str]:
@@ -58,9 +56,13 @@ class Loop:
                 if trainer.step in trainer.skipped_steps:
                     trainer.step += 1
                 else:
-                    taken = self.take_step()
+                    if trainer.captured.is_due:
+                        self.writer.wait()  # while a step is recorded, no other thread may wait for the GPU
+                        capture_step(trainer, self.reporter)
+                    taken = trainer.advance()
+                    report_compile_failures(trainer, self.reporter)
                     if taken is None:
-                        self.handle_nonfinite(trainer.step)
+                        handle_nonfinite(self, trainer.step)
                         continue
                     targets, images = taken, images + settings.batch_size
                 stop = trainer.ranks.stopped(received)  # whichever rank got the signal
@@ -70,7 +72,7 @@ class Loop:
                 seen = trainer.read_log(targets) if logs else None
                 failed = seen.nonfinite_step if seen else trainer.inputs.nonfinite_step() if saves else None
                 if failed is not None:
-                    self.handle_nonfinite(failed)
+                    handle_nonfinite(self, failed)
                     continue
                 row = None
                 if seen is not None:
@@ -91,13 +93,6 @@ class Loop:
                 if stop and trainer.step < trainer.steps:
                     self.stop(stop)
             self.wait_for_writer()
-
-    def take_step(self) -> Tensor | None:
-        """The next step, captured first where that is due."""
-        if self.trainer.captured.is_due:
-            self.writer.wait()  # while a step is recorded, no other thread may wait for the GPU
-            capture_step(self.trainer, self.reporter)
-        return advance(self.trainer, self.reporter)
 
     def train_row(self, seen: StepStats, images_per_second: float) -> dict[str, Any]:
         trainer, recipe, schedule = self.trainer, self.trainer.recipe, self.trainer.inputs.schedule
@@ -172,30 +167,6 @@ class Loop:
         how = f"{program()} pretrain --resume --out {shlex.quote(str(self.folder.path))}"
         raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", number)
 
-    def handle_nonfinite(self, step: int) -> None:
-        """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
-        trainer, settings = self.trainer, self.trainer.recipe.train
-        files = self.data.train.named(trainer.inputs.schedule.order.positions(step))
-        shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
-        what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
-        anew = "start anew with a lower --set optimizer.lr"
-        anew += " or --precision fp32" if settings.precision == "bf16" else ""
-        resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(self.folder.path))}"
-        ways = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {anew}"
-        if settings.on_nan == "stop":
-            raise NonFinite(what, ways)
-        if settings.on_nan == "rollback":
-            if self.rollbacks >= MOST_ROLLBACKS:
-                raise NonFinite(f"{what}, after {self.rollbacks} rollbacks", ways)
-            self.go_back()
-            self.reporter.warn(f"{what}; back to step {trainer.step}, this batch will be left out")
-        else:
-            self.reporter.warn(f"{what}; step skipped")
-        self.rollbacks += 1
-        trainer.skipped_steps.append(step)
-        if settings.on_nan == "skip" and len(trainer.skipped_steps) > MOST_SKIPS:
-            raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps", anew)
-
     def go_back(self) -> None:
         """To the newest checkpoint, with the steps to skip as they are known now."""
         trainer, known = self.trainer, self.trainer.skipped_steps
@@ -207,13 +178,10 @@ class Loop:
             trainer.skipped_steps = known
 
 
-def advance(trainer: Trainer, reporter: Reporter) -> Tensor | None:
-    """The next step; what the compiler could not do at it is said by the first rank."""
-    targets = trainer.advance()
-    if trainer.ranks.leads:
-        for line in compile_failures(trainer):
-            reporter.warn(line)
-    return targets
+def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
+    """What the compiler could not do is said by the first rank; the others wait for the end of the epoch."""
+    for line in compile_failures(trainer) if trainer.ranks.leads else ():
+        reporter.warn(line)
 
 
 def compile_failures(trainer: Trainer) -> list[str]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from supancl.errors import NonFinite, program
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
+
+if TYPE_CHECKING:
+    from supancl.training.loop import Loop
+
+MOST_SKIPS = 20  # steps without a finite loss, before a run that skips them gives up
+MOST_ROLLBACKS = 3
 
 
 def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
@@ -46,3 +56,28 @@ class FiniteCheck:
     def restore(snapshot: list[tuple[Tensor, Tensor]]) -> None:
         for value, old in snapshot:
             value.copy_(old)
+
+
+def handle_nonfinite(loop: Loop, step: int) -> None:
+    """Stop, pass the step over, or go back to the last checkpoint and pass it over then."""
+    trainer, settings = loop.trainer, loop.trainer.recipe.train
+    files = loop.data.train.named(trainer.inputs.schedule.order.positions(step))
+    shown = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
+    anew = "start anew with a lower --set optimizer.lr"
+    anew += " or --precision fp32" if settings.precision == "bf16" else ""
+    resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
+    ways = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {anew}"
+    if settings.on_nan == "stop":
+        raise NonFinite(what, ways)
+    if settings.on_nan == "rollback":
+        if loop.rollbacks >= MOST_ROLLBACKS:
+            raise NonFinite(f"{what}, after {loop.rollbacks} rollbacks", ways)
+        loop.go_back()
+        loop.reporter.warn(f"{what}; back to step {trainer.step}, this batch will be left out")
+    else:
+        loop.reporter.warn(f"{what}; step skipped")
+    loop.rollbacks += 1
+    trainer.skipped_steps.append(step)
+    if settings.on_nan == "skip" and len(trainer.skipped_steps) > MOST_SKIPS:
+        raise NonFinite(f"{what}, after {MOST_SKIPS} skipped steps", anew)

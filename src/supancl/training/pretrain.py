@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
@@ -18,14 +17,11 @@ from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import describe_resolution
 from supancl.reporter import Reporter
+from supancl.training.begin import begin_run, say_what_differs
 from supancl.training.cuda.reuse import trainer_for
-from supancl.training.loop import Loop, resume_settings
-from supancl.training.monitor import going_on
 from supancl.training.preflight import (
     check_data,
     check_ranks,
-    check_same_data,
-    check_same_device,
     determinism,
     folder_of,
     out_of_memory,
@@ -35,12 +31,7 @@ from supancl.training.preflight import (
     too_large,
     with_speed,
 )
-from supancl.training.trainer import Trainer
-from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
-from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
-from supancl.weights.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ def pretrain(
             reporter.note(line)
         device, found = ranks.each(lambda: open_device_and_data(asked, data, reporter, ranks))
         chosen = with_speed(asked, device, len(found.train), ranks.size)
-        _say_what_differs(recipe, chosen, reporter)
+        say_what_differs(recipe, chosen, reporter)
         for remark in found.remarks:
             reporter.warn(remark)
         folder = RunFolder(ranks.once(lambda: stack.enter_context(own_folder(chosen, out, resume))))
@@ -86,7 +77,8 @@ def pretrain(
         try:
             ranks.alike(found.described.get("fingerprint"), "the data")
             trainer = trainer_for(chosen, found, device, reporter.reading, ranks)
-            _train(trainer, found, folder, resume, init, reporter)
+            with begin_run(trainer, found, folder, resume, init, reporter) as loop:
+                loop.run()
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -105,102 +97,3 @@ def open_device_and_data(
     check_data(recipe, data)
     check_ranks(recipe, ranks.size)
     return device, data
-
-
-def _say_what_differs(asked: Recipe | None, chosen: Recipe, reporter: Reporter) -> None:
-    if asked is None:
-        return
-    for name in resume_settings(chosen):
-        if asked.fields()[name][0] != (kept := chosen.fields()[name][0]):
-            reporter.note(f"goes on with {name} = {kept!r}, as recipe.json has it")
-
-
-def _train(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
-) -> None:
-    with Writer() as writer:  # however the run ends, what is being written is first finished
-        state = _load_start(trainer, data, folder, resume, init, reporter)
-        trainer.ranks.once(lambda: _write_start(trainer, data, folder))
-        log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.leads else NoLog()
-        loop = Loop(trainer, data, folder, log, reporter, writer)
-        try:
-            if trainer.recipe.train.on_nan == "rollback" and state is None:
-                loop.save()  # so that there is something to go back to
-                loop.wait_for_writer()
-            _announce(trainer, data, folder, reporter)
-            loop.run()
-        finally:
-            trainer.feed.close()
-            log.close()
-            reporter.ends()
-
-
-def _load_start(
-    trainer: Trainer, data: Data, folder: RunFolder, resume: bool, init: Path | str | None, reporter: Reporter
-) -> dict[str, Any] | None:
-    """Bring the trainer to where the run begins or goes on; the checkpoint it goes on from, if there is one."""
-    ranks, branches = trainer.ranks, trainer.model.branches
-    if init is not None:
-        branches.encoder.load_state_dict(ranks.once(lambda: _initial(branches.encoder, init)))
-        branches.copy_to_target()
-    state = ranks.once(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
-    if state is not None:
-        ranks.once(lambda: check_same_data(folder, data))
-        check_same_device(folder, state, trainer.device)
-        trainer.load(state)
-        if trainer.monitor.collapsed and trainer.step < trainer.steps:
-            reporter.warn(going_on(trainer.recipe, trainer.step, folder.path))
-    return state
-
-
-def _initial(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    initialize(encoder, init)
-    return {name: value.cpu() for name, value in encoder.state_dict().items()}
-
-
-def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | None:
-    """The newest sound checkpoint of a run; what was passed over, or that there is none, is said."""
-    state, damaged = load_newest(checkpoints)
-    for line in damaged:
-        reporter.warn(f"{line}; going on from the one before it")
-    if state is None:
-        reporter.note(f"{checkpoints.parent} holds no checkpoint yet: starting at step 0")
-    return state
-
-
-def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
-    recipe, branches = trainer.recipe, trainer.model.branches
-    folder.tidy()
-    if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
-        folder.write_recipe(recipe, data.classes, data.described)
-    else:
-        for name in resume_settings(recipe) if trainer.step < trainer.steps else ():  # what is left hangs on them
-            folder.note_setting(recipe, *name.split("."))
-        folder.note_setting(recipe, "data", "source")  # they may have moved
-    if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would end with it
-        save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
-    if trainer.step == trainer.steps and not readable(folder.projector):
-        save_projector(folder.projector, branches.projector, recipe.name)
-    folder.keep_metrics_until(trainer.step)
-
-
-def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporter) -> None:
-    """What a user should know before the first step."""
-    recipe, ranks, settings = trainer.recipe, trainer.ranks, trainer.recipe.train
-    if recipe.loss.sees_batch(trainer.model.pool) and settings.accumulate > 1:
-        reporter.note(
-            f"with train.accumulate = {settings.accumulate} the loss compares images within a "
-            f"micro-batch of {settings.batch_size // settings.accumulate}, not the whole batch"
-        )
-    if settings.compile and settings.sync_norm and ranks.size > 1:
-        reporter.note(
-            "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
-            "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
-        )
-    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.one_shape:
-        reporter.note(
-            "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
-            "images; crop the largest images"
-        )
-    where = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
-    reporter.begins(recipe, data, folder.path, where, trainer.step, trainer.steps)

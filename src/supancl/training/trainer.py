@@ -73,8 +73,9 @@ class Trainer:
         self.inputs.move_to(self.step)
         batch = self.next_batch()
         before = self.finite.snapshot_buffers()
+        take_step = self.captured if self.captured.may_replay else self.captured.step
         try:
-            targets = self.captured(batch)
+            targets = take_step(batch)
         except Exception as error:
             # several ranks have exchanged by now, and none may begin the step anew
             if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):
