@@ -14,6 +14,7 @@ from supancl.config import flattened
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
 from supancl.data.splits import absolute_source
 from supancl.evaluate.feature_cache import VERSION
+from supancl.probes.transfer import TransferMetric
 from supancl.recipes import Recipe
 
 _LOOK = {"layer": "pooled", "normalize": False}
@@ -102,7 +103,7 @@ def registered(source: str) -> str | None:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def usual_metric(source: str) -> str:
+def usual_metric(source: str) -> TransferMetric:
     """Of transfer: as the registry has it for its data sets, top-1 for others."""
     name = registered(source)
     return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
