@@ -76,6 +76,14 @@ def check_place(folder: Path) -> None:
         raise BadInput(f"cannot write in {folder} ({why}); choose another --out")
 
 
+def make_folder(folder: Path, exist_ok: bool = True) -> None:
+    """Make a folder with those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        raise BadInput(f"cannot write in {folder} ({error.strerror}); choose another --out") from None
+
+
 def write_text(path: Path, text: str, way_out: str = AFTER_MAKING_ROOM) -> None:
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")

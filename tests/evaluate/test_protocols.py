@@ -18,7 +18,8 @@ from supancl.evaluate import (
     evaluate_transfer,
     evaluate_variance,
 )
-from supancl.evaluate.protocols import augmented_epochs, file_name, transfer_metric
+from supancl.evaluate.naming import usual_metric
+from supancl.evaluate.protocols import augmented_epochs, file_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject
@@ -234,11 +235,10 @@ def test_results_from_kept_features_are_the_same(run, tmp_path):
 
 
 def test_the_registry_says_the_metric_unless_told_otherwise():
-    assert transfer_metric("pets@data", None) == "mean-per-class"
-    assert transfer_metric("flowers@data", None) == "mean-per-class"
-    assert transfer_metric("cifar10@data", None) == "top-1"
-    assert transfer_metric("pets@data", "top-1") == "top-1"
-    assert transfer_metric("torchvision:SVHN@data", None) == transfer_metric("photos", None) == "top-1"
+    assert usual_metric("pets@data") == "mean-per-class"
+    assert usual_metric("flowers@data") == "mean-per-class"
+    assert usual_metric("cifar10@data") == "top-1"
+    assert usual_metric("torchvision:SVHN@data") == usual_metric("photos") == "top-1"
 
 
 def test_the_runs_own_data_give_the_plain_name(run, tmp_path):

@@ -130,19 +130,19 @@ def test_a_suite_that_was_killed_goes_on_where_it_was(root, tmp_path, monkeypatc
     runs = [run_folder(tmp_path / f"run{seed}", seed) for seed in (0, 1)]
     from supancl.evaluate import suite
 
-    plain, done = suite.write_text, []
+    plain, done = suite.write_json, []
 
-    def killed(path, text):
+    def killed(path, content):
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(path)
-        plain(path, text)
+        plain(path, content)
 
-    monkeypatch.setattr(suite, "write_text", killed)
+    monkeypatch.setattr(suite, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
         measured(runs, small(root), tmp_path / "out")
     assert len(done) == 3
-    monkeypatch.setattr(suite, "write_text", plain)
+    monkeypatch.setattr(suite, "write_json", plain)
     before = {path: path.read_bytes() for path in done}
     counted.clear()
     found, reporter = measured(runs, small(root), tmp_path / "out")

@@ -31,6 +31,7 @@ from supancl.evaluate import (
 from supancl.evaluate.finetune import check_whole
 from supancl.evaluate.naming import data_names
 from supancl.evaluate.suite import PROTOCOLS, make_out
+from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
 
@@ -261,7 +262,7 @@ def transfer(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     return printed(measured(judged, tasks), args.format, console)
 
 
-def _transfer(source: str, metric: str | None, name: str) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
+def _transfer(source: str, metric: TransferMetric | None, name: str) -> Callable[[EvaluatedEncoder], dict[str, Any]]:
     return lambda subject: evaluate_transfer(subject, source, metric, name=name)
 
 

@@ -14,7 +14,7 @@ from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import is_own, read_source, spec_for
-from supancl.files import check_place, write_atomically
+from supancl.files import check_place, make_folder, write_atomically
 from supancl.training.preflight import check_same_data
 
 
@@ -45,10 +45,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         with open(path, "wb") as file:
             np.savez(file, **arrays)
 
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out.parent} ({error.strerror}); choose another --out") from None
+    make_folder(out.parent)
     write_atomically(out, write)
     sizes = {name: len(split) for name, split in found.splits.items()}
     return {

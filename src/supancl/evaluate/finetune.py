@@ -25,7 +25,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.protocols import record_on
 from supancl.evaluate.sources import named, open_evaluation_data, own_source, warn_unknown
-from supancl.files import check_place, write_atomically
+from supancl.files import check_place, make_folder, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.encoder_file import save_encoder
@@ -69,7 +69,8 @@ def evaluate_finetuning(
     if len(how.lrs) > 1:
         check_each(data.classes, where, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
-        make_folder(out)
+        check_new(out)  # again: reading the data takes time
+        make_folder(out, exist_ok=False)  # before the work: a place that cannot be written in is refused early
     try:
         chosen, tried = choose_lr(evaluated, train, len(data.classes), how)
         model = train_classifier(evaluated, train, len(data.classes), chosen, how)
@@ -217,15 +218,6 @@ def check_new(out: Path) -> None:
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_place(out)
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder before the work, so that a place that cannot be written in is refused early."""
-    check_new(out)  # again: reading the data takes time
-    try:
-        out.mkdir(parents=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
 
 
 def save(model: Classifier, classes: Sequence[str], out: Path) -> None:

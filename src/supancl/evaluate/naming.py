@@ -14,6 +14,7 @@ from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.data.opening import absolute_source
 from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS
 from supancl.evaluate.feature_cache import VERSION
+from supancl.probes.transfer import TransferMetric
 from supancl.recipes import Recipe
 
 _LOOK = {"layer": "pooled", "normalize": False}
@@ -81,7 +82,7 @@ def registered(source: str) -> str | None:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def usual_metric(source: str) -> str:
+def usual_metric(source: str) -> TransferMetric:
     """Of transfer: as the registry has it for its data sets, top-1 for others."""
     name = registered(source)
     return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"

@@ -346,15 +346,12 @@ def _check_two_classes(found: EvaluationData) -> None:
         raise BadInput(f"{found.where}: {only} among the images to measure; measures between classes need two")
 
 
-def transfer_metric(source: str, metric: str | None) -> TransferMetric:
-    """As the registry has it for its data sets; top-1 for others unless asked for."""
-    if metric is not None:
-        return metric  # type: ignore[return-value]
-    return usual_metric(source)  # type: ignore[return-value]
-
-
 def evaluate_transfer(
-    evaluated: EvaluatedEncoder, source: str, metric: str | None = None, view: View = "whole", name: str | None = None
+    evaluated: EvaluatedEncoder,
+    source: str,
+    metric: TransferMetric | None = None,
+    view: View = "whole",
+    name: str | None = None,
 ) -> dict[str, Any]:
     """App. E on a source; `name` is what the result is called where another source has the same one."""
     since, name = time.perf_counter(), name or data_label(source)
@@ -364,7 +361,7 @@ def evaluate_transfer(
     splits = three_splits(found, spec)
     check_same(found.classes, source, {name: split.labels for name, split in zip(SPLITS, splits, strict=True)})
     train, validation, test = (evaluated.features(split, view) for split in splits)
-    kind = transfer_metric(source, metric)
+    kind = metric or usual_metric(source)
     outcome = rename_weights(transfer(train, validation, test, metric=kind, device=evaluated.options.device).to_json())
     warn_cut_off(evaluated, name, outcome)
     seen = was_trained_on(evaluated, source, "test" if "test" in found.splits else "val")

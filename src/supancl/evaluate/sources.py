@@ -22,6 +22,7 @@ from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, counted
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered
+from supancl.probes.features import name_classes
 from supancl.training.preflight import check_same_data
 
 CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
@@ -235,9 +236,7 @@ def warn_unknown(evaluated: EvaluatedEncoder, classes: Sequence[str], where: str
 
 def named(classes: Sequence[str], labels: set[int]) -> str:
     """'class 'cat'', or 'classes 'cat', 'dog' and 3 more'."""
-    names = [repr(classes[label]) for label in sorted(labels)]
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"class{'es' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
+    return name_classes([repr(classes[label]) for label in sorted(labels)])
 
 
 # --- images that were trained on --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.files import check_place, write_json
+from supancl.files import check_place, make_folder, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -163,10 +163,7 @@ def make_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
     check_place(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot write in {out} ({error.strerror}); choose another --out") from None
+    make_folder(out)
 
 
 def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:

@@ -172,12 +172,12 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
         strange = present[~torch.isin(present, classes)].tolist()
         if lacking:
             raise BadInput(
-                f"{name} split: no image of {_named(lacking)}, which the {first} split has; "
+                f"{name} split: no image of {name_classes(lacking)}, which the {first} split has; "
                 "add images of it, or leave the class out of every split"
             )
         if strange:
             raise BadInput(
-                f"{name} split: {_named(strange)}, which the {first} split does not have; "
+                f"{name} split: {name_classes(strange)}, which the {first} split does not have; "
                 "the label sets of the splits must be equal"
             )
     renumbered = {
@@ -186,6 +186,7 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
     return renumbered, classes
 
 
-def _named(classes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, classes[:5])) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
-    return f"class {shown}" if len(classes) == 1 else f"classes {shown}"
+def name_classes(classes: Sequence[object]) -> str:
+    """`class 3`, or `classes 1, 2, 3, 4, 5 and 7 more`."""
+    more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
+    return f"class{'es' if len(classes) > 1 else ''} {', '.join(map(str, classes[:5]))}{more}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from supancl.config import to_json
 from supancl.errors import BadInput, counted
 from supancl.probes.features import Features, check_features, check_splits
 from supancl.probes.logistic import (
@@ -68,8 +69,7 @@ class LinearProbe:
     weight_by_half: tuple[float, ...] = ()  # of "other half" alone
 
     def to_json(self) -> dict[str, Any]:
-        found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {key: value for key, value in found.items() if key != "weight_by_half" or value}
+        return {key: value for key, value in to_json(self).items() if key != "weight_by_half" or value}
 
 
 def hold_out(labels: Tensor, share: float = 0.1, seed: int = 0) -> Tensor:

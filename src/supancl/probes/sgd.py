@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_finite, check_splits
 
@@ -29,7 +30,7 @@ class SgdProbe:
     classes: int
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return dict(to_json(self))
 
 
 def shuffled(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:

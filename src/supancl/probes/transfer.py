@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_splits
 from supancl.probes.logistic import (
@@ -50,7 +51,7 @@ class Transfer:
     cut_off: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return dict(to_json(self))
 
 
 def accuracy(given: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from supancl.config import to_json
 from supancl.errors import BadInput
 from supancl.probes.features import Features, check_features
 
@@ -98,7 +99,7 @@ class Collapse:
     classes: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return dict(to_json(self))
 
 
 def collapse(

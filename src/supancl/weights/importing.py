@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
 from supancl.errors import BadInput, counted
-from supancl.files import beside, check_place
+from supancl.files import beside, check_place, make_folder
 from supancl.weights.checkpoint import Damaged, Refused, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
@@ -66,10 +66,7 @@ def import_checkpoint(
         raise BadInput(f"{path} exists already; choose another --out, or remove it")
     check_place(path.parent)
     encoder, what = _open(str(text), size, mean, std, branch, prefix)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{path.parent} cannot be made ({error.strerror}); choose another --out") from None
+    make_folder(path.parent)
     save_encoder(path, encoder, (), f"import:{what.format}")
     return {
         "format": what.format, "prefix": what.prefix, "encoder": encoder.spec.name, "width": encoder.width,

@@ -1,0 +1,30 @@
+"""Import paths of 0.1.0 lead to where their names are now, and say so."""
+
+import sys
+from importlib import import_module
+
+import pytest
+
+from supancl import moved
+
+
+@pytest.mark.parametrize("old", [f"supancl.{name}" for name in (*moved.RENAMED_MODULES, *moved.DIVIDED_MODULES)])
+def test_an_old_path_still_imports_with_a_warning(old, monkeypatch):
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {moved.new_path(old)}; "):
+        found = import_module(old)
+    parts = moved.DIVIDED_MODULES.get(old.removeprefix("supancl."), ())
+    for part in parts:
+        its_own = {name for name, value in vars(import_module(f"supancl.{part}")).items()
+                   if getattr(value, "__module__", "") == f"supancl.{part}" and not name.startswith("_")}  # fmt: skip
+        assert its_own
+        assert its_own <= set(vars(found))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_below_an_old_package_are_the_new_ones():
+    from supancl.importing import formats
+    from supancl.judge import naming
+
+    assert formats is import_module("supancl.weights.formats")
+    assert naming is import_module("supancl.evaluate.naming")
