@@ -233,19 +233,21 @@ class Bench:
 
     def measure(self, end: float) -> Iterator[tuple[str, list[list[float]]]]:
         """Network and rates, over and over, as long as there is time for the next pair; each network at least once."""
-        took: dict[str, float] = {}
-        upcoming = self.workers(self.args.networks[0])
-        for number in range(self.args.starts * len(self.args.networks)):
-            network, since = self.args.networks[number % len(self.args.networks)], time.monotonic()
-            if number >= len(self.args.networks) and since + took[network] > end:
-                break
-            current = upcoming
-            if number + 1 < self.args.starts * len(self.args.networks):
-                upcoming = self.workers(self.args.networks[(number + 1) % len(self.args.networks)])
-            yield network, self.pair(current)
-            took[network] = time.monotonic() - since
-        for worker in upcoming:
-            worker.end()
+        networks, took = self.args.networks, dict[str, float]()
+        upcoming = self.workers(networks[0])
+        try:
+            for number in range(self.args.starts * len(networks)):
+                network, since = networks[number % len(networks)], time.monotonic()
+                if number >= len(networks) and since + took[network] > end:
+                    break
+                current, upcoming = upcoming, []
+                if number + 1 < self.args.starts * len(networks):
+                    upcoming = self.workers(networks[(number + 1) % len(networks)])
+                yield network, self.pair(current)
+                took[network] = time.monotonic() - since
+        finally:
+            for worker in upcoming:
+                worker.end()
 
 
 def table(trees: Sequence[Path], found: dict[str, list[list[list[float]]]]) -> str:
