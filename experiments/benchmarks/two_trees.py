@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 TINY_HEADS = {"heads.projector.hidden": [16], "heads.projector.out": 16, "train.log_every": 2}
 TINY_CNN = {"encoder.name": "cnn", "encoder.width": 8, "views.size": 16, "train.batch_size": 4, **TINY_HEADS}
 STEADY = 20  # steps after which a run is compiled and captured, on a GPU
@@ -43,6 +45,11 @@ class Network:
     pixels: int
     images: int
     tiny: dict[str, Any]
+
+    def random_images(self, tiny: bool) -> tuple[np.ndarray, np.ndarray]:
+        random, images = np.random.default_rng(0), 4000 if tiny else self.images
+        pixels = random.integers(0, 256, (images, self.pixels, self.pixels, 3), dtype=np.uint8)
+        return pixels, random.integers(0, 100, images)
 
 
 NETWORKS = {
@@ -73,8 +80,6 @@ def obey(expected: str) -> None:
 
 def work(name: str, device: str, tiny: bool, seconds: float) -> None:
     """Train one network with the `supancl` on the path, one turn for each word that the parent sends."""
-    import numpy as np
-
     import supancl
 
     class Turns(supancl.Reporter):
@@ -113,9 +118,7 @@ def work(name: str, device: str, tiny: bool, seconds: float) -> None:
     size = network.tiny if tiny else network.settings
     chosen = supancl.recipe(network.recipe).with_set({**COMMON, **speed, "train.device": device, **size})
     steady = 2 if tiny else STEADY
-    random, images = np.random.default_rng(0), 4000 if tiny else network.images
-    pixels = random.integers(0, 256, (images, network.pixels, network.pixels, 3), dtype=np.uint8)
-    data = supancl.from_arrays(pixels, random.integers(0, 100, images))
+    data = supancl.from_arrays(*network.random_images(tiny))
     say(package=supancl.__file__)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -184,6 +187,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @dataclass

@@ -225,19 +225,9 @@ def collapse_table(known: Evidence) -> str:
                 ]
             )
     columns = [
-        "weight decay",
-        "pool",
-        "EMA",
-        "collapse (monitor)",
-        "k-NN",
-        "linear",
-        "S_W/S_T",
-        "rank of targets",
-        "std of targets",
-        "loss",
-        "paper: collapse",
-        "paper: k-NN",
-    ]
+        "weight decay", "pool", "EMA", "collapse (monitor)", "k-NN", "linear", "S_W/S_T",
+        "rank of targets", "std of targets", "loss", "paper: collapse", "paper: k-NN",
+    ]  # fmt: skip
     epochs = ", ".join(sorted({str(step.epochs) for step in known.plan.steps if step.stage == "collapse"}))
     return f"""## Collapse
 
