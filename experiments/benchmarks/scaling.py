@@ -27,10 +27,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from scaling_clocks import milliseconds, replayed, tensor_bytes
-from scaling_ranks import BATCH, WIDTH, by_ranks
-from scaling_shards import write_shards
+from scaling_parts import BATCH, WIDTH, by_ranks, milliseconds, replayed, tensor_bytes, write_shards
 from scaling_tables import Row, put_into, tables
+from step_ours import synthetic
 from step_report import commit_here
 
 from supancl.core.pools import ClassQueues, Pool, Prototypes, Queue
@@ -39,8 +38,7 @@ from supancl.data.decode import workers
 from supancl.data.opening import open_data
 from supancl.data.order import WindowedOrder, epoch_order
 from supancl.data.sources.tar_index import index_tars
-from supancl.data.splits import Data, DataSpec, whole_split
-from supancl.data.store.memory import ArrayImages
+from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
 from supancl.training.cuda.capture import WARM_UP
 from supancl.training.preflight import with_speed
@@ -225,14 +223,6 @@ def streamed_step(data: Data, device: torch.device) -> Row:
 # --- a step beside a million prototypes -------------------------------------------------------------------------------
 
 
-def synthetic(images: int, classes: int, side: int) -> Data:
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8, generator=generator)
-    labels = torch.randint(classes, (images,), generator=generator)
-    split = whole_split(ArrayImages(pixels), labels, [str(i) for i in range(images)])
-    return Data(split, split.take(torch.arange(0)), tuple(str(i) for i in range(classes)))
-
-
 def step_trainer(name: str, settings: dict[str, object], classes: int, device: torch.device, compiled: bool) -> Trainer:
     base = recipe(name).with_set(
         {
@@ -244,7 +234,7 @@ def step_trainer(name: str, settings: dict[str, object], classes: int, device: t
             **settings,
         }
     )
-    data = synthetic(2048 if device.type == "cuda" else 256, classes, 256)
+    data = synthetic(2048 if device.type == "cuda" else 256, (256, 256), classes)
     return Trainer(with_speed(base, device, len(data.train)), data, device)
 
 

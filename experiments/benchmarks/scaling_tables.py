@@ -95,39 +95,28 @@ def model(result: Row) -> str:
     index, decode = (
         next(row for row in result["parts"]["stream"] if row.get("what") == what) for what in ("index", "decode")
     )
-    order, schedule = result["parts"]["order"][-1], result["parts"]["schedule"][-1]
-    seconds, parameters = step["step_ms"] / 1e3, step["parameters"]
     gathered = (RANKS - 1) * BATCH * (256 * 4 + 8)
     collectives = 2 * VIEWS * step["norms"]
     norm = VIEWS * ((RANKS - 1) * 4 * (2 * step["norm_channels"] + step["norms"]) + ring(2 * step["norm_channels"]))
     speed = LINK * USED
     waits = {"gathers": gathered / speed + 2 * LATENCY, "norm": norm / speed + collectives * LATENCY}
-    joined = seconds + sum(waits.values())
-    decoding = decode["per_thread"] * CORES
-    rates = {
-        "one GPU alone": BATCH / seconds,
-        "with its network": BATCH / joined,
-        f"{CORES} cores that decode for it": decoding,
+    joined = step["step_ms"] / 1e3 + sum(waits.values())
+    rates = {  # name -> images a second, and how they are known
+        "one GPU alone": (BATCH / (step["step_ms"] / 1e3), "measured, step not captured"),
+        "with its network": (BATCH / joined, "measured, and the network below"),
+        f"{CORES} cores that decode for it": (
+            decode["per_thread"] * CORES,
+            "measured a thread with all at work, times 16",
+        ),
     }
-    hows = dict(
-        zip(
-            rates,
-            (
-                "measured, step not captured",
-                "measured, and the network below",
-                "measured a thread with all at work, times 16",
-            ),
-            strict=True,
-        )
-    )
-    steps = IMAGES // (RANKS * BATCH)  # of an epoch
-    slowest = min(rates.values())
-    rows: list[tuple[str, str, str]] = [
-        *((f"images a second: {name}", shown(rate), hows[name]) for name, rate in rates.items()),
+    first = min(rates, key=lambda name: rates[name][0])
+    slowest, gradients = rates[first][0], ring(step["parameters"])
+    rows = [
+        *((f"images a second: {name}", shown(rate), how) for name, (rate, how) in rates.items()),
         ("an epoch, by the slowest of these", f"{IMAGES / RANKS / slowest / 3600:.1f} h", "1B images, 64 GPUs"),
         (
             "gradients, sent by a GPU in a step",
-            f"{sized(ring(parameters))}, {ring(parameters) / speed * 1e3:.1f} ms",
+            f"{sized(gradients)}, {gradients / speed * 1e3:.1f} ms",
             "counted; hidden behind backward where that is longer; half of it in bf16",
         ),
         ("targets and labels gathered", f"{sized(gathered)}, {waits['gathers'] * 1e3:.2f} ms", "counted; not hidden"),
@@ -141,6 +130,19 @@ def model(result: Row) -> str:
             f"{BATCH / joined / decode['per_thread']:.0f}",
             "the two rates above",
         ),
+        *kept_and_read(result, index, decode, slowest),
+    ]
+    return (
+        table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
+        + f"\n\nThe slowest of the first three, so what gives way first: {first}."
+    )
+
+
+def kept_and_read(result: Row, index: Row, decode: Row, slowest: float) -> list[tuple[str, str, str]]:
+    """The model's rows about storage and memory; `slowest`: images a second of one GPU."""
+    order, schedule, step = (result["parts"][part][-1] for part in ("order", "schedule", "step"))
+    steps = IMAGES // (RANKS * BATCH)  # of an epoch
+    return [
         (
             "read from storage, by a node of 8",
             f"{sized(slowest * PER_NODE * decode['file_bytes'])}/s in {slowest * PER_NODE:,.0f} reads/s",
@@ -179,11 +181,6 @@ def model(result: Row) -> str:
             f"{steps:,} steps; measured for a step",
         ),
     ]
-    first = min(rates, key=rates.__getitem__)
-    return (
-        table([{"what": what, "takes": takes, "from": how} for what, takes, how in rows])
-        + f"\n\nThe slowest of the first three, so what gives way first: {first}."
-    )
 
 
 # --- into the page ----------------------------------------------------------------------------------------------------

@@ -216,44 +216,7 @@ def markdown(records: list[Record]) -> str:
     ]
     if every:
         parts += ["Every contender:", _markdown(("row", "contender", "images/s", "ms/step", "peak GB"), every)]
-    for record in records:
-        if "points" in record:
-            points = [
-                [f"{point['at']:,}", number(point["rate"]), f"{point['ms']:.2f}", given(point["peak_gb"], ".2f")]
-                for point in record["points"]
-            ]
-            parts += [
-                f"{record['work']} ({record['points'][0]['how']}; commit {record['commit']}):",
-                _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points),
-            ]
-        if "waits" in record:
-            counts = ", ".join(f"{name} {count}" for name, count in record["waits"].items())
-            top = [
-                [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
-                for kernel in record["top"]
-            ]
-            parts += [
-                f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
-                f"{record['commit']}). Inside the loop: {counts}.",
-                _markdown(("kernel", "us a step", "times a step"), top),
-            ]
-        if "knn" in record:
-            lines = [
-                [
-                    way,
-                    ", ".join(f"{score:.2f}" for score in scores),
-                    f"{mean:.2f}",
-                    f"{sd:.2f}" if len(scores) > 1 else "",
-                ]
-                for way, scores in record["knn"].items()
-                for mean, sd in [seed_stats(scores)]
-            ]
-            parts += [
-                f"{record['work']} (commit {record['commit']}):",
-                _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines),
-            ]
-        if "note" in record:
-            parts.append(f"{record['work']}: {record['note']}.")
+    parts += [part for record in records for part in detailed(record)]
     measured = sorted(
         {
             f"{record['hardware']}{_load(record)}, {record['date'][:10]}, commit {record['commit']}, "
@@ -262,6 +225,49 @@ def markdown(records: list[Record]) -> str:
         }
     )
     return "\n\n".join([*parts, "Measured on:", "\n".join(f"- {line}" for line in measured)]) + "\n"
+
+
+def detailed(record: Record) -> list[str]:
+    """What a record has beside its speed: a sweep, a profile, scores of both ways, a note."""
+    parts: list[str] = []
+    if "points" in record:
+        points = [
+            [f"{point['at']:,}", number(point["rate"]), f"{point['ms']:.2f}", given(point["peak_gb"], ".2f")]
+            for point in record["points"]
+        ]
+        parts += [
+            f"{record['work']} ({record['points'][0]['how']}; commit {record['commit']}):",
+            _markdown((record["key"].removeprefix("sweep-"), "images/s", "ms/step", "peak GB"), points),
+        ]
+    if "waits" in record:
+        counts = ", ".join(f"{name} {count}" for name, count in record["waits"].items())
+        top = [
+            [kernel["kernel"].replace("|", "/"), f"{kernel['us']:.0f}", f"{kernel['times']:.0f}"]
+            for kernel in record["top"]
+        ]
+        parts += [
+            f"{record['work']}, {record['kernel_us']:,.0f} us a step in kernels ({record['how']}; commit "
+            f"{record['commit']}). Inside the loop: {counts}.",
+            _markdown(("kernel", "us a step", "times a step"), top),
+        ]
+    if "knn" in record:
+        lines = [
+            [
+                way,
+                ", ".join(f"{score:.2f}" for score in scores),
+                f"{mean:.2f}",
+                f"{sd:.2f}" if len(scores) > 1 else "",
+            ]
+            for way, scores in record["knn"].items()
+            for mean, sd in [seed_stats(scores)]
+        ]
+        parts += [
+            f"{record['work']} (commit {record['commit']}):",
+            _markdown(("way", "seeds 0, 1, ...", "mean", "deviation"), lines),
+        ]
+    if "note" in record:
+        parts.append(f"{record['work']}: {record['note']}.")
+    return parts
 
 
 def short(records: list[Record]) -> str:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 TINY_HEADS = {"heads.projector.hidden": [16], "heads.projector.out": 16, "train.log_every": 2}
 TINY_CNN = {"encoder.name": "cnn", "encoder.width": 8, "views.size": 16, "train.batch_size": 4, **TINY_HEADS}
 STEADY = 20  # steps after which a run is compiled and captured, on a GPU
@@ -43,6 +45,11 @@ class Network:
     pixels: int
     images: int
     tiny: dict[str, Any]
+
+    def random_images(self, tiny: bool) -> tuple[np.ndarray, np.ndarray]:
+        random, images = np.random.default_rng(0), 4000 if tiny else self.images
+        pixels = random.integers(0, 256, (images, self.pixels, self.pixels, 3), dtype=np.uint8)
+        return pixels, random.integers(0, 100, images)
 
 
 NETWORKS = {
@@ -73,8 +80,6 @@ def obey(expected: str) -> None:
 
 def work(name: str, device: str, tiny: bool, seconds: float) -> None:
     """Train one network with the `supancl` on the path, one turn for each word that the parent sends."""
-    import numpy as np
-
     import supancl
 
     class Turns(supancl.Reporter):
@@ -113,9 +118,7 @@ def work(name: str, device: str, tiny: bool, seconds: float) -> None:
     size = network.tiny if tiny else network.settings
     chosen = supancl.recipe(network.recipe).with_set({**COMMON, **speed, "train.device": device, **size})
     steady = 2 if tiny else STEADY
-    random, images = np.random.default_rng(0), 4000 if tiny else network.images
-    pixels = random.integers(0, 256, (images, network.pixels, network.pixels, 3), dtype=np.uint8)
-    data = supancl.from_arrays(pixels, random.integers(0, 100, images))
+    data = supancl.from_arrays(*network.random_images(tiny))
     say(package=supancl.__file__)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -184,6 +187,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @dataclass
@@ -233,19 +238,21 @@ class Bench:
 
     def measure(self, end: float) -> Iterator[tuple[str, list[list[float]]]]:
         """Network and rates, over and over, as long as there is time for the next pair; each network at least once."""
-        took: dict[str, float] = {}
-        upcoming = self.workers(self.args.networks[0])
-        for number in range(self.args.starts * len(self.args.networks)):
-            network, since = self.args.networks[number % len(self.args.networks)], time.monotonic()
-            if number >= len(self.args.networks) and since + took[network] > end:
-                break
-            current = upcoming
-            if number + 1 < self.args.starts * len(self.args.networks):
-                upcoming = self.workers(self.args.networks[(number + 1) % len(self.args.networks)])
-            yield network, self.pair(current)
-            took[network] = time.monotonic() - since
-        for worker in upcoming:
-            worker.end()
+        networks, took = self.args.networks, dict[str, float]()
+        upcoming = self.workers(networks[0])
+        try:
+            for number in range(self.args.starts * len(networks)):
+                network, since = networks[number % len(networks)], time.monotonic()
+                if number >= len(networks) and since + took[network] > end:
+                    break
+                current, upcoming = upcoming, []
+                if number + 1 < self.args.starts * len(networks):
+                    upcoming = self.workers(networks[(number + 1) % len(networks)])
+                yield network, self.pair(current)
+                took[network] = time.monotonic() - since
+        finally:
+            for worker in upcoming:
+                worker.end()
 
 
 def table(trees: Sequence[Path], found: dict[str, list[list[list[float]]]]) -> str:

@@ -7,19 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.evidence.imagenet import imagenet_plan, imagenet_rehearsal
-from experiments.evidence.plan import PLANS, Plan, kind_of, rehearsal
-from supancl.errors import BadInput, SupanclError, nearest
+from experiments.evidence.plan import Plan, kind_of
+from experiments.evidence.plans import PLANS, named_plan
+from experiments.evidence.results import Evidence, default_lines, expected_seconds, read_results, waiting
+from supancl.errors import BadInput, SupanclError
 
 ROOT = Path(__file__).resolve().parents[2]
-BEYOND = {"imagenet": imagenet_plan, "imagenet-rehearsal": imagenet_rehearsal}
+RESULTS = ROOT / "experiments" / "results"  # of the first plan; a folder in it for each of the others
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         plan = named_plan(args.plan)
-        args.results = args.results or results_of(args.plan)
+        args.results = args.results or (RESULTS / args.plan if plan.family == "imagenet100" else RESULTS)
         {"plan": show_plan, "run": run, "judge": judge_one, "page": page, "defaults": defaults}[args.what](plan, args)
         return 0
     except SupanclError as error:
@@ -33,9 +34,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
     made.add_argument("name", nargs="?", help="of the run to judge")
-    made.add_argument(
-        "--plan", default="cifar100", help=f"{', '.join([*PLANS, 'imagenet'])}, or one of them with -rehearsal"
-    )
+    made.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
     made.add_argument(
         "--results",
         type=Path,
@@ -53,23 +52,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def results_of(name: str) -> Path:
-    return ROOT / "experiments" / "results" / name if name in BEYOND else ROOT / "experiments" / "results"
-
-
-def named_plan(name: str) -> Plan:
-    if name in BEYOND:
-        return BEYOND[name]()
-    base = name.removesuffix("-rehearsal")
-    if base not in PLANS:
-        raise BadInput(f"--plan {name}: no such plan{nearest(base, PLANS)}")
-    return PLANS[base]() if base == name else rehearsal(PLANS[base]())
-
-
 def show_plan(plan: Plan, args: argparse.Namespace) -> None:
     """What is done, and what is left with the seconds it should take, in the order it will be made."""
-    from experiments.evidence.results import expected_seconds, read_results, waiting
-
     results = read_results(args.results, plan)
     left = waiting(plan, results)
     total, compiled = 0.0, set[str]()
@@ -95,8 +79,7 @@ def run(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def judge_one(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.evidence.drive import TOLD, called, inside
-    from experiments.evidence.judge import judge
+    from experiments.evidence.judge import TOLD, called, inside, judge
 
     if args.name is None or not (args.work / "runs" / args.name / TOLD).exists():
         raise BadInput(f"judge {args.name}: no such run in {args.work / 'runs'}; name one that was trained there")
@@ -108,26 +91,20 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.evidence.figures import draw
     from experiments.evidence.imagenet_page import imagenet_part
-    from experiments.evidence.page import write_page
-    from experiments.evidence.results import read_results
-    from experiments.evidence.short import put_short
+    from experiments.evidence.page import put_short, write_page
 
-    if args.plan in BEYOND:  # their part alone, to look at: RESULTS.md has all of them
+    if plan.family == "imagenet100":  # its part alone, to look at: RESULTS.md has all of them
         print(imagenet_part(args.results, plan))
         return
-    results = read_results(args.results, plan)
-    drawn = draw(plan, results, args.results / "maps", args.figures)
-    text = write_page(plan, results, drawn) + imagenet_part(args.results / "imagenet")
-    args.out.write_text(text, encoding="utf-8")
+    known = Evidence(plan, read_results(args.results, plan))
+    drawn = draw(known, args.results / "maps", args.figures)
+    args.out.write_text(write_page(known, drawn) + imagenet_part(args.results / "imagenet"), encoding="utf-8")
     if args.readme:
-        put_short(args.readme, plan, results)
-    print(f"{args.out}: {len(results)} runs; figures: {', '.join(drawn) or 'none yet'}")
+        put_short(args.readme, known)
+    print(f"{args.out}: {len(known.results)} runs; figures: {', '.join(drawn) or 'none yet'}")
 
 
 def defaults(plan: Plan, args: argparse.Namespace) -> None:
-    from experiments.evidence.choices import default_lines
-    from experiments.evidence.results import read_results
-
     print("\n".join(default_lines(plan, read_results(args.results, plan))))
 
 

@@ -1,30 +1,29 @@
 """Works through the plan: trains a run, judges it beside the next one, and keeps what came out as one file.
 
 The state is which files are in results/: a run that was not finished when its machine went away is made again, one
-that the same machine still has goes on. Several drivers may work in one folder: each claims what it makes.
+that the same machine still has goes on. Several drivers may work in one folder: each locks what it makes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
-import io
 import json
 import os
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.evidence.claims import Claims
-from experiments.evidence.judge import judge
+from experiments.evidence.judge import TOLD, UNMEASURED, called, inside, judge, measured_by_log
 from experiments.evidence.plan import START_SECONDS, Plan, Step, kind_of, settings_of, words_of
 from experiments.evidence.results import (
     Results,
@@ -35,55 +34,114 @@ from experiments.evidence.results import (
     read_results,
     waiting,
 )
-from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
-from supancl.files import write_text
+from supancl.files import held, write_text
 from supancl.sweeps.runner import is_finished
 from supancl.training.cuda.reuse import one_step
 from supancl.weights.run_folder import RunFolder
 
-TOLD = "evidence.json"  # in the run folder: what judging needs to know of the training
 # success, collapse, a loss that is no number: what the settings did; anything else is a fault of ours or of the machine
 A_RESULT = (0, Collapsed.exit_code, NonFinite.exit_code)
 FEW = 4  # so many next runs of the plan may change places
 FAULTS = 2  # in a row, that are not the runs' own, before a driver gives up
 PAUSE = 0.5  # seconds between looks at what others do
-UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
-Say = Callable[[str], None]
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-class Driver:
-    """`work` holds data/ and gets runs/ and claims/; `until` is how many seconds there are, judging included."""
+class RunLocks:
+    """Who makes which run: the locks of one driver; all drivers of a work folder have the same `folder`.
 
-    def __init__(
-        self,
-        plan: Plan,
-        results: Path,
-        work: Path,
-        until: float | None = None,
-        beside: bool = False,
-        only: Sequence[str] = (),
-        commit: str | None = None,
-        shared: bool = False,
-        tell: Say = say,
-    ) -> None:
-        self.plan, self.results, self.work, self.until = plan, results.resolve(), work.resolve(), until
-        self.beside, self.only, self.commit, self.tell = beside, tuple(only), commit, tell
-        self.shared = shared  # with other work on the same machine, so that speeds are not the run's own
-        self.started = time.monotonic()
-        self.claims = Claims(self.work / "claims")
-        self.claimed: dict[str, str] = {}  # run -> what is claimed for it
-        self.tried: set[str] = set()
-        self.kinds: list[str] = []  # that were compiled here, the last one last
-        self.trained: list[Step] = []  # and not judged yet
-        self.judging: tuple[Step, subprocess.Popen[bytes]] | None = None
-        self.unjudged: set[str] = set()  # judging has failed once
-        self.faults: list[str] = []
-        self.in_a_row = 0  # faults
+    A lock goes with its process, so what a killed driver had begun is free at once; the process that judges a run
+    inherits it, so that the run is not free while that one still works.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mine: dict[str, int] = {}  # what is locked -> the open file
+
+    def take(self, what: str, **told: Any) -> bool:
+        """False where somebody has it; `told` is for the others to read."""
+        if what in self.mine:
+            return True
+        with self._alone():
+            opened = os.open(self.folder / what, os.O_RDWR | os.O_CREAT, 0o644)
+            if not _locked(opened):
+                os.close(opened)
+                return False
+            self.mine[what] = opened
+            os.ftruncate(opened, 0)
+            os.pwrite(opened, json.dumps({"pid": os.getpid(), **told}).encode(), 0)
+        return True
+
+    def release(self, what: str) -> None:
+        opened = self.mine.pop(what, None)
+        if opened is not None:
+            fcntl.flock(opened, fcntl.LOCK_UN)  # whoever else may have inherited it
+            os.close(opened)
+
+    def leave(self) -> None:
+        """Nothing is locked here any more; what a judging process has inherited stays locked until its end."""
+        for opened in self.mine.values():
+            os.close(opened)
+        self.mine.clear()
+
+    def others(self) -> list[dict[str, Any]]:
+        """What the others have said of what they hold."""
+        found: list[dict[str, Any]] = []
+        with self._alone():
+            for path in sorted(self.folder.iterdir()):
+                if path.name.startswith(".") or path.name in self.mine:
+                    continue
+                opened = os.open(path, os.O_RDONLY)
+                try:
+                    if not _locked(opened):
+                        found.append(json.loads(path.read_text()))
+                finally:
+                    os.close(opened)  # and with it the lock, where nobody had it
+        return found
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """One at a time looks at the locks, since looking takes them for a moment."""
+        return held(self.folder / ".lock", lambda owner: None, every=0.01)
+
+
+def _locked(opened: int) -> bool:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclass
+class Driver:
+    """`work` holds data/ and gets runs/ and locks/; `until` is how many seconds there are, judging included."""
+
+    plan: Plan
+    results: Path
+    work: Path
+    until: float | None = None
+    beside: bool = False  # judge a run in a process of its own while the next one trains
+    only: Sequence[str] = ()
+    commit: str | None = None
+    shared: bool = False  # with other work on the same machine, so that speeds are not the run's own
+    tell: Callable[[str], None] = say
+    started: float = field(default_factory=time.monotonic)
+    locked: dict[str, str] = field(default_factory=dict)  # run -> what is locked for it
+    tried: set[str] = field(default_factory=set)
+    kinds: list[str] = field(default_factory=list)  # that were compiled here, the last one last
+    trained: list[Step] = field(default_factory=list)  # and not judged yet
+    judging: tuple[Step, subprocess.Popen[bytes]] | None = None
+    unjudged: set[str] = field(default_factory=set)  # judging has failed once
+    faults: list[str] = field(default_factory=list)
+    in_a_row: int = 0  # faults
+
+    def __post_init__(self) -> None:
+        self.results, self.work = self.results.resolve(), self.work.resolve()
+        self.locks = RunLocks(self.work / "locks")
 
     @property
     def left(self) -> float:
@@ -101,7 +159,7 @@ class Driver:
                 self.wait()
             raise
         finally:
-            self.claims.leave()
+            self.locks.leave()
         if self.faults:
             raise BadInput("; ".join(self.faults))
         return sorted(self.tried)
@@ -128,7 +186,7 @@ class Driver:
             self.in_a_row = 0
             self.trained.append(step)
             return
-        self.claims.release(self.claimed[step.name])
+        self.locks.release(self.locked[step.name])
         self.in_a_row += 1
         if self.in_a_row >= FAULTS:
             raise BadInput("; ".join(self.faults))
@@ -164,14 +222,14 @@ class Driver:
             free = [step for step in free if step in near]
         busy = self.compiled_by_others() - set(self.kinds) if free else set()
         for _, _, step in sorted((self.rank(step, place, busy), place, step) for place, step in enumerate(free)):
-            what = self.claim_of(step, known)
+            what = self.lock_of(step, known)
             compiles = kind_of(step) not in self.kinds
-            if not self.claims.take(what, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
+            if not self.locks.take(what, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
                 continue
             if step not in waiting(self.plan, self.known()):  # judged by somebody else since we looked
-                self.claims.release(what)
+                self.locks.release(what)
                 continue
-            self.claimed[step.name] = what
+            self.locked[step.name] = what
             return step
         return None
 
@@ -179,7 +237,7 @@ class Driver:
         """The kinds of which another driver has just begun its first run; later their kernels are in the cache."""
         begin = self.plan.speeds.compile_seconds + START_SECONDS
         return {
-            told["kind"] for told in self.claims.others() if told["compiles"] and time.time() - told["since"] < begin
+            told["kind"] for told in self.locks.others() if told["compiles"] and time.time() - told["since"] < begin
         }
 
     def possible(self, known: Results) -> list[Step]:
@@ -205,7 +263,7 @@ class Driver:
             return 1
         return 3 if kind_of(step) in busy else 2
 
-    def claim_of(self, step: Step, known: Results) -> str:
+    def lock_of(self, step: Step, known: Results) -> str:
         """The same for steps that are the same run under two names."""
         same = None if step.stage == "pilot" else identity_of(step, self.plan, known)
         return step.name if same is None else f"{same} seed={step.seed}"
@@ -215,7 +273,7 @@ class Driver:
         known = self.known()
         if self.trained and self.until is not None and self.left > judging_seconds(self.trained[0], self.plan, known):
             return True
-        return bool(self.possible(known)) and bool(self.claims.others())
+        return bool(self.possible(known)) and bool(self.locks.others())
 
     def has_encoder(self, step: Step) -> bool:
         """Whether what a detector is trained from lies on this machine; True for runs that train an encoder."""
@@ -278,20 +336,20 @@ class Driver:
             "beside": self.judging is not None,
             "shared": self.shared,
             "commit": self.commit,
-            **(trained(folder) if step.needs is None else UNMEASURED),
+            **(measured_by_log(folder) if step.needs is None else UNMEASURED),
         }
         if code not in A_RESULT:
             self.faults.append(
                 f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start again"
             )
             self.tell(self.faults[-1])
-            tidied()
+            free_memory()
             return False
         folder.path.mkdir(parents=True, exist_ok=True)
         write_text(folder.path / TOLD, json.dumps(told))
         finished = code == 0 and (step.needs is not None or is_finished(folder, folder.read_recipe()[0]))
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
-        tidied()
+        free_memory()
         return True
 
     # --- judging ------------------------------------------------------------------------------------------------------
@@ -313,22 +371,11 @@ class Driver:
             judge(self.plan, step.name, Path("runs") / step.name, self.results, called)
             self.told(step)
             return
-        words = [
-            sys.executable,
-            "-m",
-            "experiments.evidence",
-            "judge",
-            step.name,
-            "--plan",
-            self.plan.name,
-            "--results",
-            str(self.results),
-            "--work",
-            str(self.work),
-        ]
+        words = [sys.executable, "-m", "experiments.evidence", "judge", step.name, "--plan", self.plan.name]
+        words += ["--results", str(self.results), "--work", str(self.work)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        claim = self.claims.mine[self.claimed[step.name]]
-        self.judging = step, subprocess.Popen(words, env=environment, pass_fds=(claim,))
+        lock = self.locks.mine[self.locked[step.name]]
+        self.judging = step, subprocess.Popen(words, env=environment, pass_fds=(lock,))
 
     def wait(self) -> None:
         if self.judging is not None:
@@ -342,7 +389,7 @@ class Driver:
             self.unjudged.add(step.name)
             self.trained.append(step)  # a process may die of what is over a minute later
             return
-        self.claims.release(self.claimed[step.name])
+        self.locks.release(self.locked[step.name])
         if found is None:
             self.tell(f"{step.name}: could not be judged")
             return
@@ -351,51 +398,7 @@ class Driver:
         self.tell(f"{step.name}: {found['status']}; {shown}; judged in {found['judge_seconds']:.0f} s{lacking}")
 
 
-def trained(folder: RunFolder) -> dict[str, Any]:
-    """Speed and the losses of the last epoch, as the run's own log has them."""
-    rows = [row for row in folder.metrics() if row["kind"] == "train"]
-    if not rows:
-        return dict(UNMEASURED)
-    last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
-    means = {
-        key: statistics.fmean(values)
-        for key in ("loss", "ssl", "sup", "std")
-        if (values := [row[key] for row in last if row[key] is not None])
-    }
-    checks = [row for row in folder.metrics() if row["kind"] == "monitor"]
-    if checks:
-        means |= {f"target_{key}": checks[-1][key] for key in ("effective_rank",) if checks[-1].get(key) is not None}
-    losses: dict[int, list[float]] = {}
-    for row in rows:
-        if row["loss"] is not None:
-            losses.setdefault(row["epoch"], []).append(row["loss"])
-    every = max(1, len(losses) // 20)
-    curve = [
-        [epoch, round(statistics.fmean(values), 4)]
-        for epoch, values in losses.items()
-        if epoch % every == 0 or epoch == rows[-1]["epoch"]
-    ]
-    speeds = [row["images_per_second"] for row in rows]
-    return {"images_per_second": round(statistics.median(speeds), 1), "last": means, "curve": curve}
-
-
-def called(words: Sequence[str]) -> tuple[int, list[str], float]:
-    """The command in this process: its exit status, the lines of its standard error, and the seconds it took."""
-    heard, since = io.StringIO(), time.perf_counter()
-    with contextlib.redirect_stderr(heard):
-        try:
-            code = main(list(words))
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    lines = [line.removeprefix("supancl: ") for line in heard.getvalue().splitlines() if line.strip()]
-    for line in lines:
-        print(line, file=sys.stderr, flush=True)
-    if code in (130, 143):
-        raise Interrupted(lines[-1] if lines else "stopped", code - 128)
-    return code, lines, time.perf_counter() - since
-
-
-def tidied() -> None:
+def free_memory() -> None:
     """Memory of the run before the last, which nothing refers to but itself.
 
     The compiler is left alone: what it compiled belongs to the captured step that the next run may take over.
@@ -403,17 +406,6 @@ def tidied() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    """Commands name data and runs from there, so that a result says nothing of the machine."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def check_data(plan: Plan, work: Path) -> None:

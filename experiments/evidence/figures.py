@@ -12,11 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.evidence.answers import gaps, pair_title
-from experiments.evidence.plan import Plan
-from experiments.evidence.results import Results
-from experiments.evidence.rows import ACCURACIES, MEASURES, Row, alpha_rows
-from experiments.evidence.summary import ASKED, PAIRS, widened
+from experiments.evidence.claims import ASKED, PAIRS, pair_title, widened
+from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Row
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.stats import seed_stats, t_half_width
 
@@ -35,29 +32,27 @@ PANELS = (
 )
 
 
-def draw(plan: Plan, results: Results, maps: Path, folder: Path) -> list[str]:
+def draw(known: Evidence, maps: Path, folder: Path) -> list[str]:
     """The names of the figures that could be drawn; what there is no number for is left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = {alpha: row for alpha, row in alpha_rows(plan, results).items() if row.results}
-    drawn = []
-    if len(rows) > 1:
-        curves(rows, folder / f"{plan.name}-alpha.png")
-        drawn.append(f"{plan.name}-alpha.png")
-    if compared(plan, results):
-        forest(plan, results, folder / f"{plan.name}-differences.png")
-        drawn.append(f"{plan.name}-differences.png")
-    found = map_files(rows, maps)
-    if found:
-        panels(found, folder / f"{plan.name}-maps.png")
-        drawn.append(f"{plan.name}-maps.png")
+    drawn = drawn_names(known, maps)
+    rows = {alpha: row for alpha, row in known.alphas.items() if row.results}
+    for name in drawn:
+        if name.endswith("-alpha.png"):
+            curves(rows, folder / name)
+        elif name.endswith("-differences.png"):
+            forest(known, folder / name)
+        else:
+            panels(map_files(rows, maps), folder / name)
     return drawn
 
 
-def drawn_names(plan: Plan, results: Results, maps: Path) -> list[str]:
+def drawn_names(known: Evidence, maps: Path) -> list[str]:
     """What `draw` would draw."""
-    rows = {alpha: row for alpha, row in alpha_rows(plan, results).items() if row.results}
-    there = {"alpha": len(rows) > 1, "differences": compared(plan, results), "maps": map_files(rows, maps)}
-    return [f"{plan.name}-{what}.png" for what, is_there in there.items() if is_there]
+    rows = {alpha: row for alpha, row in known.alphas.items() if row.results}
+    compared = any(known.gaps(*pair) for pair in PAIRS)
+    there = {"alpha": len(rows) > 1, "differences": compared, "maps": map_files(rows, maps)}
+    return [f"{known.plan.name}-{what}.png" for what, is_there in there.items() if is_there]
 
 
 def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
@@ -99,13 +94,8 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
     axis.plot(list(means), list(means.values()), linewidth=1.5, markersize=5, **style)
     for alpha, values in found.items():
         if len(values) > 1:
-            axis.errorbar(
-                [alpha],
-                [means[alpha]],
-                yerr=[t_half_width(seed_stats(values).sd, len(values))],
-                capsize=3,
-                color=style["color"],
-            )
+            half = t_half_width(seed_stats(values).sd, len(values))
+            axis.errorbar([alpha], [means[alpha]], yerr=[half], capsize=3, color=style["color"])
             beside = [alpha + 0.025] * len(values)  # on the bar they could not be seen
             axis.scatter(beside, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
     if ringed:
@@ -113,14 +103,10 @@ def curve(axis: Axes, found: Mapping[float, Sequence[float]], style: Mapping[str
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
 
 
-def compared(plan: Plan, results: Results) -> bool:
-    return any(gaps(plan, results, *pair) for pair in PAIRS)
-
-
-def forest(plan: Plan, results: Results, path: Path) -> None:
+def forest(known: Evidence, path: Path) -> None:
     """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
-    found = {pair: each for pair in PAIRS if (each := gaps(plan, results, *pair))}
-    sure = {pair: widened(plan, results, *pair) for pair in found}
+    found = {pair: each for pair in PAIRS if (each := known.gaps(*pair))}
+    sure = {pair: widened(known, *pair) for pair in found}
     colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(ASKED) for pair in pairs}
     figure = Figure(figsize=(13, 1.6 + 0.55 * len(found)), layout="constrained")
     for axis, measure in zip(figure.subplots(2, 4, sharey=True).flat, ACCURACIES, strict=True):

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.evidence.imagenet import DETECTED, METHODS, PILOTS, imagenet_plan
-from experiments.evidence.listing import COLUMNS, row
-from experiments.evidence.markdown import table
-from experiments.evidence.plan import Plan, Step
-from experiments.evidence.results import Result, Results, read_results, waiting
-from experiments.evidence.rows import NAMES, Row, row_of
-from experiments.evidence.spread import gap, mean_text
+from experiments.evidence.plan import Plan
+from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
+from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
+from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
 from supancl.errors import counted
-from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
 from supancl.stats import Pooled, pooled
 
@@ -48,65 +44,39 @@ PAIRS = (
 def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
     """The part as Markdown; empty while the folder holds no result."""
     plan = plan or imagenet_plan()
-    results = read_results(folder, plan)
-    if not results:
+    known = Evidence(plan, read_results(folder, plan))
+    if not known.results:
         return ""
-    rows = {method: row_of(plan, results, NAMES[method], f"final-{method}-0") for method in METHODS}
+    rows = {method: known.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS}
     there = {method: one for method, one in rows.items() if one.results}
-    parts = [
-        head(plan, results),
-        main_table(there),
-        differences(there),
-        ratio_table(there),
-        pilot_table(results),
-        detector_table(plan, results),
-        left_over(plan, results),
-        every_run(plan, results),
-    ]
+    parts = [head(known), *([main_table(there), differences(there), ratio_table(there)] if there else [])]
+    parts += [pilot_table(known), detector_table(known), left_over(known), every_run(known)]
     return "\n" + "\n".join(part for part in parts if part)
 
 
-def head(plan: Plan, results: Results) -> str:
-    done = len(plan.steps) - len(waiting(plan, results))
-    alphas = " and ".join(
-        f"{recipe(plan.recipe_name(method)).fields()['loss.alpha'][0]:g} in {NAMES[method]}"
-        for method in ("supsiam", "supbyol")
-    )
-    facts = {
-        key: "; ".join(dict.fromkeys(str(result.get(key)) for result in results.values()))
-        for key in ("hardware", "commit")
-    }
+def head(known: Evidence) -> str:
+    done = len(known.plan.steps) - len(waiting(known.plan, known.results))
     return f"""## ImageNet photographs, ResNet-50
 
-{done} of the plan's {len(plan.steps)} runs are there (`python -m experiments.evidence plan --plan imagenet`).
+{done} of the plan's {len(known.plan.steps)} runs are there (`python -m experiments.evidence plan --plan imagenet`).
 
 - 100 classes of ImageNet (mini-ImageNet), 300 training and 50 test images each, at 64 px. ResNet-50 with the ImageNet
   stem, batch 256, 200 epochs, bf16, the augmentations of the recipe `imagenet100.METHOD-256` with views of 64 px.
 - Every method has its recipe's learning rate (App. C; cross-entropy, which the paper does not train, the usual 0.1) and
-  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is {alphas}.
+  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is {stated_alphas(known.plan)}.
 - 10% of the training images are held out of pretraining: monitor and pilots look at them, and the ridge of the linear
   probe is chosen on them. Test images are used once, when a final run is judged.
 - CIFAR-10, CIFAR-100 and Pets: transfer as App. E has it, images brought to 64 px; Pets has a short side of 64 px.
   Omniglot and GTSRB: 5-way, 2000 episodes, the same for all.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed.
-- Hardware: {facts["hardware"]}. Commits: {facts["commit"]}.
+- Hardware: {unique(known, "hardware")}. Commits: {unique(known, "commit")}.
 """
 
 
 def main_table(rows: Mapping[str, Row]) -> str:
-    if not rows:
-        return ""
-    measured = {one.name: {m: one.values(m) for m in ACCURACIES if one.values(m)} for one in rows.values()}
-    ranked = {name: found for name, found in measured.items() if found}
-    ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if len(ranked) > 1 else {}
-    shown = (*ACCURACIES, "linear_sgd")
+    ranks, shown = average_ranks(rows.values(), ACCURACIES), (*ACCURACIES, "linear_sgd")
     lines = [
-        [
-            mark(one),
-            one.seeds,
-            *(mean_text(one.values(m)) for m in shown),
-            f"{ranks[one.name]:.2f}" if ranks.get(one.name, float("nan")) == ranks.get(one.name) else "-",
-        ]
+        [mark(one), one.seeds, *(mean_text(one.values(m)) for m in shown), ranks.get(one.name, "-")]
         for one in rows.values()
     ]
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
@@ -159,8 +129,6 @@ settings.
 
 
 def ratio_table(rows: Mapping[str, Row]) -> str:
-    if not rows:
-        return ""
     lines = [
         [one.name, *(mean_text(one.values(m), 1 if m == "effective_rank" else 3) for m in RATIOS)]
         for one in rows.values()
@@ -172,7 +140,7 @@ Of L2-normalised features: the encoder's for test and training images, the proje
 {table(["method", *RATIOS.values()], lines)}"""
 
 
-def pilot_table(results: Results) -> str:
+def pilot_table(known: Evidence) -> str:
     lines = [
         [
             NAMES[method],
@@ -180,9 +148,9 @@ def pilot_table(results: Results) -> str:
             f"{found['values'].get('linear', float('nan')):.2f}",
             f"{found['values'].get('knn', float('nan')):.2f}",
         ]
-        for method, grid in PILOTS.items()
+        for method, grid in IMAGENET_PILOTS.items()
         for number, (lr, _) in enumerate(grid)
-        if (found := results.get(f"pilot-{method}-{number}")) is not None
+        if (found := known.results.get(f"pilot-{method}-{number}")) is not None
     ]
     return (
         f"""### Pilots
@@ -196,8 +164,8 @@ two of nine methods would favour these two.
     )
 
 
-def detector_table(plan: Plan, results: Results) -> str:
-    rows = [row_of(plan, results, NAMES[method], f"detect-{method}-0") for method in DETECTED]
+def detector_table(known: Evidence) -> str:
+    rows = [known.row(NAMES[method], f"detect-{method}-0") for method in DETECTED]
     lines = [
         [one.name, one.seeds, *(mean_text(one.values(m)) for m in ("AP", "AP50", "AP75"))]
         for one in rows
@@ -214,32 +182,26 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
     )
 
 
-def left_over(plan: Plan, results: Results) -> str:
-    lines = [
-        f"- {name}: {result['status']}{': ' + result['why'] if result['why'] else ''}"
-        for name, result in results.items()
-        if result["status"] != "finished"
-    ]
-    lines += [
-        f"- {name}: `{task}` could not be measured: {why}"
-        for name, result in results.items()
-        for task, why in result["not_measured"].items()
-    ]
-    left: list[Step] = waiting(plan, results)
+def left_over(known: Evidence) -> str:
+    left = waiting(known.plan, known.results)
     missing = f"{counted(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
     return f"""### Failed, collapsed and not run
 
-{chr(10).join(lines) or "No run failed or collapsed."}
+{problem_lines(known)}
 
 Not run: {missing}
 """
 
 
-def every_run(plan: Plan, results: Results) -> str:
+def every_run(known: Evidence) -> str:
     """Detectors are among the commands alone: they have no epochs and no rates of a recipe."""
-    shown = [row(name, with_rates(plan, result)) for name, result in results.items() if result["stage"] != "detect"]
-    commands = "\n".join(result["commands"][0] for result in results.values())
-    judged = max(results.values(), key=lambda result: len(result["commands"]))
+    shown = [
+        run_row(name, with_rates(known.plan, result))
+        for name, result in known.results.items()
+        if result["stage"] != "detect"
+    ]
+    commands = "\n".join(result["commands"][0] for result in known.results.values())
+    judged = max(known.results.values(), key=lambda result: len(result["commands"]))
     judging = "\n".join(line.replace(f"runs/{judged['name']}", "RUN") for line in judged["commands"][1:])
     return f"""### Every run of this part
 

@@ -1,12 +1,17 @@
-"""A trained run becomes one small file: every evaluation's values, with the commands, and the map for the figure."""
+"""What is measured of a run: a trained one becomes one small file, with every evaluation's values and commands."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import shlex
 import shutil
+import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,8 @@ import torch
 
 from experiments.evidence.plan import Plan
 from experiments.evidence.results import CHOSEN_BY, write_result
-from supancl.errors import BadInput, Collapsed
+from supancl.cli import main
+from supancl.errors import BadInput, Collapsed, Interrupted
 from supancl.evaluate import EvaluationOptions, open_evaluated_encoder
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.sources import data_for
@@ -24,14 +30,17 @@ from supancl.reporter import Reporter
 from supancl.reports.pictures import tsne_map
 from supancl.training.preflight import pick_device
 from supancl.weights.provenance import commit, versions
+from supancl.weights.run_folder import RunFolder
 
+TOLD = "evidence.json"  # in the run folder: what judging needs to know of the training
+UNMEASURED: dict[str, Any] = {"images_per_second": None, "last": {}, "curve": []}
 ATTEMPTS = 2  # at each evaluation: memory may be short for a moment where others are on the GPU
 Called = Callable[[Sequence[str]], tuple[int, list[str], float]]
 
 
 def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> dict[str, Any]:
     """Judge the run and write results/NAME.json; what could not be measured is told there, the rest goes on."""
-    told, since = json.loads((run / "evidence.json").read_text()), time.perf_counter()
+    told, since = json.loads((run / TOLD).read_text()), time.perf_counter()
     values: dict[str, float | None] = {}
     commands, failures = [told.pop("command")], {}
     for task in plan.tasks_of(told["stage"], told["method"], told["seed"]) if told["exit"] == 0 else ():
@@ -137,3 +146,58 @@ def hardware() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+def measured_by_log(folder: RunFolder) -> dict[str, Any]:
+    """Speed and the losses of the last epoch, as the run's own log has them."""
+    rows = [row for row in folder.metrics() if row["kind"] == "train"]
+    if not rows:
+        return dict(UNMEASURED)
+    last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]]
+    means = {
+        key: statistics.fmean(values)
+        for key in ("loss", "ssl", "sup", "std")
+        if (values := [row[key] for row in last if row[key] is not None])
+    }
+    checks = [row for row in folder.metrics() if row["kind"] == "monitor"]
+    if checks:
+        means |= {f"target_{key}": checks[-1][key] for key in ("effective_rank",) if checks[-1].get(key) is not None}
+    losses: dict[int, list[float]] = {}
+    for row in rows:
+        if row["loss"] is not None:
+            losses.setdefault(row["epoch"], []).append(row["loss"])
+    every = max(1, len(losses) // 20)
+    curve = [
+        [epoch, round(statistics.fmean(values), 4)]
+        for epoch, values in losses.items()
+        if epoch % every == 0 or epoch == rows[-1]["epoch"]
+    ]
+    speeds = [row["images_per_second"] for row in rows]
+    return {"images_per_second": round(statistics.median(speeds), 1), "last": means, "curve": curve}
+
+
+def called(words: Sequence[str]) -> tuple[int, list[str], float]:
+    """The command in this process: its exit status, the lines of its standard error, and the seconds it took."""
+    heard, since = io.StringIO(), time.perf_counter()
+    with contextlib.redirect_stderr(heard):
+        try:
+            code = main(list(words))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    lines = [line.removeprefix("supancl: ") for line in heard.getvalue().splitlines() if line.strip()]
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+    if code in (130, 143):
+        raise Interrupted(lines[-1] if lines else "stopped", code - 128)
+    return code, lines, time.perf_counter() - since
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Commands name data and runs from there, so that a result says nothing of the machine."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.evidence.plan import PLANS, Plan, Step, cifar_plan, identity, recipe_of, settings_of, words_of
-from experiments.evidence.results import choose
-from experiments.evidence.rows import ACCURACIES
+from experiments.evidence.plan import Plan, Step, identity, recipe_of, settings_of, words_of
+from experiments.evidence.plans import PLANS, cifar_plan
+from experiments.evidence.results import ACCURACIES, choose
 
 
 def result(plan: Plan, step: Step, chosen: Any, values: dict[str, float], **others: Any) -> dict[str, Any]:

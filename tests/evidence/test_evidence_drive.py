@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from experiments.evidence.__main__ import main
-from experiments.evidence.drive import TOLD, Driver, called, inside
-from experiments.evidence.judge import judge
-from experiments.evidence.plan import PLANS, Step, final, pilots, settings_of, words_of
+from experiments.evidence.drive import Driver
+from experiments.evidence.judge import TOLD, called, inside, judge
+from experiments.evidence.plan import Step, Task, settings_of, words_of
+from experiments.evidence.plans import CIFAR_FINAL, PILOT, PLANS, accuracy, final, pilots
 from experiments.evidence.results import choose, read_results
-from experiments.evidence.tasks import CIFAR_FINAL, CIFAR_PILOT, Task, accuracy
 from supancl.cli import main as cli
 from supancl.errors import BadInput, Interrupted
 from supancl.evaluate.feature_cache import VERSION
@@ -153,7 +153,7 @@ def test_pilots_are_judged_on_what_they_held_out_and_final_runs_on_the_test_imag
         data=str(tmp_path / "own.npz"),
         steps=[first, last],
         always={"encoder.width": 16},
-        tasks={"pilot": CIFAR_PILOT, "final": CIFAR_FINAL[:3]},
+        tasks={"pilot": PILOT, "final": CIFAR_FINAL[:3]},
         pilots={"supsiam": ((0.1, 5e-4),)},
     )
     seen: dict[str, list[tuple[str, int]]] = {}
@@ -210,7 +210,7 @@ def test_faults_that_are_not_the_runs_end_the_driver_and_leave_no_file(tmp_path:
 def test_one_fault_is_told_at_the_end_and_the_other_runs_are_made(tmp_path: Path, monkeypatch) -> None:
     plan = replace(PLAN, steps=PLAN.steps[:3], tasks={"pilot": PLAN.tasks["pilot"][:1]})
     monkeypatch.setattr(
-        "experiments.evidence.drive.main", lambda words: 1 if words[-2] == "runs/pilot-supsiam-1" else cli(words)
+        "experiments.evidence.judge.main", lambda words: 1 if words[-2] == "runs/pilot-supsiam-1" else cli(words)
     )
     with pytest.raises(BadInput, match=r"^pilot-supsiam-1: exit 1; nothing of it was kept, mend that and start again$"):
         Driver(plan, tmp_path / "results", tmp_path / "work", tell=lambda text: None).run()
@@ -293,7 +293,7 @@ def test_what_is_being_judged_is_waited_for_when_the_driver_gives_up(tmp_path: P
 
     for error in (BadInput("no"), RuntimeError("CUDA error"), Interrupted("stopped", 15)):
         driver, judging = Driver(PLAN, tmp_path / "results", tmp_path / "work", tell=lambda text: None), Judging()
-        driver.judging, driver.claimed[PLAN.steps[1].name] = (PLAN.steps[1], judging), "claim"
+        driver.judging, driver.locked[PLAN.steps[1].name] = (PLAN.steps[1], judging), "lock"
 
         def train(step: Step, error: Exception = error) -> bool:
             raise error
@@ -305,7 +305,7 @@ def test_what_is_being_judged_is_waited_for_when_the_driver_gives_up(tmp_path: P
 
 
 def test_a_signal_ends_the_driver_not_only_the_run(monkeypatch) -> None:
-    monkeypatch.setattr("experiments.evidence.drive.main", lambda words: 143)
+    monkeypatch.setattr("experiments.evidence.judge.main", lambda words: 143)
     with pytest.raises(Interrupted):
         called(["pretrain"])
 

@@ -9,9 +9,9 @@ import pytest
 
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.drive import Driver
-from experiments.evidence.imagenet import ASYMMETRIC, METHODS, imagenet_plan, imagenet_rehearsal
 from experiments.evidence.imagenet_page import ACCURACIES, imagenet_part
 from experiments.evidence.plan import recipe_of, settings_of, words_of
+from experiments.evidence.plans import ASYMMETRIC, IMAGENET_METHODS, imagenet_plan, imagenet_rehearsal
 from experiments.evidence.results import expected_seconds, identity_of, judging_seconds, read_results, write_result
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
@@ -63,7 +63,7 @@ def made(step, values=None, **others):
 def test_rows_come_in_the_order_of_their_value_and_once() -> None:
     names = [step.name for step in PLAN.steps]
     assert len(set(names)) == len(names)
-    assert names[:9] == [f"final-{method}-0" for method in METHODS]
+    assert names[:9] == [f"final-{method}-0" for method in IMAGENET_METHODS]
     assert names[:4] == [f"final-{method}-0" for method in ("supsiam", "simsiam", "supbyol", "byol")]
     seeds = [name for name in names if name.startswith("final-")][9:]
     assert seeds == [f"final-{method}-{seed}" for seed in (1, 2) for method in ASYMMETRIC]

@@ -7,29 +7,36 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from experiments.evidence import markdown, spread
+from experiments.evidence import page, results
 from experiments.evidence.__main__ import ROOT, main
-from experiments.evidence.answers import (
+from experiments.evidence.claims import (
     best_alpha,
     best_alphas,
     collapse_lines,
-    gaps,
+    differences,
     pair_lines,
     summed_up,
     variance_lines,
     variance_summary,
+    widened,
 )
-from experiments.evidence.choices import SOURCE, default_lines, default_of
 from experiments.evidence.figures import draw, drawn_names
 from experiments.evidence.imagenet_page import imagenet_part
-from experiments.evidence.markdown import slug
-from experiments.evidence.page import write_page
-from experiments.evidence.plan import cifar_plan
-from experiments.evidence.results import read_results, waiting, write_result
-from experiments.evidence.rows import ACCURACIES, alpha_rows, method_rows, seed_spread
-from experiments.evidence.short import put_short, short_text
-from experiments.evidence.spread import Gap, gap, mean_text
-from experiments.evidence.summary import differences, widened
+from experiments.evidence.page import put_short, short_text, slug, write_page
+from experiments.evidence.plans import cifar_plan
+from experiments.evidence.results import (
+    ACCURACIES,
+    SOURCE,
+    Evidence,
+    Gap,
+    default_lines,
+    default_of,
+    gap,
+    mean_text,
+    read_results,
+    waiting,
+    write_result,
+)
 from experiments.evidence.tables import SOLO_LEARN, by_commit, ratio_cell
 from supancl.errors import BadInput
 from supancl.recipes import recipe
@@ -58,23 +65,25 @@ LEVELS = {
 
 def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
-    page = write_page(PLAN, results, drawn_names(PLAN, results, ROOT / "experiments" / "results" / "maps"))
+    page = write_page(
+        Evidence(PLAN, results), drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps")
+    )
     page += imagenet_part(ROOT / "experiments" / "results" / "imagenet")
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
-    assert shown == short_text(PLAN, results), "write it anew: make results"
+    assert shown == short_text(Evidence(PLAN, results)), "write it anew: make results"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
-    for name in drawn_names(PLAN, results, ROOT / "experiments" / "results" / "maps"):
+    for name in drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps"):
         assert (ROOT / "docs" / "figures" / name).stat().st_size > 5_000
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [spread, markdown], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [results, page], ids=lambda module: module.__name__)
 def test_the_examples_hold(module) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > outcome.failed == 0
@@ -115,16 +124,18 @@ def test_the_mean_has_students_interval() -> None:
 
 def test_the_words_follow_the_numbers() -> None:
     results = whole(LEVELS)
-    (line, none) = pair_lines(PLAN, results, (("supsiam", "simsiam"), ("supmoco", "moco2")), ("in-domain", "few-shot"))
+    (line, none) = pair_lines(
+        Evidence(PLAN, results), (("supsiam", "simsiam"), ("supmoco", "moco2")), ("in-domain", "few-shot")
+    )
     assert line == "- **SupSiam (alpha 0.5) - SimSiam**: in-domain: helps; few-shot: helps."
     assert "in-domain: cannot be told apart" in none
-    lines = best_alpha(PLAN, results)
+    lines = best_alpha(Evidence(PLAN, results))
     assert len(lines) == 1 + len(ACCURACIES)
     assert lines[0].startswith("- **In 8 accuracies**: yes: 8 (k-NN, linear, ")
     assert lines[2].startswith("- linear: highest mean at 0.5; 0.5 - 0 = +4.00 [")
     assert lines[2].endswith("]: yes")
-    assert best_alpha(PLAN, whole({**LEVELS, "alpha-0": 80.0}))[2].endswith(": no")
-    told = collapse_lines(PLAN, results)
+    assert best_alpha(Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0})))[2].endswith(": no")
+    told = collapse_lines(Evidence(PLAN, results))
     assert told[0] == (
         "- Weight decay 0.0001, the pool alone: did not collapse where the run with neither did, one seed each "
         "(k-NN 69.90 against 0.90 with neither: +69.00 [+68.08, +69.92] over test images; effective rank of the "
@@ -133,18 +144,18 @@ def test_the_words_follow_the_numbers() -> None:
     assert told[3] == told[0].replace("0.0001", "0.0005")
     assert len(told) == 6
     mild = {name: one for name, one in results.items() if "harsh" not in name}
-    assert collapse_lines(PLAN, mild) == told[:3]  # nothing is said of cells that were not asked for
+    assert collapse_lines(Evidence(PLAN, mild)) == told[:3]  # nothing is said of cells that were not asked for
     lost = whole({**LEVELS, "collapse-ema": 1.0})
-    assert ": collapsed as the run with neither did, one seed each (" in collapse_lines(PLAN, lost)[1]
+    assert ": collapsed as the run with neither did, one seed each (" in collapse_lines(Evidence(PLAN, lost))[1]
     well = whole({**LEVELS, "collapse-neither": 60.0})
-    (line, *_) = collapse_lines(PLAN, well)
+    (line, *_) = collapse_lines(Evidence(PLAN, well))
     assert "cannot be told: with neither nothing collapsed here, while in the paper it did" in line
     assert "k-NN 69.90 against 59.90 with neither: +10.00 [+9.70, +10.30]*; " in line  # both are healthy
 
 
 def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     results = whole(LEVELS)
-    assert variance_lines(PLAN, results)[0] == (
+    assert variance_lines(Evidence(PLAN, results))[0] == (
         "- S_W/S_T: 0 - 1 = +0.000 [+0.000, +0.000], smaller: cannot be told apart; its mean does not rise at each "
         "step of alpha 0, 0.2, 0.5, 0.8, 1 (0.500, 0.500, 0.500, 0.500, 0.500)"
     )
@@ -154,9 +165,9 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
             results[step.name]["values"] |= {"ratio": 0.5 + alpha / 5 + step.seed / 1000, "train_ratio": 0.5 - alpha}
             seeds = step.seed / 1000
             results[step.name]["values"] |= {"within": 0.5 + seeds, "total": 1 - alpha / 2 + seeds}
-    cause, shrinks, grows, within, inside, total = variance_lines(PLAN, results)
+    cause, shrinks, grows, within, inside, total = variance_lines(Evidence(PLAN, results))
     assert cause == "- **On test images S_W/S_T falls because S_T grows; that S_W falls cannot be told.**"
-    assert variance_summary(PLAN, results) == (
+    assert variance_summary(Evidence(PLAN, results)) == (
         "S_W/S_T falls: yes (test images), no (training images); S_W falls: cannot be told apart (test images); S_T "
         "grows: yes (test images)"
     )
@@ -168,11 +179,11 @@ def test_the_course_of_the_variance_is_told_as_it_is() -> None:
     assert inside == "- S_W alone, 0.5 - 1 = +0.000 [-0.002, +0.002]."
     assert within.startswith("- S_W alone: 0 - 1 = +0.000 [-0.002, +0.002], smaller: cannot be told apart; its mean")
     assert total == "- S_T alone: 0 - 1 = +0.500 [+0.498, +0.502]. The theorems hold S_T fixed."
-    assert variance_lines(PLAN, {}) == ["- not measured yet"]
+    assert variance_lines(Evidence(PLAN, {})) == ["- not measured yet"]
     for name in [name for name in results if name.startswith(("alpha-0-", "alpha-1-", "final-simsiam"))]:
         within = 0.3 if "alpha-0-" in name else 0.6
         results[name]["values"] |= {"ratio": within, "within": within, "total": 1.0}
-    assert variance_lines(PLAN, results)[0] == "- **On test images S_W/S_T falls because S_W falls.**"
+    assert variance_lines(Evidence(PLAN, results))[0] == "- **On test images S_W/S_T falls because S_W falls.**"
 
 
 def test_an_example_worked_by_hand() -> None:
@@ -183,10 +194,10 @@ def test_an_example_worked_by_hand() -> None:
             step = PLAN.step(f"final-{method}-{seed}")
             results[step.name] = result(PLAN, step, PLAN.pilots[method][0], {"linear": float(value)})
     reach = 2.7764 * (10 / 4) ** 0.5 * (1 / 3 + 1 / 3) ** 0.5
-    own = gaps(PLAN, results, "supsiam", "simsiam")["linear"]
+    own = Evidence(PLAN, results).gaps("supsiam", "simsiam")["linear"]
     assert (own.mean, own.low, own.high) == pytest.approx((13, 13 - reach, 13 + reach), abs=1e-3)
     assert own.text() == "+13.00 [+9.42, +16.58]"
-    lent = gaps(PLAN, results, "supsiam", "supcon")["linear"]  # one seed: the spread is that of the six others
+    lent = Evidence(PLAN, results).gaps("supsiam", "supcon")["linear"]  # one seed: the spread is that of the six others
     reach = 2.7764 * (10 / 4) ** 0.5 * (1 / 3 + 1) ** 0.5
     assert (lent.low, lent.high, lent.borrowed) == (
         pytest.approx(2 - reach, abs=1e-3),
@@ -194,14 +205,14 @@ def test_an_example_worked_by_hand() -> None:
         True,
     )
     assert lent.verdict == "cannot be told apart"
-    assert mean_text(method_rows(PLAN, results)["supsiam"].values("linear")) == "75.00 ± 2.48"  # 4.303 / sqrt(3)
+    assert mean_text(Evidence(PLAN, results).methods["supsiam"].values("linear")) == "75.00 ± 2.48"  # 4.303 / sqrt(3)
 
 
 def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha-0.2-")}
-    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(PLAN, results)[1:])
+    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(Evidence(PLAN, results))[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
-    assert collapse_lines(PLAN, results)[1] == (
+    assert collapse_lines(Evidence(PLAN, results))[1] == (
         "- Weight decay 0.0001, EMA alone: collapsed as the run with neither did, one seed each (k-NN - against 0.90 "
         "with neither; effective rank of the targets 80.0 against 80.0)."
     )
@@ -212,17 +223,17 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
     failed = {"status": "failed", "why": "the loss is not finite", "values": {}}
     results["collapse-pool-0"] |= failed
     del results["collapse-ema-0"]["values"]["knn"]
-    assert collapse_lines(PLAN, results)[:2] == [
+    assert collapse_lines(Evidence(PLAN, results))[:2] == [
         "- Weight decay 0.0001, the pool alone: cannot be told, a run failed.",
         "- Weight decay 0.0001, EMA alone: cannot be told, k-NN was not measured.",
     ]
     results["final-simclr-0"] |= failed
     results["final-supmoco-0"] |= {"status": "collapsed", "values": {}}
-    assert pair_lines(PLAN, results, (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
+    assert pair_lines(Evidence(PLAN, results), (("supcon", "simclr"), ("supmoco", "moco2")), ("crossed",)) == [
         "- **SupCon - SimCLR**: cannot be told (SimCLR failed).",
         "- **SupMoCo - MoCo-v2**: cannot be told (SupMoCo collapsed).",
     ]
-    page = write_page(PLAN, results, [])
+    page = write_page(Evidence(PLAN, results), [])
     assert "| 0.0001 | yes | no | the run failed | - |" in page
     assert "| SimCLR | none (1 failed) | - |" in page
     assert "| SupSiam (alpha 0.5) | 0, 1, 2 | 74.00 ± 0.25 |" in page
@@ -235,8 +246,8 @@ def test_a_run_that_failed_is_not_called_missing_and_what_was_not_measured_is_no
 
 def test_the_best_of_several_has_bonferronis_interval() -> None:
     results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha") or name.endswith("-0")}
-    spread_of = seed_spread(PLAN, results, "linear")
-    (best,) = [one for one in best_alphas(PLAN, results) if one.measure == "linear"]
+    spread_of = Evidence(PLAN, results).seed_spread("linear")
+    (best,) = [one for one in best_alphas(Evidence(PLAN, results)) if one.measure == "linear"]
     deviation = spread_of.deviation * (1 / 3 + 1) ** 0.5
     assert (best.inner, best.end) == (0.5, 0)
     assert best.between.high - best.between.mean == pytest.approx(
@@ -249,12 +260,12 @@ def test_the_best_of_several_has_bonferronis_interval() -> None:
 
 def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> None:
     results = whole(LEVELS)
-    assert "Alpha 1 is SimSiam with these settings" not in write_page(PLAN, results, [])  # they are one run
+    assert "Alpha 1 is SimSiam with these settings" not in write_page(Evidence(PLAN, results), [])  # they are one run
     results |= pilot_results({"simsiam": (1, 2, 3)})
     for seed in range(3):
         step = PLAN.step(f"final-simsiam-{seed}")
         results[step.name] = result(PLAN, step, PLAN.pilots["simsiam"][2], {"linear": 57.0 + seed / 10})
-    page = write_page(PLAN, results, [])
+    page = write_page(Evidence(PLAN, results), [])
     assert (
         "own\npilots chose: here its mean is higher on 1 of 1 accuracies, told apart on 1 (linear); linear here - "
         "there = +0.90 ["
@@ -267,25 +278,24 @@ def test_where_simsiams_pilots_chose_otherwise_both_simsiams_are_compared() -> N
 
 def test_which_commit_made_which_seeds_of_an_alpha_is_said_where_there_are_several() -> None:
     results = whole(LEVELS)
-    assert by_commit(alpha_rows(PLAN, results)) == ""
+    assert by_commit(Evidence(PLAN, results).alphas) == ""
     for seed in (1, 2):
         results[f"alpha-0.8-{seed}"]["commit"] = "abc1234"
-    told = by_commit(alpha_rows(PLAN, results))
+    told = by_commit(Evidence(PLAN, results).alphas)
     assert "alpha 0 (seed 0, 1, 2), 0.2 (seed 0, 1, 2), 0.5 (seed 0, 1, 2), 0.8 (seed 0), 1 (seed" in told
     assert "; abc1234 alpha 0.8 (seed 1, 2). What a commit" in told
 
 
 def test_a_ratio_of_no_spread_is_not_shown() -> None:
     """A collapsed run has S_W/S_T of what rounding left."""
-    row = method_rows(PLAN, whole(LEVELS))["simclr"]
+    row = Evidence(PLAN, whole(LEVELS)).methods["simclr"]
     some = [{**row.results[0], "values": {"ratio": 0.9, "total": total}} for total in (0.5, 0.0)]
     assert [ratio_cell(row._replace(results=[each])) for each in some] == ["0.900", "-"]
 
 
 def test_how_close_a_choice_was_is_shown() -> None:
-    page = write_page(
-        PLAN, pilot_results({"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59), "supcon": (None, 50, None)}), []
-    )
+    scores = {"supsiam": (60, 61.5, 61), "simsiam": (60, 60, 59), "supcon": (None, 50, None)}
+    page = write_page(Evidence(PLAN, pilot_results(scores)), [])
     assert "| SupSiam (alpha 0.5) | 0.7 | 5e-05 | 61.50 | 59.50 |  | chosen, by 0.50 |" in page
     assert "| SimSiam | 0.7 | 0.0001 | 60.00 | 58.00 |  | chosen, the first of equal ones |" in page
     assert "| SupCon | 0.6 | 0.0005 | 50.00 | 48.00 |  | chosen, the only one with a score |" in page
@@ -310,17 +320,17 @@ def test_measures_that_disagree_are_named() -> None:
 
 def test_seeds_of_a_method_are_one_row_and_a_run_in_two_tables_counts_once_in_the_spread() -> None:
     results = whole(LEVELS, noise=0.3)
-    assert method_rows(PLAN, results)["supsiam"].values("linear") == pytest.approx([73.7, 74.0, 74.3])
-    assert alpha_rows(PLAN, results)[0.5].seeds == "0, 1, 2"
+    assert Evidence(PLAN, results).methods["supsiam"].values("linear") == pytest.approx([73.7, 74.0, 74.3])
+    assert Evidence(PLAN, results).alphas[0.5].seeds == "0, 1, 2"
     # supsiam, which is alpha .5, simsiam, which is alpha 1 here, supcon, crossentropy, alpha 0, .2 and .8
-    assert seed_spread(PLAN, results, "linear") == Pooled(pytest.approx(0.3), 7 * 2)
-    assert gaps(PLAN, results, "supsiam", "nobody") == {}
+    assert Evidence(PLAN, results).seed_spread("linear") == Pooled(pytest.approx(0.3), 7 * 2)
+    assert Evidence(PLAN, results).gaps("supsiam", "nobody") == {}
 
 
 def test_alpha_one_is_taken_from_simsiam_where_it_is_the_same_run() -> None:
     results = whole(LEVELS)
     kept = {name: one for name, one in results.items() if not name.startswith("alpha-1-")}
-    names = [one["name"] for one in alpha_rows(PLAN, kept)[1.0].results]
+    names = [one["name"] for one in Evidence(PLAN, kept).alphas[1.0].results]
     assert names == [f"final-simsiam-{seed}" for seed in range(3)]
 
 
@@ -331,15 +341,15 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
         for seed, level in enumerate(levels):
             step = PLAN.step(f"final-{method}-{seed}")
             results[step.name] = result(PLAN, step, PLAN.pilots[method][0], dict.fromkeys(ACCURACIES, level))
-    assert len(differences(PLAN, results)) == 16
-    assert {one.text() for one in differences(PLAN, results)} == {
+    assert len(differences(Evidence(PLAN, results))) == 16
+    assert {one.text() for one in differences(Evidence(PLAN, results))} == {
         "+21.00 [+16.03, +25.97]*",
         "+5.00 [+0.03, +9.97]*",
     }  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
     assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
-    assert widened(PLAN, results, "supsiam", "simsiam") == set(ACCURACIES)
-    assert widened(PLAN, results, "supsiam", "supcon") == set()
-    page = write_page(PLAN, results, [])
+    assert widened(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
+    assert widened(Evidence(PLAN, results), "supsiam", "supcon") == set()
+    page = write_page(Evidence(PLAN, results), [])
     assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
     assert "| SupSiam (alpha 0.5) - SimSiam | **helps: 2 of 2** | **helps: 2 of 2** | **helps: 4 of 4** |" in page
@@ -352,11 +362,11 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
     assert (
         "borrow the spread of SupCon, SimSiam, SupSiam, cross-entropy, alpha 0, alpha 0.2 and alpha 0.8 "
         "(14 degrees of freedom)."
-    ) in write_page(PLAN, whole(LEVELS), [])
+    ) in write_page(Evidence(PLAN, whole(LEVELS)), [])
 
 
 def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() -> None:
-    page = write_page(PLAN, whole(LEVELS), [])
+    page = write_page(Evidence(PLAN, whole(LEVELS)), [])
     ours, paper = page.split("| SupSiam (alpha 0.5) - SimSiam | **+")[1].splitlines()[:2]
     assert ours.startswith("16.00 [")
     assert paper == "| paper | - | +4.42 | +6.38 | - | - | - | - | - |"  # 75.05 - 70.63, 85.19 - 78.81
@@ -370,11 +380,11 @@ def test_what_the_paper_has_of_a_pair_stands_below_it_and_its_alphas_are_said() 
 
 def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     results = whole(LEVELS)
-    figures = draw(PLAN, results, tmp_path / "none", tmp_path / "figures")
+    figures = draw(Evidence(PLAN, results), tmp_path / "none", tmp_path / "figures")
     assert figures == ["cifar100-alpha.png", "cifar100-differences.png"]
-    assert drawn_names(PLAN, results, tmp_path / "none") == figures
+    assert drawn_names(Evidence(PLAN, results), tmp_path / "none") == figures
     assert all((tmp_path / "figures" / name).stat().st_size > 5_000 for name in figures)
-    page = write_page(PLAN, results, figures)
+    page = write_page(Evidence(PLAN, results), figures)
     assert "not measured yet" not in page
     assert "not run yet" not in page
     assert "nothing; the plan is done" in page
@@ -407,7 +417,7 @@ def test_a_part_of_it_says_what_is_missing() -> None:
         {"linear": 74.0, "knn": 73.0},
         not_measured={"transfer runs/x": "pets is not in data"},
     )
-    page = write_page(PLAN, results, [])
+    page = write_page(Evidence(PLAN, results), [])
     assert "4 of the plan's 64 runs" in page
     assert "SupSiam (alpha 0.5) - SimSiam**: not measured yet (SimSiam missing)" in page
     assert "- pilot-supsiam-2: failed: the loss is not finite" in page
@@ -438,9 +448,9 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
 
 
 def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
-    assert short_text(PLAN, {}) == "Nothing is measured yet.\n"
+    assert short_text(Evidence(PLAN, {})) == "Nothing is measured yet.\n"
     results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
-    told = short_text(PLAN, results)
+    told = short_text(Evidence(PLAN, results))
     assert "| SupSiam (alpha 0.5) | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
     assert "|  | SupBYOL (alpha 0.8) - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
@@ -457,16 +467,18 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
         "the pool alone, "
     ) in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
-    assert "inside-0-1) not measured yet.\n" in short_text(PLAN, few)
-    assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
+    assert "inside-0-1) not measured yet.\n" in short_text(Evidence(PLAN, few))
+    assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(
+        Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
+    )
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):
-        put_short(page, PLAN, results)
+        put_short(page, Evidence(PLAN, results))
         assert page.read_text() == f"before\n<!-- results -->\n{told}<!-- end results -->\nafter\n"
     page.write_text("nothing")
     with pytest.raises(BadInput, match="has no marks <!-- results -->"):
-        put_short(page, PLAN, results)
+        put_short(page, Evidence(PLAN, results))
 
 
 # --- defaults ---------------------------------------------------------------------------------------------------------

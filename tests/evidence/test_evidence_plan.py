@@ -6,26 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.evidence.answers import best_alpha, pair_lines
+from experiments.evidence.claims import best_alpha, pair_lines
 from experiments.evidence.page import answers
-from experiments.evidence.plan import (
-    ALPHAS,
-    CELLS,
-    PILOTS,
-    PLANS,
-    RELATED,
-    cell,
-    cifar_plan,
-    final,
-    identity,
-    kind_of,
-    recipe_of,
-    rehearsal,
-    settings_of,
-    sweep,
-    words_of,
-)
-from experiments.evidence.results import choose, expected_seconds, identity_of, judging_seconds, waiting
+from experiments.evidence.plan import identity, kind_of, recipe_of, rehearsal, settings_of, words_of
+from experiments.evidence.plans import ALPHAS, CELLS, PILOTS, PLANS, RELATED, cell, cifar_plan, final, sweep
+from experiments.evidence.results import Evidence, choose, expected_seconds, identity_of, judging_seconds, waiting
 from supancl.cli import build_parser
 from supancl.cli.flags import recipe_from_flags
 from supancl.core.pools import PoolSpec
@@ -103,9 +88,11 @@ def test_the_first_25_minutes_answer_the_claim_with_intervals() -> None:
     levels = {"supsiam": 74.0, "simsiam": 58.0, "alpha-0": 70.0, "alpha-0.2": 72.0, "alpha-0.8": 73.0, "alpha-1": 58.0}
     results = {name: one for name, one in whole(levels).items() if name in first}
     assert len(results) == len(first) == 14
-    (line,) = pair_lines(PLAN, results, (("supsiam", "simsiam"),), ("in-domain", "crossed"))
+    (line,) = pair_lines(Evidence(PLAN, results), (("supsiam", "simsiam"),), ("in-domain", "crossed"))
     assert line == "- **SupSiam (alpha 0.5) - SimSiam** (one seed of SimSiam): in-domain: helps; crossed: helps."
-    assert all("]*: yes" in each for each in best_alpha(PLAN, results)[1:])  # borrowed from SupSiam's three seeds
+    assert all(
+        "]*: yes" in each for each in best_alpha(Evidence(PLAN, results))[1:]
+    )  # borrowed from SupSiam's three seeds
     compiled: set[str] = set()
     seconds = 0.0
     for name in first[:-1]:  # alpha 1 is SimSiam's run where their pilots agree
@@ -119,7 +106,7 @@ def test_the_next_25_minutes_answer_every_question_and_end_with_short_runs() -> 
     names = [step.name for step in PLAN.steps]
     end = names.index("collapse-pool+ema-0") + 1
     results = {name: one for name, one in whole({"collapse-neither": 1.0}).items() if name in names[:end]}
-    sections = answers(PLAN, results).split("### ")[1:]
+    sections = answers(Evidence(PLAN, results)).split("### ")[1:]
     assert len(sections) == 7  # six questions, and what the answers hang on
     for section in sections:
         lines = [line for line in section.splitlines() if line.startswith("- ")]

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from experiments.evidence.tasks import CIFAR_FINAL, CIFAR_PILOT
+from experiments.evidence.plans import CIFAR_FINAL, PILOT
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import evaluation_view
 from supancl.evaluate.naming import STANDARD
@@ -16,7 +16,7 @@ def test_no_column_is_of_the_crop_that_was_half_a_pixel_off() -> None:
     A task that sends other images through it has to be named on the page, or marked where it was measured before
     version 2 of the features.
     """
-    for task in (*CIFAR_FINAL, *CIFAR_PILOT):
+    for task in (*CIFAR_FINAL, *PILOT):
         named = dict(pairwise(task.words))
         if STANDARD[task.words[0]]["view"] != "whole":
             assert named.get("--data", "data/cifar100.npz") in ("data/cifar100.npz", "data/cifar10.npz")

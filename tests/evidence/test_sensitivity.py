@@ -1,23 +1,20 @@
 """What the verdicts hang on: each assumption dropped in turn, worked out by hand or by scipy."""
 
-import doctest
-
 import pytest
 from scipy import stats
 
-from experiments.evidence import doubts
-from experiments.evidence.doubts import (
+from experiments.evidence.plans import cifar_plan
+from experiments.evidence.results import Evidence, Results
+from experiments.evidence.sensitivity import (
     bold_by_welch,
     by_lender,
     by_methods_alone,
     by_welch,
-    doubt_lines,
     lenders_apart,
     on_the_edge,
-    welch,
+    sensitivity_lines,
 )
-from experiments.evidence.plan import cifar_plan
-from experiments.evidence.results import Results
+from supancl.stats import welch_interval
 
 from .made import result, whole
 
@@ -34,22 +31,21 @@ def linear(**levels: tuple[float, ...]) -> Results:
     return results
 
 
-def test_examples() -> None:
-    assert doctest.testmod(doubts).failed == 0
-
-
 def test_welchs_interval_is_scipys() -> None:
     ours, theirs = [70.0, 71.5, 72.0], [60.0, 66.0]
     interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    one = welch(ours, theirs)
+    one = welch_interval(ours, theirs)
     assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
 
 
 def test_a_verdict_that_needs_equal_spreads_is_named() -> None:
     """Two seeds six points apart: pooled with three that agree they tell, by themselves they do not."""
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(58.0, 64.0), supcon=(70.0, 70.1, 70.2))
-    assert by_welch(PLAN, results) == (2, {("supsiam", "simsiam"): ["linear"]})
-    assert "another word would stand for 1: SupSiam (alpha 0.5) - SimSiam: linear; of " in doubt_lines(PLAN, results)[0]
+    assert by_welch(Evidence(PLAN, results)) == (2, {("supsiam", "simsiam"): ["linear"]})
+    assert (
+        "another word would stand for 1: SupSiam (alpha 0.5) - SimSiam: linear; of "
+        in sensitivity_lines(Evidence(PLAN, results))[0]
+    )
 
 
 def test_what_would_not_be_bold_without_equal_spreads_is_counted() -> None:
@@ -57,37 +53,37 @@ def test_what_would_not_be_bold_without_equal_spreads_is_counted() -> None:
     results = linear(supsiam=(74.0, 74.001, 74.002), simsiam=(60.0, 60.5, 61.0), supcon=(72.6, 73.0, 73.4))
     near, far = (stats.t.ppf(1 - 0.0125, freedom) * 0.4 / 3**0.5 for freedom in (4, 2))  # pooled, and by itself
     assert near < 74.001 - 73.0 < far
-    assert bold_by_welch(PLAN, results) == (2, 1)
-    assert "would stand for none; of 2 that are bold 1 would be." in doubt_lines(PLAN, results)[0]
+    assert bold_by_welch(Evidence(PLAN, results)) == (2, 1)
+    assert "would stand for none; of 2 that are bold 1 would be." in sensitivity_lines(Evidence(PLAN, results))[0]
 
 
 def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1, 60.2), supcon=(72.0,))
-    assert by_methods_alone(PLAN, results) is None  # no alpha lends
+    assert by_methods_alone(Evidence(PLAN, results)) is None  # no alpha lends
     for seed, value in enumerate((70.0, 71.5, 73.0)):
         step = PLAN.step(f"alpha-0-{seed}")
         results[step.name] = result(PLAN, step, PLAN.pilots["supsiam"][0], {"linear": value})
-    assert by_methods_alone(PLAN, results) == (1, 2)  # SupSiam - SupCon: +2.1, which the alpha's spread hides
+    assert by_methods_alone(Evidence(PLAN, results)) == (1, 2)  # SupSiam - SupCon: +2.1, which the alpha's spread hides
     assert (
         "- Among the lenders are SupSiam's other alphas, which are of one method and have the same seeds: without "
         "them another word would stand for 1, and 2 differences would be bold."
-    ) in doubt_lines(PLAN, results)
+    ) in sensitivity_lines(Evidence(PLAN, results))
 
 
 def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 70.0), supcon=(71.0,))
-    assert by_lender(PLAN, results) == (1, {("supsiam", "supcon"): ["linear"]})  # 3 points, of .1 and of 7
-    assert lenders_apart(PLAN, results) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
-    assert by_lender(PLAN, linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1), supcon=(71.0,)))[1] == {}
+    assert by_lender(Evidence(PLAN, results)) == (1, {("supsiam", "supcon"): ["linear"]})  # 3 points, of .1 and of 7
+    assert lenders_apart(Evidence(PLAN, results)) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
+    assert by_lender(Evidence(PLAN, linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1), supcon=(71.0,))))[1] == {}
 
 
 def test_an_interval_that_ends_at_zero_is_named_with_its_word() -> None:
     reach = 2.7764 * 0.1 * (2 / 3) ** 0.5  # of four degrees of freedom
     gap = reach + 0.01
     results = linear(supsiam=(74.0, 74.1, 74.2), supcon=(74.0 + gap, 74.1 + gap, 74.2 + gap))
-    assert on_the_edge(PLAN, results) == {("supsiam", "supcon"): ["linear (behind)"]}
-    assert on_the_edge(PLAN, linear(supsiam=(74.0, 74.1, 74.2), supcon=(75.0, 75.1, 75.2))) == {}
+    assert on_the_edge(Evidence(PLAN, results)) == {("supsiam", "supcon"): ["linear (behind)"]}
+    assert on_the_edge(Evidence(PLAN, linear(supsiam=(74.0, 74.1, 74.2), supcon=(75.0, 75.1, 75.2)))) == {}
 
 
 def test_nothing_to_compare_yet() -> None:
-    assert doubt_lines(PLAN, {}) == ["- no two methods can be compared yet"]
+    assert sensitivity_lines(Evidence(PLAN, {})) == ["- no two methods can be compared yet"]

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from experiments.evidence.answers import AHEAD, STANDING, gaps, pair_title
-from experiments.evidence.plan import Plan
-from experiments.evidence.results import Results
-from experiments.evidence.rows import ACCURACIES, MEASURES, method_rows, spread_rows
-from experiments.evidence.spread import Gap, gap
-from experiments.evidence.summary import PAIRS
+from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
+from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
 from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
 
 EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
-
-
-def welch(ours: Sequence[float], theirs: Sequence[float], picked_of: int = 1) -> Gap:
-    """ours - theirs where each side varies in its own way; of two seeds or more a side; `picked_of`: see `gap`.
-
-    >>> welch([70.0, 71.0, 72.0], [60.0, 61.0, 62.0]).text()
-    '+10.00 [+7.73, +12.27]'
-    """
-    return Gap(*welch_interval(ours, theirs, picked_of))
 
 
 def named(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
@@ -43,12 +30,12 @@ class Difference(NamedTuple):
     theirs: list[float]
 
 
-def each(plan: Plan, results: Results) -> list[Difference]:
-    rows = method_rows(plan, results)
+def each(known: Evidence) -> list[Difference]:
+    rows = known.methods
     return [
         Difference(pair, measure, one, *(rows[method].values(measure) for method in pair))
         for pair in PAIRS
-        for measure, one in gaps(plan, results, *pair).items()
+        for measure, one in known.gaps(*pair).items()
     ]
 
 
@@ -59,34 +46,34 @@ def by_pair(found: Iterable[Difference]) -> dict[tuple[str, str], list[str]]:
     return measures
 
 
-def by_welch(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
+def by_welch(known: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
-    own = [one for one in each(plan, results) if min(len(one.ours), len(one.theirs)) > 1]
+    own = [one for one in each(known) if min(len(one.ours), len(one.theirs)) > 1]
     return len(own), by_pair(
         one
         for one in own
         if len(set(one.ours)) > 1
         and len(set(one.theirs)) > 1
-        and welch(one.ours, one.theirs).verdict != one.gap.verdict
+        and Gap(*welch_interval(one.ours, one.theirs)).verdict != one.gap.verdict
     )
 
 
-def bold_by_welch(plan: Plan, results: Results) -> tuple[int, int]:
+def bold_by_welch(known: Evidence) -> tuple[int, int]:
     """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
-    found = each(plan, results)
+    found = each(known)
     own = [one for one in found if len(set(one.ours)) > 1 and len(set(one.theirs)) > 1]
     bold = [one for one in own if (strict := gap(one.ours, one.theirs, picked_of=len(found))) and strict.excludes_zero]
-    return len(bold), sum(welch(one.ours, one.theirs, len(found)).excludes_zero for one in bold)
+    return len(bold), sum(welch_interval(one.ours, one.theirs, len(found)).excludes_zero for one in bold)
 
 
-def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
+def by_methods_alone(known: Evidence) -> tuple[int, int] | None:
     """Where alphas lend too: how many words would be others without them, and how many differences would be bold."""
-    methods = {row.name for row in method_rows(plan, results).values()}
-    rows = spread_rows(plan, results)
+    methods = {row.name for row in known.methods.values()}
+    rows = known.lenders
     lent = [row for row in rows if row.name in methods]
     if len(lent) in (0, len(rows)):
         return None
-    found = each(plan, results)
+    found = each(known)
     others = [pooled(row.values(one.measure) for row in lent) for one in found]
     words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
     strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
@@ -94,9 +81,9 @@ def by_methods_alone(plan: Plan, results: Results) -> tuple[int, int] | None:
     return changed, sum(one is not None and one.excludes_zero for one in strict)
 
 
-def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], list[str]]]:
+def by_lender(known: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many differences borrow; those whose verdict is another where one of the lenders is left out."""
-    lenders = spread_rows(plan, results)
+    lenders = known.lenders
 
     def others(one: Difference) -> list[Gap]:
         found = [
@@ -105,47 +92,47 @@ def by_lender(plan: Plan, results: Results) -> tuple[int, dict[tuple[str, str], 
         ]
         return [other for other in found if other is not None and other.low is not None]
 
-    borrowed = [one for one in each(plan, results) if one.gap.borrowed]
+    borrowed = [one for one in each(known) if one.gap.borrowed]
     return len(borrowed), by_pair(
         one for one in borrowed if any(other.verdict != one.gap.verdict for other in others(one))
     )
 
 
-def on_the_edge(plan: Plan, results: Results) -> dict[tuple[str, str], list[str]]:
+def on_the_edge(known: Evidence) -> dict[tuple[str, str], list[str]]:
     """Differences whose interval ends next to 0, with their word."""
     found: dict[tuple[str, str], list[str]] = {}
-    for one in each(plan, results):
+    for one in each(known):
         if any(end is not None and abs(end) < EDGE for end in (one.gap.low, one.gap.high)):
             word = one.gap.verdict if one.pair not in STANDING else AHEAD.get(one.gap.verdict, one.gap.verdict)
             found.setdefault(one.pair, []).append(f"{MEASURES[one.measure][0]} ({word})")
     return found
 
 
-def lenders_apart(plan: Plan, results: Results) -> tuple[float, float] | None:
+def lenders_apart(known: Evidence) -> tuple[float, float] | None:
     """The largest of the lenders' deviations over the smallest: of the accuracy where they agree best, and worst."""
     ratios = []
     for measure in ACCURACIES:
-        found = [seed_stats(values).sd for row in spread_rows(plan, results) if len(values := row.values(measure)) > 1]
+        found = [seed_stats(values).sd for row in known.lenders if len(values := row.values(measure)) > 1]
         if len(found) > 1 and min(found) > 0:
             ratios.append(max(found) / min(found))
     return (min(ratios), max(ratios)) if ratios else None
 
 
-def doubt_lines(plan: Plan, results: Results) -> list[str]:
-    if not each(plan, results):
+def sensitivity_lines(known: Evidence) -> list[str]:
+    if not each(known):
         return ["- no two methods can be compared yet"]
     lines = []
-    many, changed = by_welch(plan, results)
+    many, changed = by_welch(known)
     if many:
         lines.append(
             f"- {many} differences have several seeds on both sides; their interval takes the two to vary "
             "alike. Without that (Welch's interval) another word would stand for "
             f"{sum(map(len, changed.values())) or 'none'}"
             + f": {named(changed)}" * bool(changed)
-            + "; of {} that are bold {} would be.".format(*bold_by_welch(plan, results))
+            + "; of {} that are bold {} would be.".format(*bold_by_welch(known))
         )
-    many, changed = by_lender(plan, results)
-    apart = lenders_apart(plan, results)
+    many, changed = by_lender(known)
+    apart = lenders_apart(known)
     if many:
         far = (
             f" The lenders' own deviations differ by a factor of {apart[0]:.1f} to {apart[1]:.1f}, by accuracy."
@@ -156,27 +143,27 @@ def doubt_lines(plan: Plan, results: Results) -> list[str]:
             f"- {many} differences borrow their spread.{far} Where one lender is left out, another word would "
             f"stand for {sum(map(len, changed.values())) or 'none'}" + f": {named(changed)}" * bool(changed) + "."
         )
-        alone = by_methods_alone(plan, results)
+        alone = by_methods_alone(known)
         if alone is not None:
             lines.append(
                 "- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
                 f"seeds: without them another word would stand for {alone[0] or 'none'}, and {alone[1]} "
                 "differences would be bold."
             )
-    edge = on_the_edge(plan, results)
+    edge = on_the_edge(known)
     if edge:
         lines.append(
             f"- Intervals that end within {EDGE} points of 0, so that the word hangs on a hair: "
             f"{named(edge, words=False)}."
         )
-    return [*lines, bold_line(plan, results), WITNESSES]
+    return [*lines, bold_line(known), WITNESSES]
 
 
-def bold_line(plan: Plan, results: Results) -> str:
+def bold_line(known: Evidence) -> str:
     """How far a widened interval reaches, by how many degrees of freedom its spread has."""
-    freedoms, found = set[int](), each(plan, results)
+    freedoms, found = set[int](), each(known)
     for one in found:
-        lent = (row.values(one.measure) for row in spread_rows(plan, results))
+        lent = (row.values(one.measure) for row in known.lenders)
         used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
         freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
     reach = ", ".join(

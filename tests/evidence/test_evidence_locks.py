@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.evidence.claims import Claims
-from experiments.evidence.drive import TOLD, Driver, inside
-from experiments.evidence.plan import PLANS, final, kind_of, pilots, sweep
+from experiments.evidence.drive import Driver, RunLocks
+from experiments.evidence.judge import TOLD, inside
+from experiments.evidence.plan import Task, kind_of, rehearsed
+from experiments.evidence.plans import CIFAR_FINAL, PLANS, accuracy, final, pilots, sweep
 from experiments.evidence.results import read_results
-from experiments.evidence.tasks import CIFAR_FINAL, Task, accuracy, rehearsed
 
 PLAN = PLANS["digits"]()
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def started(place: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def test_a_claim_is_one_drivers_until_it_lets_go(tmp_path: Path) -> None:
-    one, other = Claims(tmp_path), Claims(tmp_path)
+    one, other = RunLocks(tmp_path), RunLocks(tmp_path)
     assert one.take("run a", kind="supsiam", compiles=True)
     assert one.take("run a")  # it has it
     assert not other.take("run a")
@@ -62,9 +62,9 @@ def test_a_claim_is_one_drivers_until_it_lets_go(tmp_path: Path) -> None:
 
 def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path: Path) -> None:
     code = (
-        "import os, subprocess, sys; from experiments.evidence.claims import Claims; from pathlib import Path\n"
-        "claims = Claims(Path(sys.argv[1])); claims.take('a'); claims.take('b')\n"
-        "subprocess.Popen(['sleep', '1.5'], pass_fds=(claims.mine['b'],), stdout=subprocess.DEVNULL)\n"
+        "import os, subprocess, sys; from experiments.evidence.drive import RunLocks; from pathlib import Path\n"
+        "locks = RunLocks(Path(sys.argv[1])); locks.take('a'); locks.take('b')\n"
+        "subprocess.Popen(['sleep', '1.5'], pass_fds=(locks.mine['b'],), stdout=subprocess.DEVNULL)\n"
         "print('ready', flush=True); os.kill(os.getpid(), 9)"
     )
     with subprocess.Popen(
@@ -76,14 +76,14 @@ def test_a_claim_dies_with_its_process_unless_a_judge_has_inherited_it(tmp_path:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert process.wait() == -signal.SIGKILL
-        claims = Claims(tmp_path)
-        assert claims.take("a")
-        assert not claims.take("b")
+        locks = RunLocks(tmp_path)
+        assert locks.take("a")
+        assert not locks.take("b")
         end = time.monotonic() + 10
-        while not claims.take("b") and time.monotonic() < end:
+        while not locks.take("b") and time.monotonic() < end:
             time.sleep(0.1)
-        assert "b" in claims.mine
-        claims.leave()
+        assert "b" in locks.mine
+        locks.leave()
 
 
 def test_two_drivers_share_the_plan_and_one_takes_over_when_the_other_is_killed(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_a_driver_stays_with_its_kind_and_leaves_to_others_what_they_compile(tmp
         assert other.compiled_by_others() == set()
     assert other.next_step() is None
     assert other.worth_waiting()  # the other one may be killed
-    one.claims.leave()
+    one.locks.leave()
     assert takes(other) == "pilot-supsiam-0"
-    other.claims.leave()
+    other.locks.leave()
 
 
 def test_while_a_pilot_is_judged_nothing_far_down_the_plan_is_begun(tmp_path: Path) -> None:
@@ -149,19 +149,19 @@ def test_while_a_pilot_is_judged_nothing_far_down_the_plan_is_begun(tmp_path: Pa
     assert driver.next_step() == other  # still its own
     driver.tried.add(other.name)
     assert driver.next_step() == last
-    driver.claims.leave()
+    driver.locks.leave()
 
 
-def test_what_is_one_run_under_two_names_is_claimed_once(tmp_path: Path) -> None:
+def test_what_is_one_run_under_two_names_is_locked_once(tmp_path: Path) -> None:
     steps = [replace(step, follows=None) for step in (final("simsiam", 0), sweep(0)[-1])]
     same = {"optimizer.lr": 0.1, "optimizer.weight_decay": 5e-4}
     steps = [replace(step, settings={**step.settings, **same}) for step in steps]
     one, other = (Driver(replace(PLAN, steps=listed), tmp_path / "results", tmp_path) for listed in (steps, steps[1:]))
     assert one.next_step() == steps[0]
     assert other.next_step() is None
-    one.claims.leave()
+    one.locks.leave()
     assert other.next_step() == steps[1]
-    other.claims.leave()
+    other.locks.leave()
 
 
 # --- data that arrive late --------------------------------------------------------------------------------------------
