@@ -16,7 +16,7 @@ Mark = Literal["", "best", "second"]
 
 
 class Score(NamedTuple):
-    """A mean in percent over `runs`, with its spread: deviation over seeds, half an interval, None for one number."""
+    """A mean in percent over `runs`; its spread is the deviation over seeds, or half a 95% interval, or None."""
 
     mean: float
     spread: float | None = None
@@ -48,7 +48,7 @@ class Ranking:
     def seeds(self, row: int) -> str:
         """` (n = 3)` behind the name of a mean over seeds, ` (n = 1 to 3)` where some data sets lack one, else nothing.
 
-        It tells the deviation over seeds from the interval that a single few-shot result has in the same column.
+        With it, readers can tell a deviation over seeds from the interval of a single few-shot result.
         """
         runs = [cell.runs for cell in self.cells[row] if cell is not None]
         if max(runs, default=1) == 1:
