@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from supancl.data.sources.arrays import BUILT_IN
-
 from supancl.core.losses import Align
+from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.sources.benchmarks import find_benchmark
 from supancl.errors import BadInput
 from supancl.recipes import Recipe, recipe
