@@ -32,7 +32,7 @@ from evidence.results import Results, waiting
 from evidence.rows import ACCURACIES, KINDS, MEASURES, NAMES, TITLES, method_rows
 from evidence.summary import certainty, summary_lines, summary_table, tallied, widened
 from evidence.tables import alpha_table, collapse_table, main_table, paper_columns, pilot_table, second, uncertain
-from supancl.paper.paper_numbers import SIX
+from supancl.paper.numbers import SIX
 from supancl.recipes import recipe
 
 PETS_TESTED = 3_669

@@ -13,7 +13,7 @@ from evidence.results import CHOSEN_BY, Results, best_pilot
 from evidence.rows import ACCURACIES, MEASURES, TITLES, Row, alpha_rows, cell_rows, method_rows
 from evidence.spread import mean_text
 from supancl.paper.collapse import PAPER as TABLE_8
-from supancl.paper.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
+from supancl.paper.numbers import CIFAR, METRIC_IMAGENET, SIX
 from supancl.probes.ranks import rank_encoders
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it

@@ -31,13 +31,7 @@ MOVED_ROOMS = (
     ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
-    (
-        "studies",
-        "paper",
-        "collapse figure paper_numbers study study_rows table_cells table_detectors table_entry table_formats "
-        "table_layouts table_make table_plan table_runs tables theory theory_checks theory_dynamics theory_formulas "
-        "theory_predictor theory_world toy toy_measure toy_tables toy_train",
-    ),
+    ("studies", "paper", "collapse figure study study_rows tables theory toy"),
 )
 RENAMED_MODULES = {
     "trainer": "training.step",
@@ -53,6 +47,20 @@ RENAMED_MODULES = {
     "recipes.own": "recipes.plugins",
     "studies": "paper",
     "studies.many": "sweeps.runner",
+    "studies.paper_numbers": "paper.numbers",
+    "studies.table_detectors": "paper.tables.detectors",
+    "studies.table_entry": "paper.tables.entries",
+    "studies.toy_measure": "paper.toy.measures",
+    "studies.toy_train": "paper.toy.training",
+    "studies.toy_tables": "paper.toy.tables",
+    **{
+        f"studies.table_{name}": f"paper.tables.{name}"
+        for name in ["cells", "formats", "layouts", "make", "plan", "runs"]
+    },
+    **{
+        f"studies.theory_{name}": f"paper.theory.{name}"
+        for name in ["checks", "dynamics", "formulas", "predictor", "world"]
+    },
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {

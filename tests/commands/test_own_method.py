@@ -30,7 +30,7 @@ from supancl import (
 )
 from supancl.core.losses import takes_alpha
 from supancl.core.pools import Stored
-from supancl.paper.table_layouts import BEYOND, LAYOUTS
+from supancl.paper.tables.layouts import BEYOND, LAYOUTS
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _could_not_begin
 from supancl.training.step import Trainer

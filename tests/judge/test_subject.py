@@ -25,7 +25,7 @@ from supancl.evaluate.sources import (
     was_trained_on,
 )
 from supancl.evaluate.subject import plain_crops
-from supancl.paper.table_runs import grouped, read_entries
+from supancl.paper.tables.runs import grouped, read_entries
 from supancl.weights.checkpoint import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.files import archive, class_folders, noise

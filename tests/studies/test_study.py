@@ -9,11 +9,11 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
-from supancl.paper.paper_numbers import PAPER
+from supancl.paper.numbers import PAPER
 from supancl.paper.study import MEASURES, differences
 from supancl.paper.study_rows import STUDIES
-from supancl.paper.table_layouts import LAYOUTS
 from supancl.paper.tables import table_name
+from supancl.paper.tables.layouts import LAYOUTS
 from supancl.sweeps.runner import FAILED
 from tests.files import class_folders
 

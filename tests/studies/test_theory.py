@@ -20,10 +20,13 @@ from torch import Tensor
 from supancl.cli import main
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
-from supancl.paper import theory, theory_checks, theory_dynamics, theory_formulas
-from supancl.paper.theory_checks import Check, Settings, compare, covariances_of, slope, worst
-from supancl.paper.theory_formulas import Formulas
-from supancl.paper.theory_world import drawn, exact, features, lagrangian, make_weights, make_world
+from supancl.paper import theory
+from supancl.paper.theory import checks as theory_checks
+from supancl.paper.theory import dynamics as theory_dynamics
+from supancl.paper.theory import formulas as theory_formulas
+from supancl.paper.theory.checks import Check, Settings, compare, covariances_of, slope, worst
+from supancl.paper.theory.formulas import Formulas
+from supancl.paper.theory.world import drawn, exact, features, lagrangian, make_weights, make_world
 
 SETTINGS = Settings(seed=0, samples=2000)
 FOLLOW = theory_dynamics.follow

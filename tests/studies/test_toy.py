@@ -23,9 +23,10 @@ from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput
-from supancl.paper import toy, toy_tables
-from supancl.paper.toy_measure import draw_downstream, first_of_each
-from supancl.paper.toy_train import (
+from supancl.paper import toy
+from supancl.paper.toy import tables as toy_tables
+from supancl.paper.toy.measures import draw_downstream, first_of_each
+from supancl.paper.toy.training import (
     DECAY,
     FULL,
     MOMENTUM,

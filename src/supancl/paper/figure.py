@@ -24,7 +24,7 @@ from supancl.errors import BadInput, counted, nearest, program
 from supancl.evaluate import Subject
 from supancl.evaluate.sources import data_for, judged, own_source, was_trained_on
 from supancl.files import check_place, write_text
-from supancl.paper.table_layouts import METHOD_TITLES
+from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
 from supancl.weights.run_folder import commit, jsonable, versions

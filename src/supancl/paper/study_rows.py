@@ -8,7 +8,7 @@ from typing import Any
 
 from supancl.config import flattened
 from supancl.core.losses import Align, Contrast
-from supancl.paper.paper_numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
+from supancl.paper.numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
 from supancl.recipes import Recipe
 
 CLASS_QUEUES = (80, 20, 5, 1)  # targets per class in Table 7

@@ -17,9 +17,9 @@ from rich.table import Table
 from supancl.config import to_json
 from supancl.errors import BadInput, counted
 from supancl.files import write_text
-from supancl.paper import toy_tables as tables
-from supancl.paper.toy_measure import NEIGHBOURS, first_of_each, measure
-from supancl.paper.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
+from supancl.paper.toy import tables
+from supancl.paper.toy.measures import NEIGHBOURS, first_of_each, measure
+from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
 from supancl.probes import Features
 from supancl.reports.pictures import tsne_panels
 from supancl.weights.run_folder import commit, jsonable, next_folder, versions

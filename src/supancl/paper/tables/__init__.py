@@ -12,12 +12,12 @@ from rich.console import Console
 from supancl.cli.flags import add_recipe_flags
 from supancl.errors import BadInput, nearest
 from supancl.files import unwritable
-from supancl.paper.table_cells import fill
-from supancl.paper.table_formats import FORMATS
-from supancl.paper.table_layouts import LAYOUTS, Layout
-from supancl.paper.table_make import make_table
-from supancl.paper.table_plan import FAMILIES
-from supancl.paper.table_runs import read_entries
+from supancl.paper.tables.cells import fill
+from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.layouts import LAYOUTS, Layout
+from supancl.paper.tables.make import make_table
+from supancl.paper.tables.plan import FAMILIES
+from supancl.paper.tables.runs import read_entries
 from supancl.sweeps.runner import add_run_flags
 
 

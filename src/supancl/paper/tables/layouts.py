@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
-from supancl.paper.paper_numbers import PAPER, PaperTable
-from supancl.paper.table_runs import published, published_forms
+from supancl.paper.numbers import PAPER, PaperTable
+from supancl.paper.tables.runs import published, published_forms
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_own
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from supancl.errors import BadInput
-from supancl.paper.table_entry import Entry
-from supancl.paper.table_layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
-from supancl.paper.table_runs import Group, Score, grouped
+from supancl.paper.tables.entries import Entry
+from supancl.paper.tables.layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
+from supancl.paper.tables.runs import Group, Score, grouped
 from supancl.probes.ranks import shared_ranks
 
 Number = tuple[float, float]

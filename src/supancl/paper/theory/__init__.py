@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from supancl.errors import BadInput, CheckFailed
-from supancl.paper import theory_checks, theory_dynamics, theory_predictor
-from supancl.paper.theory_checks import Check, Settings
-from supancl.paper.theory_formulas import Formulas
+from supancl.paper.theory import checks as theory_checks
+from supancl.paper.theory import dynamics, predictor
+from supancl.paper.theory.checks import Check, Settings
+from supancl.paper.theory.formulas import Formulas
 
 LARGEST_SEED = 2**40 - 1  # a million seeds of samples are made of it, which torch takes up to 64 bits
 FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
@@ -28,14 +29,14 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
     "expectation": theory_checks.expectation,
     "covariances": theory_checks.covariances,
     "eigenspaces": theory_checks.eigenspaces,
-    "optimum": theory_predictor.optimum,
-    "coefficients": theory_predictor.coefficients,
-    "gains": theory_predictor.gains,
-    "conditions": theory_predictor.conditions,
-    "distances": theory_predictor.distances,
-    "closed gradients": theory_dynamics.closed_gradients,
-    "aligned gradients": theory_dynamics.aligned_gradients,
-    "decay": theory_dynamics.decay,
+    "optimum": predictor.optimum,
+    "coefficients": predictor.coefficients,
+    "gains": predictor.gains,
+    "conditions": predictor.conditions,
+    "distances": predictor.distances,
+    "closed gradients": dynamics.closed_gradients,
+    "aligned gradients": dynamics.aligned_gradients,
+    "decay": dynamics.decay,
 }
 
 

@@ -17,7 +17,7 @@ from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
-from supancl.paper.table_detectors import ScoredDetector
+from supancl.paper.tables.detectors import ScoredDetector
 from supancl.recipes import Recipe
 from supancl.weights.checkpoint import load_encoder, load_newest
 from supancl.weights.run_folder import RunFolder

@@ -11,8 +11,8 @@ import numpy as np
 from scipy import stats
 
 from supancl.config import to_json
-from supancl.paper.toy_measure import KINDS, SIGMAS, Row
-from supancl.paper.toy_train import FULL
+from supancl.paper.toy.measures import KINDS, SIGMAS, Row
+from supancl.paper.toy.training import FULL
 
 ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
 TWO = tuple(f"{kind} {sigma:g}" for kind in KINDS for sigma in SIGMAS)

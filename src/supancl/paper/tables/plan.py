@@ -13,9 +13,9 @@ from supancl.data.sources.benchmarks import present_benchmarks
 from supancl.errors import BadInput, counted, nearest
 from supancl.paper.collapse import cell, cell_name
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, memory_rows, no_supcon, no_supervised_target
-from supancl.paper.table_entry import MONITOR, PROJECTED
-from supancl.paper.table_layouts import Layout
-from supancl.paper.table_runs import read_entries
+from supancl.paper.tables.entries import MONITOR, PROJECTED
+from supancl.paper.tables.layouts import Layout
+from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
 from supancl.sweeps.runner import check_overrides, failure_of, is_finished

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from supancl.config import flattened
 from supancl.errors import BadInput
 from supancl.evaluate.groups import INCIDENTAL, group_of
-from supancl.paper import toy_tables
-from supancl.paper.table_detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
-from supancl.paper.table_entry import Entry, Found
+from supancl.paper.tables.detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
+from supancl.paper.tables.entries import Entry, Found
+from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.recipes.recipe import resolve_warmup
 from supancl.sweeps.runner import failure_of, spread

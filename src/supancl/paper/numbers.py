@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from supancl.paper import collapse, toy_tables
+from supancl.paper import collapse
+from supancl.paper.toy import tables as toy_tables
 
 Values = tuple[float, ...]
 Rows = Mapping[str, Values]

@@ -19,11 +19,11 @@ from supancl.evaluate import Subject, suite_of
 from supancl.evaluate.naming import registered
 from supancl.evaluate.sources import data_for
 from supancl.files import write_text
-from supancl.paper.table_cells import fill
-from supancl.paper.table_formats import FORMATS
-from supancl.paper.table_layouts import Layout
-from supancl.paper.table_plan import DONE, FAILED, Plan, PlannedRun, by_source, make_plan
-from supancl.paper.table_runs import read_entries
+from supancl.paper.tables.cells import fill
+from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.layouts import Layout
+from supancl.paper.tables.plan import DONE, FAILED, Plan, PlannedRun, by_source, make_plan
+from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.sweeps.measures import Judge, Measurement, has_projector

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from supancl.paper.table_cells import Filled, Line
-from supancl.paper.table_layouts import NO, YES
-from supancl.paper.table_runs import Score
-from supancl.paper.toy_tables import marked, marked_in_markdown
+from supancl.paper.tables.cells import Filled, Line
+from supancl.paper.tables.layouts import NO, YES
+from supancl.paper.tables.runs import Score
+from supancl.paper.toy.tables import marked, marked_in_markdown
 
 LATEX_TITLES = {
     "alpha": r"$\alpha$",
