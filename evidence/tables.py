@@ -12,8 +12,7 @@ from evidence.plan import Plan
 from evidence.results import CHOSEN_BY, Results, best_pilot
 from evidence.rows import ACCURACIES, MEASURES, TITLES, Row, alpha_rows, cell_rows, method_rows
 from evidence.spread import mean_text
-from supancl.paper.collapse import PAPER as TABLE_8
-from supancl.paper.numbers import CIFAR, METRIC_IMAGENET, SIX
+from supancl.paper.numbers import CIFAR, COLLAPSE, METRIC_IMAGENET, SIX
 from supancl.probes.ranks import rank_encoders
 
 # linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
@@ -176,7 +175,7 @@ def collapse_table(plan: Plan, results: Results) -> str:
     for harsh in (False, True):
         decay = cell_decay(plan, results, harsh)
         for key, row in cell_rows(plan, results, harsh).items():
-            paper = TABLE_8[key]
+            paper = COLLAPSE[key]
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
                 row.lacking, "yes" if row.collapsed else "no"
             )

@@ -48,7 +48,7 @@ RENAMED_MODULES = {
     "studies": "paper",
     "studies.many": "sweeps.runner",
     "studies.paper_numbers": "paper.numbers",
-    "studies.table_detectors": "paper.tables.detectors",
+    "studies.table_detectors": "paper.tables.runs",
     "studies.table_entry": "paper.tables.entries",
     "studies.toy_measure": "paper.toy.measures",
     "studies.toy_train": "paper.toy.training",

@@ -9,7 +9,8 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.collapse import MEASURES, PAPER, cell, line
+from supancl.paper.collapse import MEASURES, cell, line
+from supancl.paper.numbers import COLLAPSE
 from supancl.training.monitor import COLLAPSED_RANK
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
@@ -42,7 +43,7 @@ def test_the_four_cells_are_trained_judged_and_set_beside_the_paper(tmp_path: Pa
     assert [(row["pool"], row["ema"]) for row in rows] == list(COLLAPSE_CELLS)
     assert all(0 <= row["knn"] <= 100 and row["effective_rank"] > 0 for row in rows)
     printed = capsys.readouterr().out
-    for _, knn in PAPER.values():
+    for _, knn in COLLAPSE.values():
         assert f"{knn:.2f}" in printed
 
 

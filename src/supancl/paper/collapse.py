@@ -20,6 +20,7 @@ from supancl.core.pools import PoolSpec
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
 from supancl.files import write_text
+from supancl.paper.numbers import COLLAPSE
 from supancl.recipes import Recipe
 from supancl.sweeps.runner import (
     Runs,
@@ -36,13 +37,6 @@ from supancl.sweeps.runner import (
 )
 from supancl.weights.run_folder import commit, jsonable, versions
 
-# (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
-PAPER = {
-    (False, False): (True, 1.00),
-    (True, False): (False, 73.92),
-    (False, True): (False, 73.32),
-    (True, True): (False, 74.55),
-}
 MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
 
 
@@ -86,7 +80,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "alpha": base.loss.alpha,
         "epochs": base.train.epochs,
         "rows": rows,
-        "paper": {cell_name(key): values for key, values in PAPER.items()},
+        "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
         "versions": versions(),
         "commit": commit(),
     }
@@ -143,7 +137,7 @@ def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
         return mean_cell(statistics.fmean(values) if values else math.nan, spread(values), MEASURES[name])
 
     ticks = ["yes" if on else "no" for on in key]
-    paper = PAPER[key]
+    paper = COLLAPSE[key]
     ends = [share_cell(len(mine) - len(chosen), len(mine))] * any(row["failed"] for row in rows)
     return [*ticks, verdict, *map(mean, MEASURES), "yes" if paper[0] else "no", f"{paper[1]:.2f}", *ends]
 

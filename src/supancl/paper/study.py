@@ -23,7 +23,7 @@ from supancl.errors import BadInput, counted, nearest
 from supancl.files import write_text
 from supancl.paper.study_rows import STUDIES, Study
 from supancl.recipes import Recipe
-from supancl.sweeps.measures import JUDGED, Judge, Measurement, has_projector, read_json
+from supancl.sweeps.measures import JUDGED, Judge, Measurement, evaluations_of, has_projector
 from supancl.sweeps.runner import (
     Runs,
     RunsFailed,
@@ -198,7 +198,7 @@ def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[st
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
         judge.number(folder, Measurement("variance", "train", layer="projector"), "within")
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
-    if read_json(folder / "evaluate" / "study.json") != kept:
+    if kept not in evaluations_of(folder):
         RunFolder(folder).write_evaluation("study", kept)
     return {**{key: kept[key] for key in MEASURES}, "collapsed": run.collapsed}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,17 @@ def has_projector(run: Path) -> bool:
 def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
     """The evaluations in a run folder; files that are damaged or half written count as missing."""
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
-        content = read_json(file)
-        if content:
-            yield content
+        with suppress(BadInput):
+            yield read_result(file)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
+def read_result(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of results; BadInput where there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
+    return content

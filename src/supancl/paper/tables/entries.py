@@ -17,7 +17,6 @@ from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
-from supancl.paper.tables.detectors import ScoredDetector
 from supancl.recipes import Recipe
 from supancl.weights.checkpoint import load_encoder, load_newest
 from supancl.weights.run_folder import RunFolder
@@ -47,6 +46,22 @@ class Found(NamedTuple):
     how: str = ""
     order: tuple[int, ...] = ()
     sd: float = math.nan
+
+
+class ScoredDetector(NamedTuple):
+    """A trained and tested detector: the encoder it began from, its seed, its settings in words, its scores."""
+
+    path: Path
+    encoder: str
+    weights: str  # checksum of that encoder; empty in folders of 0.1.0
+    seed: int
+    how: str
+    scores: dict[str, Any]
+
+    def began_from(self, run: Path) -> bool:
+        """Whether its encoder is that of this run folder, by path."""
+        named = Path(self.encoder)
+        return (named.parent if named.name == "encoder.safetensors" else named).resolve() == run.resolve()
 
 
 @dataclass

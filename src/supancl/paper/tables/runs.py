@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +15,11 @@ from typing import Any, NamedTuple
 from supancl.config import flattened
 from supancl.errors import BadInput
 from supancl.evaluate.groups import INCIDENTAL, group_of
-from supancl.paper.tables.detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
-from supancl.paper.tables.entries import Entry, Found
+from supancl.paper.tables.entries import Entry, Found, ScoredDetector
 from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.recipes.recipe import resolve_warmup
+from supancl.sweeps.measures import read_result
 from supancl.sweeps.runner import failure_of, spread
 from supancl.weights.run_folder import RunFolder
 
@@ -148,6 +150,9 @@ def grouped(entries: Iterable[Entry]) -> list[Group]:
     return list(groups.values())
 
 
+# --- runs and evaluations ---------------------------------------------------------------------------------------------
+
+
 def read_entries(paths: Sequence[str]) -> list[Entry]:
     """Every run and every set of evaluations in these folders, each once; a study's folder stands for its runs.
 
@@ -226,17 +231,13 @@ def _is_entry(path: Path) -> bool:
 
 
 def _entry(path: Path) -> Entry:
-    evaluations = {file.stem: _json(file) for file in sorted(RunFolder(path).evaluations.glob("*.json"))}
+    evaluations = read_evaluations(path)
     # a suite's folder is of a run when its evaluations name one as their encoder
     homes = [path, *(Path(str(kept["encoder"])) for kept in evaluations.values() if kept.get("encoder"))]
     for home in homes:
         folder = RunFolder(home.parent if home.name == "encoder.safetensors" else home)
         if folder.holds_run:
-            own = (
-                evaluations
-                if folder.path == path
-                else {file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
-            )
+            own = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
             chosen, _ = folder.read_recipe()  # says what is wrong with the file
             data, _ = folder.read_data()
             return Entry(
@@ -249,13 +250,18 @@ def _entry(path: Path) -> Entry:
     return Entry(path, None, evaluations)
 
 
+def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
+    """The evaluations in a run folder by the names of their files."""
+    return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
+
+
 def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
     early, failed = folder.ends_early(chosen), failure_of(folder.path)
     return f"{early} ({failed.reason})" if early and failed else early
 
 
 def _toy(path: Path) -> list[Entry]:
-    content = _json(path / "toy.json")
+    content = read_result(path / "toy.json")
     base, entries = recipe("toy.supsiam"), []
     known = {name: TOY_NAMES.get(name, name) for name in (*toy_tables.ONE, *toy_tables.TWO)}
     try:
@@ -269,12 +275,47 @@ def _toy(path: Path) -> list[Entry]:
     return entries
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
-    if not isinstance(content, Mapping):
-        raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
-    return dict(content)
+# --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def holds_detectors(path: Path) -> bool:
+    """Whether a folder is a detector's, or one of several seeds."""
+    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False where we may not look
+
+
+def read_detectors(path: Path) -> list[ScoredDetector]:
+    """The detectors of a folder of `supancl detect train`: one, or one a seed."""
+    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # torchvision's detectors take time to import
+    from supancl.detect.spec import detect_spec
+
+    found = []
+    for run in open_finished(str(path)):
+        usual = flattened(detect_spec(run.spec.arch))
+        changed = {
+            name: value
+            for name, value in flattened(run.spec).items()
+            if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]
+        }
+        marks = [changed, run.told.get("fingerprint"), run.told.get("test_fingerprint")]
+        short = hashlib.sha256(json.dumps(marks, sort_keys=True, default=str).encode()).hexdigest()[:6]
+        where = Path(str(run.scores.get("data", ""))).name
+        how = (
+            f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
+            f"{run.scores.get('images')} images of {where} (settings {short}"
+            f"{f': {len(changed)} not the usual ones' if changed else ''})"
+        )
+        found.append(
+            ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how, run.scores)
+        )
+    return found
+
+
+def detectors_beside(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
+    """Tested detectors in the runs' folders and in the folders that these lie in; unfinished ones are left out."""
+    places = dict.fromkeys(place for run in runs for place in (run, run.parent) if place.is_dir())
+    for place in places:
+        for folder in (path for path in sorted(place.iterdir()) if os.path.isdir(path) and holds_detectors(path)):
+            try:
+                yield from read_detectors(folder)
+            except BadInput:
+                continue
