@@ -35,7 +35,7 @@ MOVED_ROOMS = (
         "studies",
         "paper",
         "collapse figure paper_numbers study study_rows table_cells table_detectors table_entry table_formats "
-        "table_layouts table_make table_plan table_runs tables theory theory_checks theory_dynamics theory_formulas "
+        "table_layouts table_make table_plan table_runs theory theory_checks theory_dynamics theory_formulas "
         "theory_predictor theory_world toy toy_measure toy_tables toy_train",
     ),
 )
@@ -53,6 +53,7 @@ RENAMED_MODULES = {
     "recipes.own": "recipes.plugins",
     "studies": "paper",
     "studies.many": "sweeps.runner",
+    "studies.tables": "paper.table_layouts",
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from supancl.paper.table_layouts import LAYOUTS
+from supancl.paper.table_layouts import LAYOUTS, table_name
 from supancl.paper.table_plan import keep_out, spoken
-from supancl.paper.tables import table_name
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))

@@ -15,9 +15,8 @@ from supancl.config import to_json
 from supancl.paper.paper_numbers import PAPER, TRANSFER
 from supancl.paper.table_cells import Line, _spread_notes, average_ranks, fill
 from supancl.paper.table_formats import FORMATS, as_csv, as_latex, as_markdown, as_text
-from supancl.paper.table_layouts import BEYOND, LAYOUTS
+from supancl.paper.table_layouts import BEYOND, LAYOUTS, table_name
 from supancl.paper.table_runs import Score, read_entries
-from supancl.paper.tables import table_name
 from supancl.paper.toy_train import FULL, QUICK, READINGS
 from supancl.weights.run_folder import RunFolder
 
