@@ -31,7 +31,7 @@ MOVED_ROOMS = (
     ("judge", "evaluate", "classes compared embedding finetune groups naming protocols sources subject suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
-    ("studies", "paper", "collapse figure study study_rows tables theory toy"),
+    ("studies", "paper", "collapse figure study study_rows theory toy"),
 )
 RENAMED_MODULES = {
     "trainer": "training.step",
@@ -48,6 +48,7 @@ RENAMED_MODULES = {
     "studies": "paper",
     "studies.many": "sweeps.runner",
     "studies.paper_numbers": "paper.numbers",
+    "studies.tables": "paper.tables.layouts",
     "studies.table_detectors": "paper.tables.runs",
     "studies.table_entry": "paper.tables.entries",
     "studies.toy_measure": "paper.toy.measures",

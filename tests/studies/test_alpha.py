@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import supancl.training.step
 from supancl import recipe
 from supancl.cli import main
+from supancl.cli.alpha import parse_alphas
 from supancl.data.splits import open_data
 from supancl.probes import Features
+from supancl.reporter import Reporter
 from supancl.reports import pictures
 from supancl.sweeps import alpha
 from supancl.sweeps import runner as many
-from supancl.sweeps.alpha import few_shot_accuracy, parse_alphas, recommendation
+from supancl.sweeps.alpha import few_shot_accuracy, recommendation
 from supancl.sweeps.runner import FAILED, Trained, interval, left_out_classes, reach_of_all
 from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders
@@ -317,7 +318,7 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
 def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
     small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
     recipes = {f"seed-{seed}": recipe("digits.supsiam").with_set({**small, "train.seed": seed}) for seed in (0, 1)}
-    data, out, quiet = open_data(recipes["seed-0"].data, 1), tmp_path / "study", Console(quiet=True)
+    data, out, quiet = open_data(recipes["seed-0"].data, 1), tmp_path / "study", Reporter()
     begun = fail_at(monkeypatch, "seed-1")
     assert [*many.train_all(recipes, data, out, quiet, jobs=1).failed] == ["seed-1"]
     asked = {name: each.with_set({"train.on_nan": "skip"}) for name, each in recipes.items()}
@@ -354,7 +355,7 @@ def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, 
         "train.log_every": 1,
     }
     recipes = {"one": recipe("digits.supsiam").with_set(small)}
-    data, out, quiet = open_data(recipes["one"].data, 1), tmp_path / "study", Console(quiet=True)
+    data, out, quiet = open_data(recipes["one"].data, 1), tmp_path / "study", Reporter()
     failed = many.train_all(recipes, data, out, quiet, jobs=1).failed["one"]
     assert failed.collapsed
     assert "--resume" not in failed.reason  # that is for who trains one run

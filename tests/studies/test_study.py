@@ -12,8 +12,7 @@ from supancl.config import flattened
 from supancl.paper.numbers import PAPER
 from supancl.paper.study import MEASURES, differences
 from supancl.paper.study_rows import STUDIES
-from supancl.paper.tables import table_name
-from supancl.paper.tables.layouts import LAYOUTS
+from supancl.paper.tables.layouts import LAYOUTS, table_name
 from supancl.sweeps.runner import FAILED
 from tests.files import class_folders
 
@@ -299,7 +298,7 @@ def test_a_study_that_cannot_be_is_told_before_the_data_are_read(name, tmp_path,
     def read(*arguments):
         raise AssertionError("the data were read")
 
-    monkeypatch.setattr(f"supancl.paper.{name}.data_of", read)
+    monkeypatch.setattr(f"supancl.{'sweeps' if name == 'alpha' else 'paper'}.{name}.data_of", read)
     monkeypatch.chdir(class_folders(tmp_path / "data"))
     (tmp_path / "file").write_text("mine")
     command = [*STUDY_COMMANDS[name], "digits.supsiam", "--data"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from supancl.paper.tables import table_name
-from supancl.paper.tables.layouts import LAYOUTS
+from supancl.paper.tables.layouts import LAYOUTS, table_name
 from supancl.paper.tables.plan import keep_out, spoken
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")

@@ -13,10 +13,9 @@ from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
 from supancl.config import to_json
 from supancl.paper.numbers import PAPER, TRANSFER
-from supancl.paper.tables import table_name
 from supancl.paper.tables.cells import Line, _spread_notes, average_ranks, fill
 from supancl.paper.tables.formats import FORMATS, as_csv, as_latex, as_markdown, as_text
-from supancl.paper.tables.layouts import BEYOND, LAYOUTS
+from supancl.paper.tables.layouts import BEYOND, LAYOUTS, table_name
 from supancl.paper.tables.runs import Score, read_entries
 from supancl.paper.toy.training import FULL, QUICK, READINGS
 from supancl.weights.run_folder import RunFolder

@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from supancl.cli import main
+from supancl.cli.paper import theory as command
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
 from supancl.paper import theory
@@ -247,14 +248,14 @@ def test_a_report_neither_passes_nor_fails() -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    theory.arguments(parser)
+    command.arguments(parser)
     return parser.parse_args(list(words))
 
 
 def test_the_command_prints_and_returns_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "GROUPS", {"expansion": theory_checks.expansion})
     out = io.StringIO()
-    result = theory.command(arguments("--samples", "2000"), Console(file=out, width=200))
+    result = command.command(arguments("--samples", "2000"), Console(file=out, width=200))
     assert result["passed"] is True
     assert json.loads(json.dumps(result))["checks"] == result["checks"]
     assert "last line as printed" in out.getvalue()
@@ -266,7 +267,7 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
     monkeypatch.setattr(theory, "GROUPS", {"one": lambda settings, formulas: [failing]})
     out = io.StringIO()
     with pytest.raises(CheckFailed, match=r"1 of 1 checks failed, first Eq\. 4") as caught:
-        theory.command(arguments(), Console(file=out, width=200))
+        command.command(arguments(), Console(file=out, width=200))
     assert caught.value.exit_code == 1
     assert caught.value.result["passed"] is False
     assert "E[z1 z1']" in out.getvalue()
@@ -275,7 +276,7 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
 @pytest.mark.parametrize("words", [("--samples", "10"), ("--seed", "-1"), ("--seed", str(2**40))])
 def test_bad_options_are_refused(words: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match=words[0]):
-        theory.command(arguments(*words), Console(file=io.StringIO()))
+        command.command(arguments(*words), Console(file=io.StringIO()))
 
 
 def test_samples_can_be_drawn_from_the_largest_seed() -> None:

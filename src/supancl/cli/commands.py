@@ -4,6 +4,7 @@
 COMMANDS: dict[str, str] = {
     "recipes": "list the recipes, or show one",
     "pretrain": "pretrain an encoder",
+    "alpha": "train several alphas on your data and say which one to take",
     "evaluate": "judge an encoder",
     "embed": "write features of images",
     "import": "write another library's encoder as an encoder.safetensors",

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from supancl import __version__, paper
-from supancl.cli import commands
+from supancl import __version__
+from supancl.cli import commands, paper
 from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, common
 from supancl.distributed import speaks
@@ -29,10 +29,12 @@ from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
 from supancl.recipes.plugins import fault_in_own
 from supancl.weights.run_folder import jsonable
 
+OLD_NAMES = {name: name for name in paper.COMMANDS} | {"tables": "table"}  # each was a command of its own
+
 
 def module_of(name: str) -> Any:
-    room = "cli" if name in commands.COMMANDS else "sweeps" if name == "alpha" else "paper"
-    return import_module(f"supancl.{room}.{name}{'_' if iskeyword(name) else ''}")
+    room = "cli" if name in commands.COMMANDS else "cli.paper"
+    return import_module(f"supancl.{room}.{OLD_NAMES.get(name, name)}{'_' if iskeyword(name) else ''}")
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -40,7 +42,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = OneLineParser(prog="supancl", description="Pretrain image encoders with (supervised) ANCL.")
     parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
     below = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
-    for name, text in {**commands.COMMANDS, **paper.COMMANDS}.items():
+    for name, text in {**commands.COMMANDS, **{old: paper.COMMANDS[new] for old, new in OLD_NAMES.items()}}.items():
         # a command with others below it gives the common flags to those
         parents = [] if name in commands.NESTED else [common()]
         parser_of = below.add_parser(name, parents=parents, help=text, description=text)

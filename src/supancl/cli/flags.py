@@ -137,5 +137,14 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 
 
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="go on with runs that failed when this study was started before (default: only list them)",
+    )
+
+
 def add_skip_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-bad-images", action="store_true", help=SWITCHES["--skip-bad-images"][1])

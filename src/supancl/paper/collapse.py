@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from supancl.cli.console import table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.config import flattened
 from supancl.core.branches import BranchSpec
-from supancl.core.losses import Align
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.core.pools import PoolSpec
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
 from supancl.files import write_text
 from supancl.paper.numbers import COLLAPSE
 from supancl.recipes import Recipe
+from supancl.reporter import Reporter
 from supancl.sweeps.runner import (
     Runs,
-    RunsFailed,
-    add_run_flags,
-    check_jobs,
-    check_overrides,
     data_of,
     mean_cell,
-    place_of,
     share_cell,
     spread,
     train_all,
@@ -40,60 +30,28 @@ from supancl.weights.run_folder import commit, jsonable, versions
 MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
-    add_recipe_flags(parser)
-
-
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    base = recipe_from_flags(args.recipe, args)
-    if not isinstance(base.loss, Align) or base.heads.predictor is None:
-        raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe")
-    if not base.loss.supervised:
-        raise BadInput(f"{base.name} has alpha = 1, so a pool has nothing to do; take supsiam or supbyol")
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    check_overrides(args.overrides, {"train.seed": "--seeds N"})
-    if base.train.on_collapse == "stop":
-        raise BadInput(
-            "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN to set "
-            "beside the paper's; leave it at warn"
-        )
-    if base.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
-    out = place_of(args.out, "collapse", base)
+def train_cells(
+    base: Recipe, seeds: int, out: Path, reporter: Reporter, jobs: int | None = None, retry: bool = False
+) -> tuple[dict[str, Any], Runs]:
+    """Train the four cells with seeds 0 to `seeds` - 1 and write collapse.json; returns its content and the runs."""
     cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
     recipes = {
         run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
         for key, chosen in cells.items()
-        for seed in range(args.seeds)
+        for seed in range(seeds)
     }
-    runs = train_all(recipes, data_of(base), out, console, args.jobs, args.retry)
-    rows = [judged(key, seed, runs) for key in cells for seed in range(args.seeds)]
+    runs = train_all(recipes, data_of(base), out, reporter, jobs, retry)
     result: dict[str, Any] = {
         "recipe": base.name,
-        "alpha": base.loss.alpha,
+        "alpha": flattened(base)["loss.alpha"],
         "epochs": base.train.epochs,
-        "rows": rows,
+        "rows": [judged(key, seed, runs) for key in cells for seed in range(seeds)],
         "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
         "versions": versions(),
         "commit": commit(),
     }
-    columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
-    columns += ["failed"] if runs.failed else []
-    epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
-    title = f"{base.name}, {epochs}, alpha {base.loss.alpha:g}, {seeds}"
-    console.print(table(title, columns, [line(rows, key) for key in cells]))
     write_text(out / "collapse.json", json.dumps(jsonable(result), indent=2) + "\n")
-    console.print(f"runs and collapse.json in {out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    return result, runs
 
 
 def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:

@@ -5,37 +5,29 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.core.losses import Align
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted, nearest
+from supancl.data.splits import Data
+from supancl.errors import BadInput, counted
 from supancl.files import write_text
-from supancl.paper.study_rows import STUDIES, Study
+from supancl.paper.study_rows import STUDIES, Rows
 from supancl.recipes import Recipe
+from supancl.reporter import Reporter
 from supancl.sweeps.measures import JUDGED, Judge, Measurement, evaluations_of, has_projector
 from supancl.sweeps.runner import (
     Runs,
-    RunsFailed,
     Trained,
-    add_run_flags,
     check_held_out,
-    check_jobs,
-    check_overrides,
     data_of,
     interval,
     mean_cell,
-    place_of,
     share_cell,
     spread,
     train_all,
@@ -52,65 +44,42 @@ MEASURES = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=tuple(STUDIES),
-        metavar="|".join(STUDIES),
-        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
-    )
-    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
-    add_run_flags(parser)
-    parser.add_argument(
-        "--on-test",
-        action="store_true",
-        help="judge on the test split, to report and not to choose by (default: held-out images)",
-    )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
-    add_recipe_flags(parser)
+@dataclass(frozen=True)
+class Ablation:
+    """What is asked: the rows of a study with seeds 0 to `seeds` - 1, and the split that they are judged on."""
+
+    study: str
+    base: Recipe
+    rows: Rows
+    seeds: int
+    on_test: bool
+    jobs: int | None = None
+    retry: bool = False
 
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
-    check(study, base, args)
-    rows = chosen_rows(study, base, args)
-    started = time.perf_counter()
-    out = place_of(args.out, f"study-{args.what}", base)
-    data = data_of(base)
-    if data.described["held_out_from"] == "test" and not args.on_test:
-        # rows are compared here, and nothing is chosen on a test set
-        rows = {name: row.with_set({"data.holdout": 0.1}, because="study") for name, row in rows.items()}
-        console.print(
-            "the data have a test split but no val split: 10% of the training images are held out instead "
-            "(--on-test judges on the test split)"
-        )
-        data = data_of(next(iter(rows.values())))
-    if args.on_test and data.test is None:
-        raise BadInput(f"--on-test: {base.data.source} has no test split; leave it out to judge on held-out images")
-    if not args.on_test:
-        check_held_out(data, base)
+def train_rows(asked: Ablation, out: Path, reporter: Reporter) -> tuple[dict[str, Any], str, Runs]:
+    """Train and judge every row; returns the content of study.json, how many images there were, and the runs."""
+    started, study = time.perf_counter(), STUDIES[asked.study]
+    rows, data = rows_and_data(asked, reporter)
     recipes = {
         run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
         for name, row in rows.items()
-        for seed in range(args.seeds)
+        for seed in range(asked.seeds)
     }
-    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    judge = Judge(base.train.device, Terminal(console))
+    runs = train_all(recipes, data, out, reporter, asked.jobs, asked.retry)
+    judge = Judge(asked.base.train.device, reporter)
     found = [
-        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge)}
+        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, asked.on_test, judge)}
         for name in rows
-        for seed in range(args.seeds)
+        for seed in range(asked.seeds)
     ]
     result: dict[str, Any] = {
-        "study": args.what,
+        "study": asked.study,
         "paper": study.paper,
-        "recipe": base.name,
+        "recipe": asked.base.name,
         "data": data.described,
-        "epochs": base.train.epochs,
-        "seeds": list(range(args.seeds)),
+        "epochs": asked.base.train.epochs,
+        "seeds": list(range(asked.seeds)),
         "rows": found,
         "summary": [summary(found, name) for name in rows],
         "differences": differences(found, study.reference if study.reference in rows else next(iter(rows))),
@@ -118,24 +87,39 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
     }
-    judges = f"{len(data.test)} test" if args.on_test and data.test is not None else f"{len(data.held_out)} held-out"
-    show(result, f"{len(data.train)} training and {judges} images", out, console)
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    judges = f"{len(data.test)} test" if asked.on_test and data.test is not None else f"{len(data.held_out)} held-out"
+    return result, f"{len(data.train)} training and {judges} images", runs
 
 
-def show(result: dict[str, Any], images: str, out: Path, console: Console) -> None:
-    """The table and the differences: on the screen, as study.md, and with everything else as study.json."""
-    study = STUDIES[result["study"]]
-    title = (
+def rows_and_data(asked: Ablation, reporter: Reporter) -> tuple[Rows, Data]:
+    """The data that rows are judged on, and the rows: held-out images come from train where there is a test split."""
+    rows, data = asked.rows, data_of(asked.base)
+    if data.described["held_out_from"] == "test" and not asked.on_test:
+        # rows are compared here, and nothing is chosen on a test set
+        rows = {name: row.with_set({"data.holdout": 0.1}, because="study") for name, row in rows.items()}
+        reporter.note(
+            "the data have a test split but no val split: 10% of the training images are held out instead "
+            "(--on-test judges on the test split)"
+        )
+        data = data_of(next(iter(rows.values())))
+    if asked.on_test and data.test is None:
+        source = asked.base.data.source
+        raise BadInput(f"--on-test: {source} has no test split; leave it out to judge on held-out images")
+    if not asked.on_test:
+        check_held_out(data, asked.base)
+    return rows, data
+
+
+def study_title(result: dict[str, Any], images: str) -> str:
+    return (
         f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
         f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}"
     )
+
+
+def write_study(result: dict[str, Any], title: str, out: Path) -> None:
+    """The table and the differences as study.md, and everything as study.json."""
     columns, cells = laid_out(result)
-    console.print(table(title, columns, cells))
-    for line in result["differences"]:
-        console.print(line)
     rows = "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
     failed = [
         f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
@@ -145,32 +129,6 @@ def show(result: dict[str, Any], images: str, out: Path, console: Console) -> No
     told = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
     write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{rows}\n{told}\n")
     write_text(out / "study.json", json.dumps(jsonable(result), indent=2) + "\n")
-    if result["study"] == "alpha":
-        console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
-    console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl tables {study.table} {out}")
-
-
-def check(study: Study, base: Recipe, args: argparse.Namespace) -> None:
-    reason = study.refuses(base)
-    if reason is not None:
-        raise BadInput(reason)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
-    if base.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0: a study tells finished runs by their last check; leave it at 1")
-
-
-def chosen_rows(study: Study, base: Recipe, args: argparse.Namespace) -> dict[str, Recipe]:
-    rows = study.rows(base)
-    if args.rows is None:
-        return rows
-    names = [name.strip() for name in args.rows.split(",")]
-    for name in names:
-        if name not in rows:
-            raise BadInput(f"--rows {args.rows}: no row {name!r} in this study{nearest(name, rows)}")
-    return {name: row for name, row in rows.items() if name in names}
 
 
 def run_name(row: str, seed: int) -> str:

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.data.splits import Data, Split
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
+from supancl.errors import counted
 from supancl.files import write_text
-from supancl.paper.study_rows import no_alpha
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
+from supancl.reporter import Reporter
 from supancl.reports.alpha_page import write_page
 from supancl.sweeps.measures import JUDGED, Judge, Measurement
 from supancl.sweeps.runner import (
     Runs,
-    RunsFailed,
     Trained,
-    add_run_flags,
     check_held_out,
-    check_jobs,
-    check_overrides,
     data_of,
     left_out_classes,
     mean_cell,
-    place_of,
     reach_of_all,
     share_cell,
     spread,
@@ -58,66 +49,53 @@ SHOWN = 2000  # held-out images in the t-SNE panels, which take minutes each for
 DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
-    parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument(
-        "--leave-out",
-        type=float,
-        default=0.3,
-        metavar="SHARE",
-        help="share of the classes kept out of pretraining to measure transfer (default 0.3)",
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        default=5,
-        metavar="K",
-        help="labelled images per left-out class that transfer is fitted on (default 5)",
-    )
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
-    add_recipe_flags(parser)
+@dataclass(frozen=True)
+class AlphaSweep:
+    """What is asked: every alpha with seeds 0 to `seeds` - 1, and how transfer to new classes is measured."""
+
+    base: Recipe
+    alphas: tuple[float, ...]
+    seeds: int
+    leave_out: float  # share of the classes that are kept out of pretraining
+    shots: int  # labelled images of each of those
+    jobs: int | None = None
+    retry: bool = False
 
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
-    check(base, args)
+def train_alphas(asked: AlphaSweep, out: Path, reporter: Reporter) -> tuple[dict[str, Any], Runs, Data]:
+    """Train and measure every run of the sweep; returns the content of alpha.json, the runs and the data."""
+    base, alphas, seeds = asked.base, list(asked.alphas), list(range(asked.seeds))
     started = time.perf_counter()
-    out = place_of(args.out, "alpha", base)
     data = data_of(base)
     if data.described["held_out_from"] == "test":
         # alpha is chosen here, and nothing is chosen on a test set
         base = base.with_set({"data.holdout": 0.1}, because="alpha study")
-        console.print("the data have a test split but no val split: 10% of the training images are held out instead")
+        reporter.note("the data have a test split but no val split: 10% of the training images are held out instead")
         data = data_of(base)
     check_held_out(data, base)
-    left_out = left_out_classes(data, args.leave_out)
+    left_out = left_out_classes(data, asked.leave_out)
     if not left_out:
-        console.print(
+        reporter.note(
             "no class is left out, so transfer is not measured (it takes four classes with training and "
             "held-out images, and --leave-out > 0)"
         )
     base = base.with_set({"data.leave_out": left_out}, because="alpha study")
-    seeds = list(range(args.seeds))
     recipes = {
         run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
         for alpha in alphas
         for seed in seeds
     }
     data = data_of(base)
-    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    judge = Judge(base.train.device, Terminal(console))
-    rows = [row_of(alpha, seed, runs, data, args.shots, judge, out) for alpha in alphas for seed in seeds]
+    runs = train_all(recipes, data, out, reporter, asked.jobs, asked.retry)
+    judge = Judge(base.train.device, reporter)
+    rows = [row_of(alpha, seed, runs, data, asked.shots, judge, out) for alpha in alphas for seed in seeds]
     result: dict[str, Any] = {
         "recipe": base.name,
         "data": data.described,
         "alphas": alphas,
         "seeds": seeds,
         "left_out": left_out,
-        "shots": args.shots,
+        "shots": asked.shots,
         "epochs": base.train.epochs,
         "rows": rows,
         "summary": summary(rows, alphas),
@@ -126,15 +104,14 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
     }
-    console.print(table(f"{base.name}, {counted(len(seeds), 'seed')}: mean +- sd", *laid_out(result)))
-    console.print(result["recommendation"])
+    return result, runs, data
+
+
+def write_alphas(result: dict[str, Any], runs: Runs, data: Data, out: Path) -> Path:
+    """Write alpha.json and the page; returns the page's path."""
     write_text(out / "alpha.json", json.dumps(jsonable(result), indent=2) + "\n")
-    shown = data.held_out.some(SHOWN)
-    page = write_page(result, laid_out(result), MEASURES, panels(runs.trained, alphas, shown), data.classes, out)
-    console.print(f"page: {page}; {result['seconds']:.0f} s")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    shown = panels(runs.trained, result["alphas"], data.held_out.some(SHOWN))
+    return write_page(result, laid_out(result), MEASURES, shown, data.classes, out)
 
 
 def row_of(
@@ -161,35 +138,6 @@ def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) ->
             title = f"alpha = {alpha:g}" + (f" (seed {seed})" if seed else "")
             found[title] = features_of(trained[run_name(alpha, seed)], shown)
     return found
-
-
-def parse_alphas(text: str) -> list[float]:
-    values = []
-    for part in text.split(","):
-        try:
-            value = float(part)
-        except ValueError:
-            raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
-        if not 0 <= value <= 1:
-            raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
-        values.append(float(f"{value:g}"))  # as the runs' folders are named: no two alphas share one
-    return sorted(set(values))
-
-
-def check(base: Recipe, args: argparse.Namespace) -> None:
-    refused = no_alpha(base)
-    if refused is not None:
-        raise BadInput(refused)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    if args.shots < 1:
-        raise BadInput(f"--shots {args.shots}: must be at least 1")
-    if not 0 <= args.leave_out < 1:
-        raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
-    check_overrides(
-        args.overrides, {"loss.alpha": "--alphas", "train.seed": "--seeds N", "data.leave_out": "--leave-out SHARE"}
-    )
 
 
 def run_name(alpha: float, seed: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from supancl.config import flattened
 from supancl.core.encoders import Encoder
@@ -115,15 +113,6 @@ class RunsFailed(CheckFailed):
         self.exit_code = max(failure.exit_code for failure in failed.values())
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
-    parser.add_argument(
-        "--retry",
-        action="store_true",
-        help="go on with runs that failed when this study was started before (default: only list them)",
-    )
-
-
 def place_of(typed: str | None, name: str, base: Recipe) -> Path:
     """The folder of a study; one that cannot be is told before the data are read, which may take an hour."""
     out = Path(typed) if typed else next_folder(name)
@@ -140,7 +129,12 @@ def _check_place(base: Recipe, out: Path) -> None:
 
 
 def train_all(
-    recipes: Mapping[str, Recipe], data: Data, out: Path, console: Console, jobs: int | None = None, retry: bool = False
+    recipes: Mapping[str, Recipe],
+    data: Data,
+    out: Path,
+    reporter: Reporter,
+    jobs: int | None = None,
+    retry: bool = False,
 ) -> Runs:
     """Train each recipe in out/NAME, or go on with it where it was left; finished ones are only read.
 
@@ -151,7 +145,7 @@ def train_all(
     written, recipes = recipes, {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
     for line in dict.fromkeys(describe_resolution(written[name], recipe) for name, recipe in recipes.items()):
         if line:
-            console.print(line)
+            reporter.note(line)
     _check_place(next(iter(recipes.values())), out)
     _check_all(recipes, data, out)
     jobs = jobs or default_jobs(next(iter(recipes.values())))
@@ -165,9 +159,9 @@ def train_all(
     done = len(recipes) - len(waiting)
     if finished:
         are = "is" if len(finished) == 1 else "are"
-        console.print(f"{len(finished)} of {counted(len(recipes), 'run')} {are} already there")
+        reporter.note(f"{len(finished)} of {counted(len(recipes), 'run')} {are} already there")
     if failed:
-        console.print(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
+        reporter.note(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
 
     def left(more: str = "") -> str:
         return (
@@ -181,7 +175,7 @@ def train_all(
             if failure is not None:
                 failed[name] = failure
             told = "trained" if failure is None else f"failed ({failure.reason}):"
-            console.print(f"{told} {name} ({done} of {len(recipes)})")
+            reporter.note(f"{told} {name} ({done} of {len(recipes)})")
     except Interrupted as stop:
         by = signal.Signals(stop.signal_number).name
         raise Interrupted(f"stopped by {by} {left()}", stop.signal_number) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
+from supancl.errors import BadInput, nearest
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.paper.tables.runs import published, published_forms
 from supancl.recipes import Recipe
@@ -373,3 +375,17 @@ LAYOUTS: dict[str, Layout] = {
         ),
     )
 }
+
+
+def table_name(text: str) -> str:
+    """The paper's name of a table, however it is spelt.
+
+    >>> table_name("table5"), table_name("Table 5"), table_name("f1"), table_name("F.1")
+    ('5', '5', 'F.1', 'F.1')
+    """
+    short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
+    known = {name.lower().replace(".", ""): name for name in LAYOUTS}
+    if short not in known:
+        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
+        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
+    return known[short]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import time
 from collections.abc import Callable
@@ -10,11 +9,7 @@ from collections.abc import Callable
 import numpy
 import scipy
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from supancl.errors import BadInput, CheckFailed
 from supancl.paper.theory import checks as theory_checks
 from supancl.paper.theory import dynamics, predictor
 from supancl.paper.theory.checks import Check, Settings
@@ -40,30 +35,21 @@ GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="of the populations, weights and samples (default 0)")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=Settings.samples,
-        metavar="N",
-        help=f"size of the largest Monte-Carlo samples (default {Settings.samples})",
-    )
+def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
+    """All checks; `formulas` other than the paper's show that a wrong one is noticed."""
+    formulas = formulas or Formulas()
+    return [check for group in GROUPS.values() for check in group(settings, formulas)]
 
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
-    """Print the table and return it; a failed check raises `CheckFailed`, which holds the same result."""
-    if args.samples < FEWEST:
-        raise BadInput(f"--samples {args.samples}: must be at least {FEWEST}")
-    if not 0 <= args.seed <= LARGEST_SEED:
-        raise BadInput(f"--seed {args.seed}: must be from 0 to {LARGEST_SEED}")
+def run_and_time(settings: Settings) -> tuple[list[Check], dict[str, object]]:
+    """All checks, and the result that is written of them."""
     begin = time.perf_counter()
-    checks = run(Settings(args.seed, args.samples))
-    result: dict[str, object] = {
+    checks = run(settings)
+    return checks, {
         "checks": [check.to_json() for check in checks],
         "passed": all(check.passed is not False for check in checks),
-        "seed": args.seed,
-        "samples": args.samples,
+        "seed": settings.seed,
+        "samples": settings.samples,
         "seconds": round(time.perf_counter() - begin, 1),
         "versions": {
             "python": platform.python_version(),
@@ -72,55 +58,3 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
             "scipy": scipy.__version__,
         },
     }
-    console.print(table(checks))
-    failed = [check for check in checks if check.passed is False]
-    asserted = sum(check.asserted for check in checks)
-    console.print(
-        f"{asserted - len(failed)} of {asserted} asserted checks hold; {len(checks) - asserted} figures are "
-        f"reported only ({result['seconds']} s, seed {args.seed})"
-    )
-    if failed:
-        first = failed[0]
-        raise CheckFailed(
-            f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}", result
-        )
-    return result
-
-
-def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
-    """All checks; `formulas` other than the paper's show that a wrong one is noticed."""
-    formulas = formulas or Formulas()
-    return [check for group in GROUPS.values() for check in group(settings, formulas)]
-
-
-def table(checks: list[Check]) -> Table:
-    grid = Table(title="Theory against the shipped loss")
-    for name in ("statement", "quantity"):
-        grid.add_column(name, overflow="fold")
-    for name in ("predicted", "measured", "error", "tolerance"):
-        grid.add_column(name, justify="right", overflow="fold")
-    grid.add_column("holds")
-    grid.add_column("note", overflow="fold")
-    for check in checks:
-        verdict = {True: "yes", False: "NO", None: "report"}[check.passed]
-        grid.add_row(
-            check.statement,
-            Text(check.quantity),
-            _shown(check.predicted),
-            _shown(check.measured),
-            _small(check.error),
-            _small(check.tolerance),
-            verdict,
-            Text(check.note),
-        )
-    return grid
-
-
-def _shown(value: float | list[float] | None) -> str:
-    if value is None:
-        return "-"
-    return ", ".join(f"{part:.4f}" for part in value) if isinstance(value, list) else f"{value:.6g}"
-
-
-def _small(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"

@@ -1,0 +1,138 @@
+"""`supancl paper table`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from supancl.cli.console import Terminal, table
+from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.distributed import by_one
+from supancl.errors import BadInput, counted
+from supancl.files import unwritable, write_text
+from supancl.paper.tables.cells import fill
+from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
+from supancl.paper.tables.make import check_plan, complete
+from supancl.paper.tables.plan import FAILED, FAMILIES, Plan, Request, make_plan
+from supancl.paper.tables.runs import read_entries
+from supancl.recipes import Recipe
+from supancl.sweeps.runner import RunsFailed, check_jobs, default_jobs
+
+ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    known = ", ".join(LAYOUTS)
+    parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        default=[],
+        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
+        "RUN nor --data: the paper's alone",
+    )
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="file to write instead of the screen; with --data the folder of the runs (default runs/table-NAME)",
+    )
+    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets that the columns are of")
+    parser.add_argument("--family", choices=FAMILIES, help="recipes that are trained (default: the paper's)")
+    parser.add_argument("--recipe", help="recipe whose rows are trained, for tables that vary one (default: supsiam)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
+    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all of the table's)")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and its time, and stop")
+    add_run_flags(parser)
+    add_recipe_flags(parser)
+
+
+def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
+    layout = LAYOUTS[table_name(args.name)]
+    trains = bool(
+        args.overrides
+        or args.benchmarks
+        or args.family
+        or args.recipe
+        or args.rows
+        or args.compat
+        or args.dry_run
+        or args.retry
+        or args.jobs
+        or args.seeds != 1
+    )
+    if trains and args.runs:
+        raise BadInput(
+            f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
+            "table's rows, or leave out the flags for training"
+        )
+    return make_table(layout, args, console) if trains else lay_out(layout, args, console)
+
+
+def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """The table of the runs given, on the screen or in a file."""
+    out = Path(args.out) if args.out else None
+    if out is not None and out.is_dir():
+        raise BadInput(f"--out {out}: is a folder; name a file")
+    if out is not None and (why := unwritable(out.parent)):
+        raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
+    filled = fill(layout, read_entries(args.runs))
+    text = FORMATS[args.format](filled)
+    if out is None:
+        console.print(text, end="")
+    else:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"--out {out}: cannot be written ({error.strerror}); name another file") from None
+        console.print(f"Table {layout.name} in {out}")
+    return filled.to_json()
+
+
+def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
+    by_one("a table")
+    check_jobs(args.jobs)
+    out = Path(args.out or f"runs/table-{layout.name}")
+    plan = make_plan(layout, request_of(args), out)
+    check_plan(plan, out)
+    states = show_plan(plan, args, console)
+    if args.dry_run:
+        return {"table": layout.name, "out": str(out), "plan": states}
+    filled, failed = complete(plan, states, out, Terminal(console), args.jobs, args.retry)
+    text = FORMATS[args.format](filled)
+    console.print(text, end="")
+    write_text(out / f"table.{ENDINGS[args.format]}", text)
+    console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
+    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
+    if failed:
+        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
+    return result
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    def build(name: str) -> Recipe:
+        return recipe_from_flags(name, args)
+
+    return Request(build, args.overrides, args.seeds, args.rows, args.family, args.recipe, args.benchmarks)
+
+
+def show_plan(plan: Plan, args: argparse.Namespace, console: Console) -> dict[str, str]:
+    """The runs with their states, and how long the rest will take; returns the states."""
+    states = {run.name: plan.state(run) for run in plan.runs}
+    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
+    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(plan.estimate(args.jobs or default_jobs(plan.runs[0].recipe)))
+    if plan.lacking:
+        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
+    again = [name for name, state in states.items() if state == FAILED]
+    if again and not args.retry:
+        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
+    return states
