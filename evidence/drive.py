@@ -38,7 +38,7 @@ from evidence.results import (
 from supancl.cli import main
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import write_text
-from supancl.sweeps.runner import is_finished
+from supancl.sweeps.runs import is_finished
 from supancl.training.cuda.reuse import one_step
 from supancl.weights.run_folder import RunFolder
 

@@ -73,7 +73,7 @@ def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
         for pool, ema in COLLAPSE_CELLS
         for seed in range(2)
     ]
-    lost = {**dict.fromkeys(MEASURES, float("nan")), "collapsed": None, "failed": "why"}
+    lost = {**dict.fromkeys(MEASURES), "collapsed": None, "failed": "why"}
     assert line(found, (True, False))[2:] == ["no", "50.00 +- 0.00", "20.0 +- 0.0", "1.000 +- 0.000", "no", "73.92"]
     for row in found:
         if not row["pool"] and (row["ema"] or row["seed"] == 0):
@@ -91,7 +91,7 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
 
 @pytest.mark.parametrize(("more", "line"), [
     (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
-    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN "
+    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN "
                                 "to set beside the paper's; leave it at warn"),
 ])  # fmt: skip
 def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:

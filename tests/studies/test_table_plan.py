@@ -9,7 +9,7 @@ import pytest
 
 from supancl.cli import main
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.paper.tables.plan import keep_out, spoken
+from supancl.paper.tables.plan import in_words, keep_out
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))
@@ -85,7 +85,7 @@ def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float 
 
 
 def test_times_are_said_as_people_say_them() -> None:
-    assert [spoken(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
+    assert [in_words(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
         "5 s",
         "99 s",
         "2 min",

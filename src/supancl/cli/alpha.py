@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +12,11 @@ from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
-from supancl.paper.study_rows import no_alpha
 from supancl.recipes import Recipe
-from supancl.sweeps.alpha import AlphaSweep, laid_out, train_alphas, write_alphas
-from supancl.sweeps.runner import RunsFailed, check_jobs, check_overrides, place_of
+from supancl.sweeps.alpha import check_alpha, laid_out, train_alphas, write_alphas
+from supancl.sweeps.runner import Sweep, check_overrides
+from supancl.sweeps.runs import RunsFailed
+from supancl.weights.run_folder import next_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +46,10 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     by_one("a study")
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
-    asked = AlphaSweep(base, tuple(alphas), args.seeds, args.leave_out, args.shots, args.jobs, args.retry)
-    out = place_of(args.out, "alpha", base)
-    result, runs, data = train_alphas(asked, out, Terminal(console))
+    out = Path(args.out or next_folder("alpha"))
+    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep.check_folder(base)
+    result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
     console.print(table(f"{base.name}, {counted(args.seeds, 'seed')}: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
     page = write_alphas(result, runs, data, out)
@@ -70,12 +73,7 @@ def parse_alphas(text: str) -> list[float]:
 
 
 def check(base: Recipe, args: argparse.Namespace) -> None:
-    refused = no_alpha(base)
-    if refused is not None:
-        raise BadInput(refused)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
+    check_alpha(base)
     if args.shots < 1:
         raise BadInput(f"--shots {args.shots}: must be at least 1")
     if not 0 <= args.leave_out < 1:

@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from supancl.config import flattened
 from supancl.core.branches import BranchSpec
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.core.pools import PoolSpec
-from supancl.files import write_text
+from supancl.errors import BadInput
 from supancl.paper.numbers import COLLAPSE
+from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
-from supancl.reporter import Reporter
-from supancl.sweeps.runner import (
-    Runs,
-    data_of,
-    mean_cell,
-    share_cell,
-    spread,
-    train_all,
-)
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.runner import Sweep, check_monitored, data_of
+from supancl.sweeps.runs import Runs, Trained
+from supancl.weights.run_folder import commit, versions
 
-MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
+MEASURES = {
+    # key of the monitor's last check -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "effective_rank": ("effective rank", 1),
+    "std": ("std", 3),
+}
 
 
-def train_cells(
-    base: Recipe, seeds: int, out: Path, reporter: Reporter, jobs: int | None = None, retry: bool = False
-) -> tuple[dict[str, Any], Runs]:
-    """Train the four cells with seeds 0 to `seeds` - 1 and write collapse.json; returns its content and the runs."""
-    cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
-    recipes = {
-        run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
-        for key, chosen in cells.items()
-        for seed in range(seeds)
-    }
-    runs = train_all(recipes, data_of(base), out, reporter, jobs, retry)
-    result: dict[str, Any] = {
+def check_base(base: Recipe) -> None:
+    """Refuse a recipe that the four cells cannot be made of, or whose runs would end before their verdict."""
+    check_supervised_target(base)
+    if base.train.on_collapse == "stop":
+        raise BadInput(
+            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
+            "beside the paper's; leave it at warn"
+        )
+    check_monitored(base)
+
+
+def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
+    """Train the four cells with every seed and write collapse.json; returns its content and the runs."""
+    rows = {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
+    labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
+    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), data_of(base))
+    results = collect_results(sweep, runs, labels, MEASURES, last_check)
+    result: Result = {
         "recipe": base.name,
         "alpha": flattened(base)["loss.alpha"],
         "epochs": base.train.epochs,
-        "rows": [judged(key, seed, runs) for key in cells for seed in range(seeds)],
+        # a run that failed has no verdict
+        "rows": [row | {"collapsed": None} if row["failed"] else row for row in results],
         "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
         "versions": versions(),
         "commit": commit(),
     }
-    write_text(out / "collapse.json", json.dumps(jsonable(result), indent=2) + "\n")
+    write_result(sweep.out / "collapse.json", result)
     return result, runs
+
+
+def last_check(run: Trained, folder: Path) -> dict[str, float | None]:
+    """What the monitor measured at the end of a run."""
+    check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+    return {key: check.get(key) for key in MEASURES}
 
 
 def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
@@ -70,44 +79,27 @@ def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
     return built
 
 
-def judged(key: tuple[bool, bool], seed: int, runs: Runs) -> dict[str, Any]:
-    """The verdict and the last check; a run that failed has neither, and why is said."""
-    name = run_name(key, seed)
-    row: dict[str, Any] = {"pool": key[0], "ema": key[1], "seed": seed, "failed": runs.reason(name)}
-    if name in runs.failed:
-        return {**row, **dict.fromkeys(MEASURES, math.nan), "collapsed": None}
-    checked = [one for one in runs.trained[name].metrics if one["kind"] == "monitor"][-1]
-    found = {measure: math.nan if checked.get(measure) is None else checked[measure] for measure in MEASURES}
-    return {**row, **found, "collapsed": runs.trained[name].collapsed}
+def laid_out(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells; how many runs failed is a column where any did."""
+    failed = any(row["failed"] for row in rows)
+    titles = (title for title, _ in MEASURES.values())
+    columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", *["failed"] * failed]
+    return columns, [line(rows, key) for key in COLLAPSE_CELLS]
 
 
-def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
-    """A cell of the ablation; `failed` is told at its end where any run of the study did."""
-    mine = [row for row in rows if (row["pool"], row["ema"]) == key]
-    chosen = [row for row in mine if not row["failed"]]
-    collapsed = sum(row["collapsed"] for row in chosen)
-    verdict = "-" if not chosen else "no" if not collapsed else "yes"
-    if 0 < collapsed < len(chosen):
-        verdict = f"{collapsed} of {len(chosen)} seeds"
-
-    def mean(name: str) -> str:
-        values = [row[name] for row in chosen]
-        return mean_cell(statistics.fmean(values) if values else math.nan, spread(values), MEASURES[name])
-
+def line(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
+    """A cell of the ablation beside the paper's."""
+    entry = summarize(rows, {"pool": key[0], "ema": key[1]}, MEASURES, ("collapsed", "failed"))
+    finished = entry["n"] - entry["failed"]
+    verdict = "-" if not finished else "yes" if entry["collapsed"] else "no"
+    if 0 < entry["collapsed"] < finished:
+        verdict = f"{entry['collapsed']} of {finished} seeds"
+    collapsed, knn = COLLAPSE[key]
+    ends = [share_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
     ticks = ["yes" if on else "no" for on in key]
-    paper = COLLAPSE[key]
-    ends = [share_cell(len(mine) - len(chosen), len(mine))] * any(row["failed"] for row in rows)
-    return [*ticks, verdict, *map(mean, MEASURES), "yes" if paper[0] else "no", f"{paper[1]:.2f}", *ends]
-
-
-def run_name(key: tuple[bool, bool], seed: int) -> str:
-    return f"{cell_name(key)}-seed-{seed}"
+    return [*ticks, verdict, *mean_cells(entry, MEASURES), "yes" if collapsed else "no", f"{knn:.2f}", *ends]
 
 
 def cell_name(key: tuple[bool, bool]) -> str:
     """`pool+ema`, `pool`, `ema` or `neither`."""
-    return "+".join(_parts(key)) or "neither"
-
-
-def _parts(key: tuple[bool, bool]) -> list[str]:
-    return [name for name, on in zip(("pool", "ema"), key, strict=True) if on]
+    return "+".join(name for name, on in zip(("pool", "ema"), key, strict=True) if on) or "neither"

@@ -1,40 +1,26 @@
-"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and says what can be told."""
+"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and recommends one."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from supancl.core.losses import Align
 from supancl.data.splits import Data, Split
-from supancl.errors import counted
-from supancl.files import write_text
+from supancl.errors import BadInput, counted
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
-from supancl.reporter import Reporter
-from supancl.reports.alpha_page import write_page
-from supancl.sweeps.measures import JUDGED, Judge, Measurement
-from supancl.sweeps.runner import (
-    Runs,
-    Trained,
-    check_held_out,
-    data_of,
-    left_out_classes,
-    mean_cell,
-    reach_of_all,
-    share_cell,
-    spread,
-    train_all,
-)
+from supancl.sweeps.measures import RunEvaluator, measure_run
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.runner import Sweep, data_of, open_held_out, reach_of_all, run_name
+from supancl.sweeps.runs import Runs, Trained
 from supancl.training.preflight import pick_device
-from supancl.weights.run_folder import commit, jsonable, versions
+from supancl.weights.run_folder import commit, versions
 
 MEASURES = {
     # key -> (title, decimals)
@@ -49,57 +35,53 @@ SHOWN = 2000  # held-out images in the t-SNE panels, which take minutes each for
 DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
 
 
-@dataclass(frozen=True)
-class AlphaSweep:
-    """What is asked: every alpha with seeds 0 to `seeds` - 1, and how transfer to new classes is measured."""
-
-    base: Recipe
-    alphas: tuple[float, ...]
-    seeds: int
-    leave_out: float  # share of the classes that are kept out of pretraining
-    shots: int  # labelled images of each of those
-    jobs: int | None = None
-    retry: bool = False
+def check_alpha(base: Recipe) -> None:
+    """Refuse a recipe in which alpha cannot be varied."""
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
+    if base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue")
 
 
-def train_alphas(asked: AlphaSweep, out: Path, reporter: Reporter) -> tuple[dict[str, Any], Runs, Data]:
-    """Train and measure every run of the sweep; returns the content of alpha.json, the runs and the data."""
-    base, alphas, seeds = asked.base, list(asked.alphas), list(range(asked.seeds))
-    started = time.perf_counter()
-    data = data_of(base)
-    if data.described["held_out_from"] == "test":
-        # alpha is chosen here, and nothing is chosen on a test set
-        base = base.with_set({"data.holdout": 0.1}, because="alpha study")
-        reporter.note("the data have a test split but no val split: 10% of the training images are held out instead")
-        data = data_of(base)
-    check_held_out(data, base)
-    left_out = left_out_classes(data, asked.leave_out)
+def train_alphas(
+    base: Recipe, alphas: list[float], sweep: Sweep, leave_out: float, shots: int
+) -> tuple[Result, Runs, Data]:
+    """Train and measure every alpha with every seed; returns the content of alpha.json, the runs and the data.
+
+    `leave_out` is the share of the classes that pretraining never sees, `shots` how many labelled images of each
+    transfer to them is fitted on.
+    """
+    because, started = "alpha study", time.perf_counter()
+    base, data = open_held_out(base, because, sweep.reporter)
+    left_out = left_out_classes(data, leave_out)
     if not left_out:
-        reporter.note(
+        sweep.reporter.note(
             "no class is left out, so transfer is not measured (it takes four classes with training and "
             "held-out images, and --leave-out > 0)"
         )
-    base = base.with_set({"data.leave_out": left_out}, because="alpha study")
-    recipes = {
-        run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
-        for alpha in alphas
-        for seed in seeds
-    }
+    base = base.with_set({"data.leave_out": left_out}, because=because)
+    rows = {row_name(alpha): base.with_set({"loss.alpha": alpha}, because=because) for alpha in alphas}
+    labels = {row_name(alpha): {"alpha": alpha} for alpha in alphas}
     data = data_of(base)
-    runs = train_all(recipes, data, out, reporter, asked.jobs, asked.retry)
-    judge = Judge(base.train.device, reporter)
-    rows = [row_of(alpha, seed, runs, data, asked.shots, judge, out) for alpha in alphas for seed in seeds]
-    result: dict[str, Any] = {
+    runs = sweep.train(sweep.with_seeds(rows, because), data)
+    evaluator = RunEvaluator(base.train.device, sweep.reporter)
+
+    def measure(run: Trained, folder: Path) -> dict[str, float]:
+        found = measure_run(run, folder, evaluator) | {"transfer": transfer_accuracy(run, data, shots)}
+        return {key: math.nan if (value := found[key]) is None else value for key in MEASURES}
+
+    results = collect_results(sweep, runs, labels, MEASURES, measure)
+    result: Result = {
         "recipe": base.name,
         "data": data.described,
         "alphas": alphas,
-        "seeds": seeds,
+        "seeds": list(range(sweep.seeds)),
         "left_out": left_out,
-        "shots": asked.shots,
+        "shots": shots,
         "epochs": base.train.epochs,
-        "rows": rows,
-        "summary": summary(rows, alphas),
-        "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
+        "rows": results,
+        "summary": [summarize(results, label, MEASURES, ("failed",)) for label in labels.values()],
+        "recommendation": recommendation(results, alphas, "transfer" if left_out else "linear"),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
@@ -107,41 +89,42 @@ def train_alphas(asked: AlphaSweep, out: Path, reporter: Reporter) -> tuple[dict
     return result, runs, data
 
 
-def write_alphas(result: dict[str, Any], runs: Runs, data: Data, out: Path) -> Path:
+def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     """Write alpha.json and the page; returns the page's path."""
-    write_text(out / "alpha.json", json.dumps(jsonable(result), indent=2) + "\n")
-    shown = panels(runs.trained, result["alphas"], data.held_out.some(SHOWN))
-    return write_page(result, laid_out(result), MEASURES, shown, data.classes, out)
+    from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl study` has no use for
+
+    write_result(out / "alpha.json", result)
+    panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.some(SHOWN))
+    return write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
 
 
-def row_of(
-    alpha: float, seed: int, runs: Runs, data: Data, shots: int, judge: Judge, out: Path
-) -> dict[str, Any]:  # fmt: skip
-    """What a run gave; one that failed gave no numbers, and why is said."""
-    name = run_name(alpha, seed)
-    row: dict[str, Any] = {"alpha": alpha, "seed": seed, "failed": runs.reason(name)}
-    if name in runs.failed:
-        return {**row, "collapsed": runs.failed[name].collapsed, **dict.fromkeys(MEASURES, math.nan)}
-    run = runs.trained[name]
-    return {**row, "collapsed": run.collapsed, **measured(run, out / name, data, shots, judge)}
-
-
-def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) -> dict[str, Features]:
-    """Features of each alpha's first seed that did not fail."""
+def first_features(runs: Runs, alphas: list[float], seeds: list[int], shown: Split) -> dict[str, Features]:
+    """Features by each alpha's first seed that did not fail."""
     found = {}
     for alpha in alphas:
-        seed = next(
-            (run.recipe.train.seed for name, run in trained.items() if name == run_name(alpha, run.recipe.train.seed)),
-            None,
-        )
+        seed = next((seed for seed in seeds if run_name(row_name(alpha), seed) in runs.trained), None)
         if seed is not None:
             title = f"alpha = {alpha:g}" + (f" (seed {seed})" if seed else "")
-            found[title] = features_of(trained[run_name(alpha, seed)], shown)
+            found[title] = features_of(runs.trained[run_name(row_name(alpha), seed)], shown)
     return found
 
 
-def run_name(alpha: float, seed: int) -> str:
-    return f"alpha-{alpha:g}-seed-{seed}"
+def row_name(alpha: float) -> str:
+    return f"alpha-{alpha:g}"
+
+
+def left_out_classes(data: Data, share: float) -> list[str]:
+    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once.
+
+    Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
+    """
+    classes = len(data.classes)
+    judged = set(data.train.present()) & set(data.held_out.present())
+    count = min(max(2, round(share * classes)), len(judged) - 2)
+    if share == 0 or count < 2:
+        return []
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
+    return sorted(data.classes[i] for i in [i for i in order if i in judged][:count])
 
 
 def features_of(run: Trained, split: Split) -> Features:
@@ -149,19 +132,12 @@ def features_of(run: Trained, split: Split) -> Features:
     return embed(run.encoder.to(device), split, device)
 
 
-def measured(run: Trained, folder: Path, data: Data, shots: int, judge: Judge) -> dict[str, float]:
-    """Losses of the last epoch; S_W/S_T, k-NN and linear as `supancl evaluate` has them; transfer to new classes."""
-    found = {key: judge.number(folder, Measurement(protocol), field) for key, (protocol, field) in JUDGED.items()}
-    values = {
-        "ssl": run.last_epoch("ssl"),
-        "sup": run.last_epoch("sup"),
-        "transfer": math.nan,
-        **{key: math.nan if value is None else value for key, value in found.items()},
-    }
-    if data.transfer is not None:
-        fit, test = (features_of(run, split) for split in data.transfer)
-        values["transfer"] = few_shot_accuracy(fit, test, shots)
-    return values
+def transfer_accuracy(run: Trained, data: Data, shots: int) -> float:
+    """Accuracy on the classes left out of pretraining; nan where none is."""
+    if data.transfer is None:
+        return math.nan
+    fit, test = (features_of(run, split) for split in data.transfer)
+    return few_shot_accuracy(fit, test, shots)
 
 
 def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
@@ -179,33 +155,16 @@ def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
     return statistics.fmean(found)
 
 
-def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, Any]]:
-    found = []
-    for alpha in alphas:
-        mine = [row for row in rows if row["alpha"] == alpha]
-        entry: dict[str, Any] = {"alpha": alpha, "n": len(mine), "failed": sum(bool(row["failed"]) for row in mine)}
-        for key in MEASURES:
-            values = [row[key] for row in mine if not row["failed"]]
-            entry[key] = statistics.fmean(values) if values else math.nan
-            entry[f"{key}_sd"] = spread(values)
-        found.append(entry)
-    return found
-
-
-def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def laid_out(result: Result) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the table: mean +- sd of the runs that did not fail."""
-    shown = [key for key in MEASURES if any(entry[key] == entry[key] for entry in result["summary"])]
+    measured = {key for key in MEASURES if any(not math.isnan(entry[key]) for entry in result["summary"])}
+    shown = {key: MEASURES[key] for key in MEASURES if key in measured}
     failed = any(entry["failed"] for entry in result["summary"])
-
     cells = [
-        [
-            f"{entry['alpha']:g}",
-            *(mean_cell(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
-            *[share_cell(entry["failed"], entry["n"])] * failed,
-        ]
+        [f"{entry['alpha']:g}", *mean_cells(entry, shown), *[share_cell(entry["failed"], entry["n"])] * failed]
         for entry in result["summary"]
     ]
-    return ["alpha", *(MEASURES[key][0] for key in shown), *(["failed"] if failed else [])], cells
+    return ["alpha", *(title for title, _ in shown.values()), *["failed"] * failed], cells
 
 
 def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:

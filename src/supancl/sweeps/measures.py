@@ -1,4 +1,4 @@
-"""Runs of a study, or of a table, judged by the protocols of `supancl evaluate`, whose files they get."""
+"""Runs of a sweep, or of a table, measured by the protocols of `supancl evaluate`, whose files they get."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from supancl.errors import BadInput
 from supancl.evaluate import Shelf, Subject, knn_of, linear_of, make_look, open_subject, variance_of
 from supancl.evaluate.naming import has_old_crop, source_of, unusual
 from supancl.reporter import Reporter
+from supancl.sweeps.runs import Trained
 from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
-# what a study shows -> the protocol and its field
-JUDGED = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
+# measure -> the protocol and the field of its result
+PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
 VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
 
 
@@ -57,8 +58,8 @@ class Measurement:
         return variance_of(subject, self.source, split=self.split)
 
 
-class Judge:
-    """Measures runs one after another, each thing once; the data that one run needs serve the next."""
+class RunEvaluator:
+    """Measures runs one after another, each thing once; data that one run needs are kept for the next."""
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
         self.device, self.reporter, self.shelf = device, reporter or Reporter(), Shelf()
@@ -86,6 +87,23 @@ class Judge:
         except BadInput as error:
             self.reporter.warn(f"{run.name}: {wanted.protocol} is not measured: {error}")
             return None
+
+
+def measure_run(
+    run: Trained, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
+) -> dict[str, float | None]:
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them.
+
+    What cannot be measured on these data is None.
+    """
+    return {
+        "ssl": run.last_epoch("ssl"),
+        "sup": run.last_epoch("sup"),
+        **{
+            key: evaluator.number(folder, Measurement(protocol, split), field)
+            for key, (protocol, field) in PROTOCOLS.items()
+        },
+    }
 
 
 def has_projector(run: Path) -> bool:

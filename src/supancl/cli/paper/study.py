@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,11 +11,11 @@ from rich.console import Console
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
-from supancl.errors import BadInput, nearest
-from supancl.paper.study import Ablation, laid_out, study_title, train_rows, write_study
-from supancl.paper.study_rows import STUDIES, Rows, Study
-from supancl.recipes import Recipe
-from supancl.sweeps.runner import RunsFailed, check_jobs, check_overrides, place_of
+from supancl.paper.study import laid_out, study_title, train_rows, write_study
+from supancl.paper.study_rows import STUDIES
+from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
+from supancl.sweeps.runs import RunsFailed
+from supancl.weights.run_folder import next_folder
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +41,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     by_one("a study")
     study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
-    check(study, base, args)
-    rows = chosen_rows(study, base, args.rows)
-    asked = Ablation(args.what, base, rows, args.seeds, args.on_test, args.jobs, args.retry)
-    out = place_of(args.out, f"study-{args.what}", base)
-    result, images, runs = train_rows(asked, out, Terminal(console))
+    study.check(base)
+    check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
+    check_monitored(base)
+    rows = choose_rows(study.rows(base), args.rows, "study")
+    out = Path(args.out or next_folder(f"study-{args.what}"))
+    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    sweep.check_folder(base)
+    result, images, runs = train_rows(args.what, base, rows, sweep, args.on_test)
     title = study_title(result, images)
     console.print(table(title, *laid_out(result)))
     for line in result["differences"]:
@@ -56,26 +60,3 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)
     return result
-
-
-def check(study: Study, base: Recipe, args: argparse.Namespace) -> None:
-    reason = study.refuses(base)
-    if reason is not None:
-        raise BadInput(reason)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
-    if base.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0: a study tells finished runs by their last check; leave it at 1")
-
-
-def chosen_rows(study: Study, base: Recipe, asked: str | None) -> Rows:
-    rows = study.rows(base)
-    if asked is None:
-        return rows
-    names = [name.strip() for name in asked.split(",")]
-    for name in names:
-        if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this study{nearest(name, rows)}")
-    return {name: row for name, row in rows.items() if name in names}

@@ -20,7 +20,8 @@ from supancl.paper.tables.make import check_plan, complete
 from supancl.paper.tables.plan import FAILED, FAMILIES, Plan, Request, make_plan
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
-from supancl.sweeps.runner import RunsFailed, check_jobs, default_jobs
+from supancl.sweeps.runner import Sweep
+from supancl.sweeps.runs import RunsFailed
 
 ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
@@ -99,14 +100,14 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
     by_one("a table")
-    check_jobs(args.jobs)
     out = Path(args.out or f"runs/table-{layout.name}")
-    plan = make_plan(layout, request_of(args), out)
-    check_plan(plan, out)
-    states = show_plan(plan, args, console)
+    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    plan = make_plan(layout, request_of(args), sweep)
+    check_plan(plan, sweep)
+    states = show_plan(plan, sweep, console)
     if args.dry_run:
         return {"table": layout.name, "out": str(out), "plan": states}
-    filled, failed = complete(plan, states, out, Terminal(console), args.jobs, args.retry)
+    filled, failed = complete(plan, states, sweep)
     text = FORMATS[args.format](filled)
     console.print(text, end="")
     write_text(out / f"table.{ENDINGS[args.format]}", text)
@@ -121,18 +122,18 @@ def request_of(args: argparse.Namespace) -> Request:
     def build(name: str) -> Recipe:
         return recipe_from_flags(name, args)
 
-    return Request(build, args.overrides, args.seeds, args.rows, args.family, args.recipe, args.benchmarks)
+    return Request(build, args.overrides, args.rows, args.family, args.recipe, args.benchmarks)
 
 
-def show_plan(plan: Plan, args: argparse.Namespace, console: Console) -> dict[str, str]:
+def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
     """The runs with their states, and how long the rest will take; returns the states."""
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
     console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
-    console.print(plan.estimate(args.jobs or default_jobs(plan.runs[0].recipe)))
+    console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
     if plan.lacking:
         console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
     again = [name for name, state in states.items() if state == FAILED]
-    if again and not args.retry:
+    if again and not sweep.retry:
         console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
     return states

@@ -19,38 +19,28 @@ from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.reporter import Reporter
-from supancl.sweeps.measures import Judge, Measurement, has_projector
-from supancl.sweeps.runner import (
-    Failed,
-    RunsFailed,
-    check_same_recipe,
-    data_of,
-    default_jobs,
-    place_of,
-    train_all,
-)
+from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
+from supancl.sweeps.runner import Sweep, data_of
+from supancl.sweeps.runs import Failed, RunsFailed, check_same_recipe
 from supancl.training.preflight import check_data, pick_device, with_speed
 from supancl.training.step import Trainer
 from supancl.weights.run_folder import RunFolder
 
 
-def check_plan(plan: Plan, out: Path) -> None:
+def check_plan(plan: Plan, sweep: Sweep) -> None:
     """Refuse, before anything is trained, a folder that holds something else."""
-    place_of(str(out), out.name, plan.runs[0].recipe)
+    sweep.check_folder(plan.runs[0].recipe)
     for run in plan.runs:
         check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
 
 
-def complete(
-    plan: Plan, states: Mapping[str, str], out: Path, reporter: Reporter, jobs: int | None = None, retry: bool = False
-) -> tuple[Filled, dict[str, Failed]]:
+def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Filled, dict[str, Failed]]:
     """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
-    failed = train(plan, out, reporter, jobs, retry) if set(states.values()) - {DONE} else {}
+    failed = train(plan, sweep) if set(states.values()) - {DONE} else {}
     trained = [run for run in plan.runs if run.is_trained]
     if not trained:
-        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, out)
-    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], out, reporter)
+        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, sweep.out)
+    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], sweep)
     filled = fill(plan.layout, read_entries([str(run.folder) for run in trained]))
     filled.notes.extend([*notes(plan, failed), *failures])
     return filled, failed
@@ -68,20 +58,20 @@ def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
     return [*found, *(f"failed, and in no line: {name}: {failure.reason}" for name, failure in failed.items())]
 
 
-def train(plan: Plan, out: Path, reporter: Reporter, jobs: int | None, retry: bool) -> dict[str, Failed]:
+def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
     """Train what is not trained yet, source by source; returns the runs that failed."""
     failed: dict[str, Failed] = {}
     for runs in by_source(plan.runs):
         if all(run.is_trained for run in runs):
             continue
-        recipes, data = {run.name: run.recipe for run in runs}, data_of(runs[0].recipe)
+        first, data = runs[0], data_of(runs[0].recipe)
         if not any(run.images_per_second for run in plan.runs):
-            trial = len(data.train), time_steps(runs[0].recipe, data)
-            reporter.note(
-                f"{plan.estimate(jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
-                f"{runs[0].name} that were not compiled; on a GPU runs are faster)"
+            trial = len(data.train), time_steps(first.recipe, data)
+            sweep.reporter.note(
+                f"{plan.estimate(sweep.jobs_for(first.recipe), trial)} (by trial steps of "
+                f"{first.name} that were not compiled; on a GPU runs are faster)"
             )
-        failed |= train_all(recipes, data, out, reporter, jobs, retry).failed
+        failed |= sweep.train({run.name: run.recipe for run in runs}, data).failed
     return failed
 
 
@@ -115,27 +105,27 @@ def _now(device: torch.device) -> float:
 # --- evaluating -------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, runs: list[PlannedRun], out: Path, reporter: Reporter) -> list[str]:
+def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     """Measure what the table's cells need of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
-    reporter.note(f"evaluating {counted(len(runs), 'run')}")
-    judge, failures = Judge(runs[0].recipe.train.device, reporter), []
+    sweep.reporter.note(f"evaluating {counted(len(runs), 'run')}")
+    evaluator, failures = RunEvaluator(runs[0].recipe.train.device, sweep.reporter), []
     for run in runs:
-        for wanted in measurements(plan, run, judge):
+        for wanted in measurements(plan, run, evaluator):
             try:
-                judge.result(run.folder, wanted)
+                evaluator.result(run.folder, wanted)
             except BadInput as error:
                 failures.append(f"{run.name}: {wanted.protocol} not measured: {error}")
-    return [*failures, *transfer(plan, runs, judge, out)]
+    return [*failures, *transfer(plan, runs, evaluator, sweep.out)]
 
 
-def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]:
+def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[Measurement]:
     """What the table's columns want of a run on its own data, or on the other CIFAR: on test images where there are."""
     columns, probe = plan.layout.paper.columns, plan.layout.probe
     if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
         return []
-    split = "test" if data_for(judge.subject(run.folder), None).test is not None else "held-out"
+    split = "test" if data_for(evaluator.subject(run.folder), None).test is not None else "held-out"
     if plan.layout.by_method:
         own = registered(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
         others = [name for name in plan.present if name != own]
@@ -154,14 +144,14 @@ def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]
     return found
 
 
-def transfer(plan: Plan, runs: list[PlannedRun], judge: Judge, out: Path) -> list[str]:
+def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: Path) -> list[str]:
     """Transfer and few-shot accuracy by the suite, on the data sets that are there."""
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.present or plan.benchmarks is None:
         return []
-    subjects: list[Subject] = [judge.subject(run.folder) for run in runs]
-    suite = suite_of(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", judge.reporter)
+    subjects: list[Subject] = [evaluator.subject(run.folder) for run in runs]
+    suite = suite_of(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", evaluator.reporter)
     by_place = {subject.where: subject for subject in subjects}
     for result in suite.results:  # one of an earlier call may be missing in the run's own folder
         subject = by_place.get(str(result["encoder"]))

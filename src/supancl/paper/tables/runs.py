@@ -20,7 +20,8 @@ from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.recipes.recipe import resolve_warmup
 from supancl.sweeps.measures import read_result
-from supancl.sweeps.runner import failure_of, spread
+from supancl.sweeps.runner import spread
+from supancl.sweeps.runs import failure_of
 from supancl.weights.run_folder import RunFolder
 
 # measures of the toy study under the names that runs have for them
