@@ -1,4 +1,4 @@
-"""What `supancl paper table NAME --data ...` would train: the paper's rows as runs, and refusals before anything is made."""
+"""What `supancl paper table NAME --data ...` would train: the paper's rows as runs, and refusals beforehand."""
 
 from __future__ import annotations
 

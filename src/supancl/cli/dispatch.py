@@ -25,7 +25,7 @@ from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import speaks
 from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
-from supancl.recipes.plugins import fault_in_own
+from supancl.recipes.plugins import fault_in_own, load_plugin
 from supancl.weights.run_folder import jsonable
 
 
@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
     try:
         check_json(args.json)
+        for file in args.plugin:
+            load_plugin(file)
         write_json(args.json, result_of(args, console))
         return 0
     except SupanclError as error:

@@ -110,6 +110,13 @@ def common() -> OneLineParser:
     shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
     shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    shared.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="your own losses, pools, encoders, recipes, benchmarks (docs/extending.md); may be given several times",
+    )
     return shared
 
 
