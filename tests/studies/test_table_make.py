@@ -1,4 +1,4 @@
-"""`supancl tables NAME --data ...` trains and lays out; `supancl figure 3` draws. The whole ways are in tests/paper."""
+"""`supancl paper table NAME --data ...` trains and lays out; `supancl paper figure 3` draws. See also tests/paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `supancl tables NAME --data ...` would train: the paper's rows as runs, and refusals before anything is made."""
+"""What `supancl paper table NAME --data ...` would train: the paper's rows as runs, and refusals beforehand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_table_g1_has_vits_and_h1_both_cifars() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["2", "--data", "digits"], ["Table 2", "supancl toy"]),
+        (["2", "--data", "digits"], ["Table 2", "supancl paper toy"]),
         (["5", "--recipe", "digits.supsiam", "--data", "digits"], ["digits.supsiam", "--family"]),
         (["5", "--family", "digits", "--data", "digits", "--rows", "supsiamm"], ["supsiamm", "supsiam"]),
         (["5", "--family", "digits", "--data", "digits", "--seeds", "0"], ["--seeds 0"]),
@@ -99,6 +99,6 @@ def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) 
     listed = capsys.readouterr().out
     assert all(f"Figure {number}" in listed for number in (1, 2, 3))
     assert main(["figure", "2"]) == 0
-    assert "supancl toy" in capsys.readouterr().out
+    assert "supancl paper toy" in capsys.readouterr().out
     assert main(["figure", "9"]) == 2
     assert "1, 2, 3" in capsys.readouterr().err

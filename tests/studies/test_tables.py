@@ -473,7 +473,7 @@ def test_a_damaged_evaluation_is_named(text: str, tmp_path: Path, capsys) -> Non
 @pytest.mark.parametrize("content", [{}, {"rows": [{"alpha": 0.5}]}, {"rows": [{"alpha": "x", "seed": 0}]}])
 def test_a_damaged_toy_study_is_named(content: dict[str, Any], tmp_path: Path, capsys) -> None:
     (tmp_path / "toy.json").write_text(json.dumps(content))
-    assert "not what supancl toy writes" in refused(capsys, "1", str(tmp_path))
+    assert "not what supancl paper toy writes" in refused(capsys, "1", str(tmp_path))
 
 
 def test_two_settings_of_one_cell_of_table_h1_are_refused(tmp_path: Path, capsys) -> None:

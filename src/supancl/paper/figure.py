@@ -1,4 +1,4 @@
-"""The paper's Figure 3 from your runs: t-SNE of chosen classes, a panel per run (`supancl figure`, docs/tables.md)."""
+"""Figure 3 from your runs: t-SNE of chosen classes, a panel per run (`supancl paper figure`, docs/tables.md)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Study:
     help: str
     title: str  # of the column that names the rows
     paper: str
-    table: str  # that `supancl tables` lays out from its runs
+    table: str  # that `supancl paper table` lays out from its runs
     reference: str  # the row that the others are compared with
     varies: Mapping[str, str]  # field -> what to give instead of an override
     rows: Callable[[Recipe], Rows]

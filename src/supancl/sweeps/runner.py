@@ -28,7 +28,7 @@ from supancl.data.store.images import cores
 from supancl.distributed import by_one
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, counted, nearest
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import fault_in_own
+from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
@@ -235,7 +235,7 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
     # spawned, not forked: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping,))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping, loaded_plugins()))
     try:
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
@@ -264,11 +264,13 @@ def _could_not_begin(ends: Sequence[int | None]) -> bool:
     return -signal.SIGKILL not in ends and any(end is not None and end > 0 for end in ends)
 
 
-def _begin(stopping: Event) -> None:
-    """Set up a worker: one thread, and the flag that no further run is to begin."""
+def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
+    """Set up a worker: one thread, the plugins, and the flag that no further run is to begin."""
     global _stopping
     _stopping = stopping
     torch.set_num_threads(1)
+    for file in plugins:
+        load_plugin(file)
 
 
 def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:

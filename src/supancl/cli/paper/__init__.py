@@ -1,10 +1,14 @@
-"""`supancl paper`: a module for each command, imported when it is used."""
+"""`supancl paper toy|theory|collapse|study|table|figure`."""
 
-COMMANDS: dict[str, str] = {
-    "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure, over alpha and seeds",
-    "theory": "check every statement of the paper's theory (Sec. 4, App. A) against the shipped loss",
-    "collapse": "the paper's Table 8: does a pool or a momentum branch prevent collapse?",
-    "study": "train the rows of an ablation: pool design, positives, batch size, memory bank, alpha",
-    "table": "a table of the paper beside its numbers: laid out from your runs, or trained from --data",
-    "figure": "draw a figure of the paper from your runs: t-SNE of chosen classes, a panel per run",
-}
+from __future__ import annotations
+
+import argparse
+
+from supancl.cli.commands import PAPER
+from supancl.cli.flags import add_command
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    below = parser.add_subparsers(dest="experiment", required=True, metavar="COMMAND")
+    for name, text in PAPER.items():
+        add_command(below, name, f"{__name__}.{name}", description=text, help=text)

@@ -68,9 +68,9 @@ def figures() -> dict[str, str]:
     """What each figure of the paper shows, and the command that draws it."""
     return {
         "1": "the framework, a drawing and not a result",
-        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} toy",
+        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} paper toy",
         "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
-        f"runs, with: {program()} figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
+        f"runs, with: {program()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
     }
 
 

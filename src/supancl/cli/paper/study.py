@@ -56,7 +56,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     write_study(result, title, out)
     if args.what == "alpha":
         console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
-    console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl tables {study.table} {out}")
+    console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl paper table {study.table} {out}")
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)
     return result

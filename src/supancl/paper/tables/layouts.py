@@ -308,7 +308,7 @@ LAYOUTS: dict[str, Layout] = {
             "transfer to toy classes by alpha",
             "toy data (App. B)",
             row_of=by_alpha_of_toy,
-            wants="it takes a toy study (supancl toy)",
+            wants="it takes a toy study (supancl paper toy)",
         ),
         _ALPHA("3", "fine-grained transfer by alpha", RESNET),
         _METHOD(

@@ -194,7 +194,7 @@ def keep_out(layout: Layout, row: Recipe) -> Recipe:
 def table_rows(layout: Layout, asked: Request) -> tuple[Rows, list[str]]:
     """The table's rows as recipes, and the names of those that the package has no recipe for."""
     if layout.name == "2":
-        raise BadInput("Table 2 is of toy data: supancl toy --out DIR, then supancl tables 2 DIR")
+        raise BadInput("Table 2 is of toy data: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (asked.family,) if asked.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
     if layout.by_method:
         return _cifar_rows(layout, families, asked)

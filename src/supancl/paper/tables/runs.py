@@ -272,7 +272,9 @@ def _toy(path: Path) -> list[Entry]:
             chosen = base.with_set({"loss.alpha": row["alpha"], "train.seed": row["seed"]}, because="toy study")
             entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}, conditions=told))
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
-        raise BadInput(f"{path / 'toy.json'}: not what supancl toy writes; run it again with another --out") from None
+        raise BadInput(
+            f"{path / 'toy.json'}: not what supancl paper toy writes; run it again with another --out"
+        ) from None
     return entries
 
 

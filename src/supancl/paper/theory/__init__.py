@@ -1,4 +1,4 @@
-"""Every statement of Sec. 4 and App. A, checked numerically against the shipped loss (`supancl theory`)."""
+"""Every statement of Sec. 4 and App. A, checked numerically against the shipped loss (`supancl paper theory`)."""
 
 from __future__ import annotations
 

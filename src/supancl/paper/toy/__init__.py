@@ -1,4 +1,4 @@
-"""The toy study of Sec. 4.3 and App. B: Tables 1 and 2 and the t-SNE figure (`supancl toy`, docs/toy.md)."""
+"""The toy study of Sec. 4.3 and App. B: Tables 1 and 2 and the t-SNE figure (`supancl paper toy`, docs/toy.md)."""
 
 from __future__ import annotations
 
