@@ -145,9 +145,9 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
             )
             continue
         mean, low, high = interval([of[row][seed] - of[reference][seed] for seed in seeds])
-        told = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
+        verdict = "cannot be told apart" if low <= 0 <= high else "better" if mean > 0 else "worse"
         lines.append(
             f"linear, {row} minus {reference}: {mean:+.2f} points (95% interval {low:+.2f} to {high:+.2f}, "
-            f"n = {len(seeds)}): {told}"
+            f"n = {len(seeds)}): {verdict}"
         )
     return lines

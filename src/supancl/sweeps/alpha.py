@@ -119,12 +119,12 @@ def left_out_classes(data: Data, share: float) -> list[str]:
     Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
     """
     classes = len(data.classes)
-    judged = set(data.train.present()) & set(data.held_out.present())
-    count = min(max(2, round(share * classes)), len(judged) - 2)
+    usable = set(data.train.present()) & set(data.held_out.present())
+    count = min(max(2, round(share * classes)), len(usable) - 2)
     if share == 0 or count < 2:
         return []
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
-    return sorted(data.classes[i] for i in [i for i in order if i in judged][:count])
+    return sorted(data.classes[i] for i in [i for i in order if i in usable][:count])
 
 
 def features_of(run: Trained, split: Split) -> Features:
@@ -172,7 +172,7 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
 
     An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
     """
-    remarks = seeds_named(rows, alphas, "collapsed", "collapsed") + seeds_named(
+    remarks = name_seeds(rows, alphas, "collapsed", "collapsed") + name_seeds(
         rows, alphas, "failed", "failed and is not compared"
     )
     whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
@@ -196,26 +196,26 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
             "run with --seeds 3 or more" + remarks
         )
     reach = reach_of_all([[of[alpha][seed] for seed in seeds] for alpha in whole])
-    alike, worse = [], []
+    close, worse = [], []
     for alpha in whole:
         if alpha == best:
             continue
         difference = mean - statistics.fmean(of[alpha].values())
         if difference <= reach:
-            alike.append(f"{alpha:g}")
+            close.append(f"{alpha:g}")
         else:
             worse.append(
                 f"{alpha:g} is worse by {difference:.2f} points (95% interval {difference - reach:.2f} to "
                 f"{difference + reach:.2f})"
             )
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
-    if alike:
-        named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
+    if close:
+        named = " and ".join(part for part in (", ".join(close[:-1]), close[-1]) if part)
         text += f"; {named} cannot be told apart from it with {len(seeds)} seeds"
     return "; ".join([text, *worse]) + remarks
 
 
-def seeds_named(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
+def name_seeds(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
     """Of which alphas runs collapsed, by the monitor's verdict, or failed; runs of a study are silent in training."""
     found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row[key]] for alpha in alphas}
     return "".join(

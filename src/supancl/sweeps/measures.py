@@ -33,21 +33,21 @@ class Measurement:
     layer: str = "pooled"
     source: str | None = None
 
-    def is_result(self, kept: dict[str, Any], own: str, weights: str) -> bool:
+    def is_result(self, evaluation: dict[str, Any], own: str, weights: str) -> bool:
         """Whether an evaluation is what this would measure of an encoder with these weights."""
-        if (kept.get("protocol"), kept.get("weights")) != (self.protocol, weights):
+        if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(kept), self.source or own):
+        if not same_source(source_of(evaluation), self.source or own):
             return False
         if self.protocol == "linear" and (
-            kept.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in kept)
+            evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
         ):  # 0.1.0 did not say, and chose otherwise
             return False
-        if has_old_crop(kept):
+        if has_old_crop(evaluation):
             return False
-        split = "test" if kept.get("judged") == "test" else kept.get("split")
-        at_hand = split == self.split or kept.get("split") == self.split
-        return at_hand and kept.get("layer") == self.layer and not set(unusual(kept)) - set(VARIED)
+        split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
+        at_hand = split == self.split or evaluation.get("split") == self.split
+        return at_hand and evaluation.get("layer") == self.layer and not set(unusual(evaluation)) - set(VARIED)
 
     def measure(self, subject: Subject) -> dict[str, Any]:
         """The protocol's result, which the run folder keeps."""
@@ -77,8 +77,10 @@ class RunEvaluator:
         subject = self.subject(run, wanted.layer)
         assert subject.recipe is not None
         own, weights = subject.recipe.data.source, subject.weights
-        kept = next((kept for kept in evaluations_of(run) if wanted.is_result(kept, own, weights)), None)
-        return kept if kept is not None else wanted.measure(subject)
+        evaluation = next(
+            (evaluation for evaluation in evaluations_of(run) if wanted.is_result(evaluation, own, weights)), None
+        )
+        return evaluation if evaluation is not None else wanted.measure(subject)
 
     def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
         """One number of a result; None, and a warning, where these data cannot give it."""

@@ -279,7 +279,7 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
     try:
         return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # told here: where an error came from does not cross processes
+        if fault := fault_in_own(error):  # here: where an error came from does not cross processes
             raise BadInput(fault) from error
         raise
 

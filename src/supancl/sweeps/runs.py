@@ -85,8 +85,8 @@ class RunsFailed(CheckFailed):
 def failure_of(folder: Path) -> Failed | None:
     """Why the run in this folder failed; None where no failure is recorded."""
     try:
-        kept = json.loads((folder / FAILED).read_text())
-        return Failed(str(kept["reason"]), int(kept["exit_code"]))
+        recorded = json.loads((folder / FAILED).read_text())
+        return Failed(str(recorded["reason"]), int(recorded["exit_code"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -110,13 +110,13 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse a folder that holds a run with other settings than this recipe's."""
     if not folder.holds_run:
         return
-    kept = flattened(folder.read_recipe()[0])
+    trained_with = flattened(folder.read_recipe()[0])
     for key, value in flattened(recipe).items():
-        if key in ("sources", "train.device", "data.short_side", *HOW) or agrees(key, value, kept.get(key)):
+        if key in ("sources", "train.device", "data.short_side", *HOW) or agrees(key, value, trained_with.get(key)):
             continue
-        if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
+        if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(
-                f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
+                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study asks for {value!r}; "
                 "choose another --out"
             )
 
