@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.cli.pretrain import check_agrees
@@ -16,7 +15,7 @@ from supancl.data.sources.folder import check_apart
 from supancl.data.splits import whole_split
 from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import ALONE, Ranks
-from supancl.sweeps.runner import train_all
+from supancl.sweeps.runner import Sweep
 from supancl.training.cuda.capture import WARM_UP, Replay
 from supancl.training.loop import capture_step, report_compile_failures
 from supancl.training.preflight import (
@@ -434,5 +433,5 @@ def test_a_study_in_its_own_data_is_refused_before_it_trains(tmp_path):
     data = class_folders(tmp_path / "data")
     base = recipe("digits.supsiam").with_set({"data.source": str(data), "train.batch_size": 4})
     with pytest.raises(BadInput, match=r"data/study lies in .*choose another --out$"):
-        train_all({"row": base}, open_data(base.data, 1), data / "study", Console(quiet=True))
+        Sweep(data / "study").train({"row": base}, open_data(base.data, 1))
     assert not (data / "study").exists()

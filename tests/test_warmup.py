@@ -9,7 +9,7 @@ import pytest
 from supancl import pretrain, recipe
 from supancl.config import to_json
 from supancl.evaluate.naming import group_of
-from supancl.paper.table_runs import changes
+from supancl.paper.tables.runs import changes
 from supancl.recipes import recipe_from_json
 from supancl.recipes.recipe import resolve_warmup
 from supancl.weights.run_folder import RunFolder

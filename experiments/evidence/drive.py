@@ -36,7 +36,7 @@ from experiments.evidence.results import (
 )
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
 from supancl.files import held, write_text
-from supancl.sweeps.runner import is_finished
+from supancl.sweeps.runs import is_finished
 from supancl.training.cuda.reuse import one_step
 from supancl.weights.run_folder import RunFolder
 

@@ -61,7 +61,7 @@ from experiments.evidence.tables import (
     unique,
 )
 from supancl.files import put_between
-from supancl.paper.paper_numbers import SIX
+from supancl.paper.numbers import SIX
 
 SHOWN = ("knn", "linear", "crossed", "pets", "omniglot_5", "traffic-signs_5")
 PAGE = "RESULTS.md"

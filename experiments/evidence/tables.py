@@ -22,8 +22,7 @@ from experiments.evidence.results import (
     waiting,
 )
 from supancl.errors import counted
-from supancl.paper.collapse import PAPER as TABLE_8
-from supancl.paper.paper_numbers import CIFAR, METRIC_IMAGENET, SIX
+from supancl.paper.numbers import CIFAR, COLLAPSE, METRIC_IMAGENET, SIX
 from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
 from supancl.reports.tables import Table, to_markdown
@@ -204,7 +203,7 @@ def collapse_table(known: Evidence) -> str:
     for harsh in (False, True):
         decay = cell_decay(known, harsh)
         for key, row in known.cells(harsh).items():
-            paper = TABLE_8[key]
+            paper = COLLAPSE[key]
             verdict = {"missing": "not measured yet", "failed": "the run failed"}.get(
                 row.lacking, "yes" if row.collapsed else "no"
             )

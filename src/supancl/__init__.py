@@ -15,6 +15,7 @@ from supancl.core.methods import METHODS, Method
 from supancl.core.pools import ClassQueues, Pool, PoolSpec, Prototypes, Queue
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data import Crops, Data, DataSpec, Masks, from_arrays, open_data
+from supancl.data.sources.benchmarks import Benchmark
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, SupanclError
 from supancl.moved import install, moved_attribute
 from supancl.probes import (
@@ -28,7 +29,7 @@ from supancl.probes import (
     transfer,
     variance,
 )
-from supancl.recipes import RECIPES, Recipe, recipe, register
+from supancl.recipes import RECIPES, Recipe, recipe, register, register_benchmark, register_encoder
 from supancl.reporter import Reporter
 from supancl.training.pretrain import Run, pretrain
 from supancl.weights.encoder_file import load_encoder, load_projector
@@ -43,6 +44,7 @@ __all__ = [
     "RECIPES",
     "Align",
     "BadInput",
+    "Benchmark",
     "BranchSpec",
     "Branches",
     "ClassQueues",
@@ -86,6 +88,8 @@ __all__ = [
     "pretrain",
     "recipe",
     "register",
+    "register_benchmark",
+    "register_encoder",
     "transfer",
     "variance",
 ]

@@ -18,7 +18,7 @@ from typing import Any
 MOVED_ROOMS = (
     # old room, new room, modules that kept their names
     ("", "core", "branches encoders heads losses methods pools schedules"),
-    ("", "training.cuda", "capture layers reuse"),
+    ("", "training.cuda", "layers reuse"),
     ("", "training", "monitor signals"),
     ("", "weights", "importing"),
     ("importing", "weights", "formats"),
@@ -31,17 +31,9 @@ MOVED_ROOMS = (
     ("judge", "evaluate", "compared embedding finetune naming suite"),
     ("report", "reports", "alpha_page contact_sheet detections pictures score_table suite_page"),
     ("studies", "sweeps", "alpha measures"),
-    (
-        "studies",
-        "paper",
-        "collapse figure paper_numbers study study_rows table_cells table_detectors table_entry table_formats "
-        "table_layouts table_make table_plan table_runs tables theory theory_checks theory_dynamics theory_formulas "
-        "theory_predictor theory_world toy toy_measure toy_tables toy_train",
-    ),
+    ("studies", "paper", "collapse figure study study_rows theory toy"),
 )
 RENAMED_MODULES = {
-    "trainer": "training.step",
-    "train": "training.loop",
     "start": "training.preflight",
     "data.sidecars": "data.sources.tar_index",
     "data.dividing": "data.sources.benchmark_splits",
@@ -57,8 +49,22 @@ RENAMED_MODULES = {
     "report": "reports",
     "recipes.own": "recipes.plugins",
     "studies": "paper",
-    "studies.many": "sweeps.runner",
     "data.loader": "data.splits",
+    "studies.paper_numbers": "paper.numbers",
+    "studies.tables": "paper.tables.layouts",
+    "studies.table_detectors": "paper.tables.runs",
+    "studies.table_entry": "paper.tables.entries",
+    "studies.toy_measure": "paper.toy.measures",
+    "studies.toy_train": "paper.toy.training",
+    "studies.toy_tables": "paper.toy.tables",
+    **{
+        f"studies.table_{name}": f"paper.tables.{name}"
+        for name in ["cells", "formats", "layouts", "make", "plan", "runs"]
+    },
+    **{
+        f"studies.theory_{name}": f"paper.theory.{name}"
+        for name in ["checks", "dynamics", "formulas", "predictor", "world"]
+    },
 }
 # a module of 0.1.0 whose names are in several modules now
 DIVIDED_MODULES = {
@@ -66,15 +72,16 @@ DIVIDED_MODULES = {
     "data.decoding": ("data.opening", "data.splits"),
     "data.images": ("data.decode", "data.store.memory"),
     "data.readers": ("data.sources.folder", "data.sources.arrays", "data.sources.csv_table", "data.splits"),
-}
-# a module of 0.1.0 whose names are in several modules now
-DIVIDED_MODULES = {
     "checkpoint": ("weights.checkpoint", "weights.encoder_file", "weights.writer"),
     "evaluate.linear": ("probes.linear", "probes.sgd"),
     "judge.classes": ("evaluate.sources", "evaluate.few_shot", "evaluate.finetune"),
     "judge.protocols": ("evaluate.protocols", "evaluate.few_shot"),
     "judge.sources": ("evaluate.sources", "evaluate.few_shot"),
     "run": ("weights.run_folder", "weights.metrics_log", "weights.provenance", "files"),
+    "train": ("training.pretrain", "training.loop", "reporter"),
+    "trainer": ("training.trainer", "training.step", "training.inputs", "training.model", "training.cuda.capture"),
+    "capture": ("training.cuda.capture", "training.compilation"),
+    "studies.many": ("sweeps.runner", "sweeps.runs", "sweeps.results"),
 }
 # packages that still exist and gave these names away
 MOVED_NAMES = {

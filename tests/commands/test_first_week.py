@@ -13,7 +13,7 @@ from supancl import Align, BadInput, Interrupted, Reporter, cli, errors, pretrai
 from supancl.evaluate.naming import data_name
 from supancl.recipes import RECIPES
 from supancl.recipes import plugins as own
-from supancl.sweeps import runner as many
+from supancl.sweeps import runner
 from supancl.training.preflight import is_same_or_moved
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.importing import open_encoder
@@ -284,7 +284,7 @@ def test_a_loss_is_held_to_what_it_gives_where_its_call_is_that_of_a_class_above
 def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tmp_path, inherited):
     chosen = replace(recipe("digits.simsiam").with_set({"data.limit": 128}), loss=inherited["broken"]())
     with pytest.raises(BadInput, match=r"test_first_week.py line \d+, in __call__: AttributeError: 'Tensor' .*nothing"):
-        many._train_in_worker(chosen, tmp_path / "run")
+        runner._train_in_worker(chosen, tmp_path / "run")
     with pytest.raises(BadInput, match="already holds a run") as told:  # what says itself what is wrong stays
         pretrain(chosen, out=tmp_path / "run")
     assert own.fault_in_own(told.value) == ""

@@ -1,6 +1,7 @@
 """A loss or a pool of one's own: examples/own_method.py as the command line, runs that are read back, and refusals."""
 
 import importlib
+import json
 import os
 import re
 import signal
@@ -10,14 +11,18 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageDraw
 
 from supancl import (
+    RECIPES,
     Align,
     BadInput,
     Contrast,
     CrossEntropy,
+    EncoderSpec,
     Interrupted,
     Pool,
     PoolSpec,
@@ -27,9 +32,11 @@ from supancl import (
     pretrain,
     recipe,
     register,
+    register_encoder,
 )
+from supancl.core.encoders import BUILDERS
 from supancl.core.pools import Stored
-from supancl.paper.table_layouts import BEYOND, LAYOUTS
+from supancl.paper.tables.layouts import BEYOND, LAYOUTS
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _could_not_begin
 from supancl.training.trainer import Trainer
@@ -38,7 +45,6 @@ from tests.files import supancl
 from tests.tiny import tiny_data, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text()
 EXAMPLE = ROOT / "examples" / "own_method.py"
 
 
@@ -46,25 +52,162 @@ EXAMPLE = ROOT / "examples" / "own_method.py"
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
     monkeypatch.setattr(own, "OWN", {})
+    recipes = dict(RECIPES)
+    yield
+    for name in RECIPES.keys() - recipes.keys():
+        del RECIPES[name]
 
 
-def test_the_page_shows_the_example():
-    assert EXAMPLE.read_text() in PAGE
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("block", re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL), ids=["own", "seeds"])
-def test_every_command_of_the_page_runs(block, tmp_path, forks):
-    (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = subprocess.run(
-        ["bash", "-ec", block], cwd=tmp_path, env={**os.environ, **forks}, capture_output=True, text=True
+def run_shell(script, folder, environment):
+    return subprocess.run(
+        ["bash", "-ec", script], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True
     )
+
+
+def test_the_page_adds_a_loss_a_pool_an_encoder_and_a_benchmark_in_sixty_lines():
+    shown = blocks("extending.md", "python")
+    assert len(shown) == 4
+    assert EXAMPLE.read_text().startswith("\n\n".join(shown))
+    assert sum(block.count("\n") for block in (*shown, *blocks("extending.md", "bash"))) <= 60
+
+
+def draw_shapes(folder):
+    """40, 10 and 10 squares and discs."""
+    folder.mkdir(parents=True)
+    rows, random = [], np.random.default_rng(0)
+    for number in range(60):
+        image = Image.new("L", (16, 16))
+        corner = random.integers(0, 8, 2).tolist()
+        draw = (ImageDraw.Draw(image).rectangle, ImageDraw.Draw(image).ellipse)[number % 2]
+        draw([*corner, corner[0] + 6, corner[1] + 6], fill=255)
+        image.save(folder / f"{number}.png")
+        split = "train" if number < 40 else "val" if number < 50 else "test"
+        rows.append(f"{split} {number}.png {('square', 'disc')[number % 2]}")
+    (folder / "labels.txt").write_text("\n".join(rows))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, forks):
+    """The page's file and the folders that its commands have made."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "own_method.py").write_text("\n\n".join(blocks("extending.md", "python")))
+    draw_shapes(folder / "DATA" / "shapes")
+    (script,) = blocks("extending.md", "bash")
+    done = run_shell(script, folder, forks)
     assert done.returncode == 0, done.stderr[-2000:]
-    if "own_method" in block:
-        kept = (tmp_path / "runs" / "spread" / "recipe.json").read_text()
-        assert '"kind": "spread"' in kept
-        assert '"weight": 3.0' in kept
-    else:
-        assert "digits.supsiam (n = 3)" in done.stdout
+    return folder, done.stdout
+
+
+def test_every_command_of_the_page_runs(made):
+    folder, told = made
+    kept = json.loads((folder / "runs" / "spread" / "recipe.json").read_text())
+    assert kept["recipe"]["loss"] == {"kind": "spread", "weight": 3.0}
+    assert kept["plugins"] == [str(folder / "own_method.py")]
+    kept = json.loads((folder / "runs" / "halved" / "recipe.json").read_text())["recipe"]
+    assert (kept["pool"]["kind"], kept["encoder"]["name"]) == ("halved", "patches")
+    assert "evaluate knn runs/spread --plugin own_method.py" in told
+    assert re.search(r"mine\.halved .*\d", told)
+    assert "shapes" in told
+
+
+def test_the_commands_of_two_methods_with_seeds_run(tmp_path, forks):
+    (script,) = (block for block in blocks("evaluate.md", "bash") if "for seed" in block)
+    done = run_shell(script, tmp_path, forks)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "digits.supsiam (n = 3)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("evaluate", "knn", "runs/spread"),
+        ("embed", "runs/halved", "--data", "digits", "--out", "features.npz"),
+        ("pretrain", "--resume", "--out", "runs/spread"),
+        ("paper", "figure", "3", "runs/spread"),
+    ],
+)
+def test_without_the_plugin_the_file_is_named(made, words, monkeypatch, capsys):
+    monkeypatch.chdir(made[0])
+    said = supancl(capsys, *words)
+    assert said.code == 2
+    assert said.err.strip().endswith(f"pass it: --plugin {made[0] / 'own_method.py'}")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "supancl evaluate knn runs/halved --plugin own_method.py",
+        "supancl embed runs/halved --data shapes@DATA --out features.npz --plugin own_method.py",
+        "supancl data check shapes --root DATA --plugin own_method.py",
+        "supancl recipes mine.halved --plugin own_method.py",
+        "supancl paper table 7 runs/halved --plugin own_method.py",
+        "python own_method.py evaluate knn runs/spread",
+    ],
+)
+def test_the_plugin_reaches_the_command(made, script, forks):
+    folder, _ = made
+    if script.startswith("python"):
+        (folder / "own_method.py").write_text(EXAMPLE.read_text())  # with its last lines it is the command line itself
+    done = run_shell(script, folder, forks)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "no such file"),
+        ("import torch\n\nx = (\n", "line 3: SyntaxError"),
+        ("import supancl\n\nsupancl.nothing\n", "line 3: AttributeError"),
+        ("import not_there_at_all\n", "line 1: ModuleNotFoundError"),
+        ("import supancl\nsupancl.register(supancl.Align)\n", "line 2: Align: loss.kind = 'align' is one of supancl's"),
+        ("import supancl\nsupancl.register_encoder('cnn', None)\n", "line 2: encoder 'cnn' is one of supancl's"),
+        (
+            "import supancl\nrow = supancl.Benchmark('T', 2, (), '', '')\nsupancl.register_benchmark('mine', row)\n",
+            "line 3: benchmark 'mine': needs split=",
+        ),
+        (
+            "import supancl\nrow = supancl.Benchmark('T', 2, (), '', '')\nsupancl.register_benchmark('pets', row)\n",
+            "line 3: benchmark 'pets' is one of supancl's",
+        ),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_one_line_with_file_and_line(text, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(own, "LOADED", [])
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    said = supancl(capsys, "recipes", "--plugin", tmp_path / "mine.py")
+    assert said.code == 2
+    assert f"--plugin {tmp_path / 'mine.py'}: " in said.err
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_plugin_that_calls_the_command_line_is_refused_before_anything_is_done(tmp_path, forks):
+    (tmp_path / "mine.py").write_text("from supancl.cli import entry\n\nentry()\n")
+    done = run_shell("supancl pretrain digits.supsiam --epochs 1 --out run --plugin mine.py", tmp_path, forks)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "--plugin mine.py: it calls supancl while it is loaded" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plugin_that_is_no_python_file_is_refused(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("x = 1")
+    said = supancl(capsys, "recipes", "--plugin", tmp_path / "mine.txt")
+    assert (said.code, "must end in .py" in said.err) == (2, True)
+
+
+def test_an_encoder_that_gives_no_vectors_is_refused(monkeypatch):
+    monkeypatch.setitem(BUILDERS, "maps", None)  # forgotten after the test
+    monkeypatch.setitem(own.OWN, ("encoder", "maps"), None)
+    register_encoder("maps", lambda spec: torch.nn.Conv2d(spec.channels, 4, 3))
+    with pytest.raises(BadInput, match=r"encoder 'maps' gives features of shape \(4, 6, 6\), not one vector"):
+        EncoderSpec("maps", channels=1, size=8, mean=(0.5,), std=(0.5,)).build()
 
 
 @dataclass(frozen=True)
@@ -174,8 +317,8 @@ def test_a_run_whose_loss_nobody_made_known_names_it_and_the_way_out(tmp_path, m
     for words in (("evaluate", "knn", tmp_path / "run"), ("pretrain", "--resume", "--out", tmp_path / "run")):
         said = supancl(capsys, *words)
         assert said.code == 2
-        assert "loss.kind = 'distant' is none of align, contrast, crossentropy; if it is your own" in said.err
-        assert said.err.strip().endswith("python FILE COMMAND ... (docs/extending.md)")
+        assert "loss.kind = 'distant' is none of align, contrast, crossentropy; " in said.err
+        assert said.err.strip().endswith(f"pass it: --plugin {__file__}")
 
 
 def test_a_kind_that_is_taken_or_missing_is_refused():
@@ -244,7 +387,7 @@ def test_a_class_defined_anew_takes_its_own_place_and_recipes_of_the_one_before_
         replace(plain, loss=first()).with_set({"train.epochs": 1})
 
     started = 'if __name__ == "__main__":\n    import own_module\n\n    print(own_module.Spread is not Spread)\n'
-    (tmp_path / "own_module.py").write_text(EXAMPLE.read_text().split("def spread")[0] + started)
+    (tmp_path / "own_module.py").write_text(EXAMPLE.read_text().split("class HalvedQueue")[0] + started)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("own_module")
     before = own.OWN["loss", "spread"]
@@ -491,11 +634,12 @@ batch mine.spread --jobs 2 --epochs 1 --seeds 1 --set data.limit=256 --rows batc
 """
 
 
-def test_a_study_side_by_side_knows_the_loss_in_every_process(tmp_path):
+@pytest.mark.parametrize(
+    "way", [["own_method.py", "study"], ["-m", "supancl.cli", "study", "--plugin", "own_method.py"]]
+)
+def test_a_study_side_by_side_knows_the_loss_in_every_process(way, tmp_path):
     (tmp_path / "own_method.py").write_text(EXAMPLE.read_text())
-    done = subprocess.run(
-        [sys.executable, "own_method.py", "study", *STUDY.split()], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, *way, *STUDY.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     for row in ("batch-128", "batch-256"):
         assert '"kind": "spread"' in (tmp_path / "study" / f"{row}-seed-0" / "recipe.json").read_text()

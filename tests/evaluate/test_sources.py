@@ -34,7 +34,7 @@ from supancl.evaluate.sources import (
     three_splits,
     was_trained_on,
 )
-from supancl.paper.table_runs import grouped, read_entries
+from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
 from tests.data.benchmark_trees import BUILDERS
 from tests.evaluate.made import SPEC, bright, encoder, run_folder, source, subject
@@ -257,7 +257,7 @@ def test_what_is_not_another_run_is_the_same_group_for_evaluate_and_for_tables(t
     other = run_folder(tmp_path / "c", 2, train__batch_size=32)
     groups = [subject(path).group for path in (plain, same, other)]
     assert groups[0] == groups[1] != groups[2]
-    found = grouped(read_entries([str(plain), str(same), str(other)]))
+    found = group_entries(read_entries([str(plain), str(same), str(other)]))
     assert [[entry.path for entry in group.entries] for group in found] == [[plain, same], [other]]
 
 

@@ -132,7 +132,7 @@ def test_the_command_makes_the_recipe_that_is_meant(step) -> None:
     plan = next(plan for plan in (PLAN, rehearsal(PLAN), PLANS["digits"]()) if step in plan.steps)
     settings = settings_of(step, plan, (0.123, 3e-5))
     words = words_of(step, plan, settings)
-    args = build_parser("pretrain").parse_args(shlex.split(shlex.join(words)))
+    args = build_parser().parse_args(shlex.split(shlex.join(words)))
     made = recipe_from_flags(args.recipe, args)
     meant = recipe_of(plan.family, step.method, step.epochs, settings)
     meant = meant.with_set({"train.seed": step.seed, "data.source": plan.data})

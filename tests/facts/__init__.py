@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from supancl.paper.paper_numbers import PAPER, PaperTable
+from supancl.paper.numbers import PAPER, PaperTable
 
 FOLDER = Path(__file__).parent
 TABLES = FOLDER / "paper_tables.json"

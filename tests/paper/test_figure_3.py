@@ -239,8 +239,8 @@ def test_the_figures_are_listed_with_their_commands(capsys):
     said = supancl(capsys, "figure")
     assert said.code == 0
     assert [line.split(":")[0] for line in said.out.splitlines()] == ["Figure 1", "Figure 2", "Figure 3"]
-    assert "supancl toy" in supancl(capsys, "figure", "2").out
-    assert "supancl figure 3" in supancl(capsys, "figure", "Figure 3").out
+    assert "supancl paper toy" in supancl(capsys, "figure", "2").out
+    assert "supancl paper figure 3" in supancl(capsys, "figure", "Figure 3").out
     assert supancl(capsys, "figure", "2", "runs/any").code == 2
     said = supancl(capsys, "figure", "7")
     assert said.code == 2

@@ -12,7 +12,7 @@ import pytest
 
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.paper import toy
-from supancl.paper.toy_train import Size
+from supancl.paper.toy.training import Size
 from supancl.weights.run_folder import RunFolder
 from tests.detect.drawn import TINY, write_voc
 from tests.kept.make import narrow_resnet

@@ -145,7 +145,7 @@ def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path, capsys) -
 
 @pytest.mark.parametrize(("words", "named"), [
     (("5", "RUN", "--data", "digits"), "RUN"),
-    (("2", "--data", "digits"), "supancl toy"),
+    (("2", "--data", "digits"), "supancl paper toy"),
     (("5", "--family", "digits", "--rows", "supsim"), "supsiam"),
     (("5", "--benchmarks", "nowhere"), "nowhere"),
     (("5", "--epochs", "3"), "--data"),

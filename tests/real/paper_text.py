@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from supancl.paper.paper_numbers import PAPER
+from supancl.paper.numbers import PAPER
 from tests.facts import TABLES, PrintedTable
 
 LABELS = {name: table.label for name, table in PAPER.items()} | {"sizes": "datasets"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from supancl.paper.paper_numbers import PAPER
+from supancl.paper.numbers import PAPER
 from tests.facts import assert_package_has, read_tables
 from tests.real.paper_text import LABELS, read_paper
 

@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import supancl.training.inputs
 from supancl import recipe
 from supancl.cli import main
+from supancl.cli.alpha import parse_alphas
 from supancl.data.opening import open_data
 from supancl.probes import Features
 from supancl.reports import pictures
 from supancl.stats import mean_interval, tukey_half_width
-from supancl.sweeps import alpha
-from supancl.sweeps import runner as many
-from supancl.sweeps.alpha import few_shot_accuracy, parse_alphas, recommendation
-from supancl.sweeps.runner import FAILED, Trained, left_out_classes
+from supancl.sweeps import alpha, runner
+from supancl.sweeps.alpha import few_shot_accuracy, left_out_classes, recommendation
+from supancl.sweeps.runner import Sweep
+from supancl.sweeps.runs import FAILED, Failed, RunsFailed, Trained, retry_flags
 from supancl.weights.run_folder import RunFolder
 from tests.files import class_folders
 from tests.tiny import poisoned, tiny_data
@@ -247,7 +247,7 @@ def test_measured_on_the_device_that_the_run_was_trained_on(study: Path, monkeyp
 
 def fail_at(monkeypatch, *names: str) -> list[str]:
     """These runs meet a loss that is not a number in their second epoch; gives the names of all that were trained."""
-    plain, begun = many.pretrain, []
+    plain, begun = runner.pretrain, []
 
     def pretrain(recipe, out, **options):
         begun.append(out.name)
@@ -256,7 +256,7 @@ def fail_at(monkeypatch, *names: str) -> list[str]:
                 poisoned(patched, {5})
             return plain(recipe, out=out, **options)
 
-    monkeypatch.setattr(many, "pretrain", pretrain)
+    monkeypatch.setattr(runner, "pretrain", pretrain)
     return begun
 
 
@@ -320,29 +320,29 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
 def test_a_study_goes_on_without_steps_that_gave_no_numbers_and_keeps_its_finished_runs(tmp_path, monkeypatch) -> None:
     small = {"data.limit": 128, "encoder.width": 16, "train.device": "cpu", "train.epochs": 1, "train.batch_size": 16}
     recipes = {f"seed-{seed}": recipe("digits.supsiam").with_set({**small, "train.seed": seed}) for seed in (0, 1)}
-    data, out, quiet = open_data(recipes["seed-0"].data, 1), tmp_path / "study", Console(quiet=True)
+    data, out = open_data(recipes["seed-0"].data, 1), tmp_path / "study"
     begun = fail_at(monkeypatch, "seed-1")
-    assert [*many.train_all(recipes, data, out, quiet, jobs=1).failed] == ["seed-1"]
+    assert [*Sweep(out, jobs=1).train(recipes, data).failed] == ["seed-1"]
     asked = {name: each.with_set({"train.on_nan": "skip"}) for name, each in recipes.items()}
-    assert not many.train_all(asked, data, out, quiet, jobs=1, retry=True).failed
+    assert not Sweep(out, jobs=1, retry=True).train(asked, data).failed
     assert begun == ["seed-0", "seed-1", "seed-1"]
     kept = [RunFolder(out / name).read_recipe()[0].train.on_nan for name in recipes]
     assert kept == ["stop", "skip"]
-    assert len(many.train_all(recipes, data, out, quiet, jobs=1).trained) == 2  # as the study was first asked for
+    assert len(Sweep(out, jobs=1).train(recipes, data).trained) == 2  # as the study was first asked for
     assert len(begun) == 3
 
 
 def test_runs_that_collapsed_go_on_with_what_they_are_told(tmp_path: Path) -> None:
-    failed = {"a": many.Failed("it collapsed", 3)}
-    told = str(many.RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
+    failed = {"a": Failed("it collapsed", 3)}
+    told = str(RunsFailed(failed, {"rows": [1, 2]}, tmp_path))
     assert told.startswith("1 of 2 runs failed and is in no mean (a); ")
     assert told.endswith(
         f"is in {tmp_path}, and --retry --on-collapse warn goes on with them from their last "
         "checkpoint; a: it collapsed"
     )
-    other = {"b": many.Failed("no number", 4)}
-    assert many.way_on(other) == "--retry --on-nan skip"
-    assert many.way_on({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
+    other = {"b": Failed("no number", 4)}
+    assert retry_flags(other) == "--retry --on-nan skip"
+    assert retry_flags({**failed, **other}) == "--retry --on-nan skip --on-collapse warn"
 
 
 def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, monkeypatch) -> None:
@@ -357,15 +357,15 @@ def test_a_study_goes_on_with_runs_that_collapsed_when_it_is_asked_to(tmp_path, 
         "train.log_every": 1,
     }
     recipes = {"one": recipe("digits.supsiam").with_set(small)}
-    data, out, quiet = open_data(recipes["one"].data, 1), tmp_path / "study", Console(quiet=True)
-    failed = many.train_all(recipes, data, out, quiet, jobs=1).failed["one"]
+    data, out = open_data(recipes["one"].data, 1), tmp_path / "study"
+    failed = Sweep(out, jobs=1).train(recipes, data).failed["one"]
     assert failed.collapsed
     assert "--resume" not in failed.reason  # that is for who trains one run
-    again = many.train_all(recipes, data, out, quiet, jobs=1, retry=True).failed["one"]
+    again = Sweep(out, jobs=1, retry=True).train(recipes, data).failed["one"]
     assert again.reason.startswith("the representation had collapsed by step 3 and train.on_collapse is 'stop', so ")
     assert "--resume" not in again.reason
     asked = {"one": recipes["one"].with_set({"train.on_collapse": "warn"})}
-    found = many.train_all(asked, data, out, quiet, jobs=1, retry=True)
+    found = Sweep(out, jobs=1, retry=True).train(asked, data)
     assert not found.failed
     assert found.trained["one"].collapsed
 
@@ -387,7 +387,7 @@ def test_a_process_that_is_killed_is_told_with_the_way_on(tmp_path: Path, monkey
         yield "alpha-0-seed-0", None
         raise BrokenProcessPool
 
-    monkeypatch.setattr(many, "_trained", killed)
+    monkeypatch.setattr(runner, "train_each", killed)
     out = tmp_path / "study"
     assert main(["alpha", "digits.supsiam", "--alphas", "0,1", "--jobs", "4", "--out", str(out), *SMALL]) == 2
     assert capsys.readouterr().err == (

@@ -9,7 +9,8 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
-from supancl.paper.collapse import MEASURES, PAPER, cell, line
+from supancl.paper.collapse import MEASURES, cell, line
+from supancl.paper.numbers import COLLAPSE
 from supancl.training.monitor import COLLAPSED_RANK
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
@@ -42,7 +43,7 @@ def test_the_four_cells_are_trained_judged_and_set_beside_the_paper(tmp_path: Pa
     assert [(row["pool"], row["ema"]) for row in rows] == list(COLLAPSE_CELLS)
     assert all(0 <= row["knn"] <= 100 and row["effective_rank"] > 0 for row in rows)
     printed = capsys.readouterr().out
-    for _, knn in PAPER.values():
+    for _, knn in COLLAPSE.values():
         assert f"{knn:.2f}" in printed
 
 
@@ -72,7 +73,7 @@ def test_a_cell_whose_runs_failed_has_no_verdict() -> None:
         for pool, ema in COLLAPSE_CELLS
         for seed in range(2)
     ]
-    lost = {**dict.fromkeys(MEASURES, float("nan")), "collapsed": None, "failed": "why"}
+    lost = {**dict.fromkeys(MEASURES), "collapsed": None, "failed": "why"}
     assert line(found, (True, False))[2:] == ["no", "50.00 +- 0.00", "20.0 +- 0.0", "1.000 +- 0.000", "no", "73.92"]
     for row in found:
         if not row["pool"] and (row["ema"] or row["seed"] == 0):
@@ -90,7 +91,7 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
 
 @pytest.mark.parametrize(("more", "line"), [
     (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
-    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN "
+    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN "
                                 "to set beside the paper's; leave it at warn"),
 ])  # fmt: skip
 def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:

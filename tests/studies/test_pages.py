@@ -12,7 +12,8 @@ import pytest
 from supancl.cli import main
 from supancl.core.branches import Branches
 from supancl.core.pools import Pool
-from supancl.paper import paper_numbers, toy_tables
+from supancl.paper import numbers
+from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES
 from supancl.training import loop as train
 from supancl.training import monitor
@@ -71,11 +72,11 @@ def test_the_slips_are_in_the_papers_tables() -> None:
     assert f"in {compared - len(worse)} of the {compared}" in " ".join(SLIPS.split())
     for value in (*worse, toy[1.0]["interpolation 0.8"]):
         assert f"{value:.2f}" in SLIPS
-    losses = {alpha: row[0] for alpha, row in paper_numbers.METRIC_IMAGENET.items()}
+    losses = {alpha: row[0] for alpha, row in numbers.METRIC_IMAGENET.items()}
     assert losses["1"] > losses["0.8"]
     assert f"{losses['0.8']:.4f}" in SLIPS
     assert f"{losses['1']:.4f}" in SLIPS
-    ours, theirs = (paper_numbers.TRANSFER_VIT[name][1:] for name in ("supbyol", "supmoco"))  # the first is the rank
+    ours, theirs = (numbers.TRANSFER_VIT[name][1:] for name in ("supbyol", "supmoco"))  # the first is the rank
     behind = [(own, other) for own, other in zip(ours, theirs, strict=True) if own < other]
     assert len(behind) == 2
     assert all(f"{own:.2f}" in SLIPS and f"{other:.2f}" in SLIPS for own, other in behind)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from supancl.paper.paper_numbers import PAPER
-from supancl.paper.table_cells import average_ranks
-from supancl.paper.table_layouts import LAYOUTS, YES
+from supancl.paper.numbers import PAPER
+from supancl.paper.tables.cells import average_ranks
+from supancl.paper.tables.layouts import LAYOUTS, YES
 from tests.facts import assert_package_has, read_tables
 
 TABLES = read_tables()

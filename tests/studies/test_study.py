@@ -9,12 +9,11 @@ import pytest
 from supancl import recipe
 from supancl.cli import main
 from supancl.config import flattened
-from supancl.paper.paper_numbers import PAPER
+from supancl.paper.numbers import PAPER
 from supancl.paper.study import MEASURES, differences
 from supancl.paper.study_rows import STUDIES
-from supancl.paper.table_layouts import LAYOUTS
-from supancl.paper.tables import table_name
-from supancl.sweeps.runner import FAILED
+from supancl.paper.tables.layouts import LAYOUTS, table_name
+from supancl.sweeps.runs import FAILED
 from tests.files import class_folders
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -299,7 +298,7 @@ def test_a_study_that_cannot_be_is_told_before_the_data_are_read(name, tmp_path,
     def read(*arguments):
         raise AssertionError("the data were read")
 
-    monkeypatch.setattr(f"supancl.paper.{name}.data_of", read)
+    monkeypatch.setattr("supancl.sweeps.runner.open_data", read)
     monkeypatch.chdir(class_folders(tmp_path / "data"))
     (tmp_path / "file").write_text("mine")
     command = [*STUDY_COMMANDS[name], "digits.supsiam", "--data"]

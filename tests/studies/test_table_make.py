@@ -1,4 +1,4 @@
-"""`supancl tables NAME --data ...` trains and lays out; `supancl figure 3` draws. The whole ways are in tests/paper."""
+"""`supancl paper table NAME --data ...` trains and lays out; `supancl paper figure 3` draws. See also tests/paper."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_failed_runs_are_named_in_the_error_and_in_the_json(capsys: pytest.Captu
 
 
 def test_a_folder_that_may_not_be_read_beside_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from supancl.paper.table_detectors import holds_detectors
+    from supancl.paper.tables.runs import holds_detectors
 
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))

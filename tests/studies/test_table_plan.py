@@ -1,4 +1,4 @@
-"""What `supancl tables NAME --data ...` would train: the paper's rows as runs, and refusals before anything is made."""
+"""What `supancl paper table NAME --data ...` would train: the paper's rows as runs, and refusals beforehand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from supancl.cli import main
-from supancl.paper.table_layouts import LAYOUTS
-from supancl.paper.table_plan import keep_out, spoken
-from supancl.paper.tables import table_name
+from supancl.paper.tables.layouts import LAYOUTS, table_name
+from supancl.paper.tables.plan import in_words, keep_out
 
 METHODS = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 ALPHAS = tuple(f"alpha-{alpha}" for alpha in ("0", "0.2", "0.5", "0.8", "1"))
@@ -52,7 +51,7 @@ def test_table_g1_has_vits_and_h1_both_cifars() -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["2", "--data", "digits"], ["Table 2", "supancl toy"]),
+        (["2", "--data", "digits"], ["Table 2", "supancl paper toy"]),
         (["5", "--recipe", "digits.supsiam", "--data", "digits"], ["digits.supsiam", "--family"]),
         (["5", "--family", "digits", "--data", "digits", "--rows", "supsiamm"], ["supsiamm", "supsiam"]),
         (["5", "--family", "digits", "--data", "digits", "--seeds", "0"], ["--seeds 0"]),
@@ -86,7 +85,7 @@ def test_images_are_kept_out_where_a_ridge_is_chosen(name: str, kept_out: float 
 
 
 def test_times_are_said_as_people_say_them() -> None:
-    assert [spoken(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
+    assert [in_words(seconds) for seconds in (5, 99, 120, 3600, 5400)] == [
         "5 s",
         "99 s",
         "2 min",
@@ -100,6 +99,6 @@ def test_every_figure_of_the_paper_is_named(capsys: pytest.CaptureFixture[str]) 
     listed = capsys.readouterr().out
     assert all(f"Figure {number}" in listed for number in (1, 2, 3))
     assert main(["figure", "2"]) == 0
-    assert "supancl toy" in capsys.readouterr().out
+    assert "supancl paper toy" in capsys.readouterr().out
     assert main(["figure", "9"]) == 2
     assert "1, 2, 3" in capsys.readouterr().err

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from supancl.paper.table_cells import Filled, fill
-from supancl.paper.table_layouts import LAYOUTS
-from supancl.paper.table_runs import read_entries
+from supancl.paper.tables.cells import Filled, fill
+from supancl.paper.tables.layouts import LAYOUTS
+from supancl.paper.tables.runs import read_entries
 from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 

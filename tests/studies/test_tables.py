@@ -12,13 +12,12 @@ import pytest
 from supancl import PoolSpec, Recipe, recipe
 from supancl.cli import main
 from supancl.config import to_json
-from supancl.paper.paper_numbers import PAPER, TRANSFER
-from supancl.paper.table_cells import Line, _spread_notes, average_ranks, fill
-from supancl.paper.table_formats import FORMATS, as_csv, as_latex, as_markdown, as_text
-from supancl.paper.table_layouts import BEYOND, LAYOUTS
-from supancl.paper.table_runs import Score, read_entries
-from supancl.paper.tables import table_name
-from supancl.paper.toy_train import FULL, QUICK, READINGS
+from supancl.paper.numbers import PAPER, TRANSFER
+from supancl.paper.tables.cells import Line, _spread_notes, average_ranks, fill
+from supancl.paper.tables.formats import FORMATS, as_csv, as_latex, as_markdown, as_text
+from supancl.paper.tables.layouts import BEYOND, LAYOUTS, table_name
+from supancl.paper.tables.runs import Score, read_entries
+from supancl.paper.toy.training import FULL, QUICK, READINGS
 from supancl.weights.run_folder import RunFolder
 
 
@@ -474,7 +473,7 @@ def test_a_damaged_evaluation_is_named(text: str, tmp_path: Path, capsys) -> Non
 @pytest.mark.parametrize("content", [{}, {"rows": [{"alpha": 0.5}]}, {"rows": [{"alpha": "x", "seed": 0}]}])
 def test_a_damaged_toy_study_is_named(content: dict[str, Any], tmp_path: Path, capsys) -> None:
     (tmp_path / "toy.json").write_text(json.dumps(content))
-    assert "not what supancl toy writes" in refused(capsys, "1", str(tmp_path))
+    assert "not what supancl paper toy writes" in refused(capsys, "1", str(tmp_path))
 
 
 def test_two_settings_of_one_cell_of_table_h1_are_refused(tmp_path: Path, capsys) -> None:

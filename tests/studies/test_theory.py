@@ -18,12 +18,16 @@ from rich.console import Console
 from torch import Tensor
 
 from supancl.cli import main
+from supancl.cli.paper import theory as command
 from supancl.core.losses import Align
 from supancl.errors import BadInput, CheckFailed
-from supancl.paper import theory, theory_checks, theory_dynamics, theory_formulas
-from supancl.paper.theory_checks import Check, Settings, compare, covariances_of, slope, worst
-from supancl.paper.theory_formulas import Formulas
-from supancl.paper.theory_world import drawn, exact, features, lagrangian, make_weights, make_world
+from supancl.paper import theory
+from supancl.paper.theory import checks as theory_checks
+from supancl.paper.theory import dynamics as theory_dynamics
+from supancl.paper.theory import formulas as theory_formulas
+from supancl.paper.theory.checks import Check, Settings, compare, covariances_of, slope, worst
+from supancl.paper.theory.formulas import Formulas
+from supancl.paper.theory.world import drawn, exact, features, lagrangian, make_weights, make_world
 
 SETTINGS = Settings(seed=0, samples=2000)
 FOLLOW = theory_dynamics.follow
@@ -244,14 +248,14 @@ def test_a_report_neither_passes_nor_fails() -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    theory.arguments(parser)
+    command.arguments(parser)
     return parser.parse_args(list(words))
 
 
 def test_the_command_prints_and_returns_every_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "GROUPS", {"expansion": theory_checks.expansion})
     out = io.StringIO()
-    result = theory.command(arguments("--samples", "2000"), Console(file=out, width=200))
+    result = command.command(arguments("--samples", "2000"), Console(file=out, width=200))
     assert result["passed"] is True
     assert json.loads(json.dumps(result))["checks"] == result["checks"]
     assert "last line as printed" in out.getvalue()
@@ -263,7 +267,7 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
     monkeypatch.setattr(theory, "GROUPS", {"one": lambda settings, formulas: [failing]})
     out = io.StringIO()
     with pytest.raises(CheckFailed, match=r"1 of 1 checks failed, first Eq\. 4") as caught:
-        theory.command(arguments(), Console(file=out, width=200))
+        command.command(arguments(), Console(file=out, width=200))
     assert caught.value.exit_code == 1
     assert caught.value.result["passed"] is False
     assert "E[z1 z1']" in out.getvalue()
@@ -272,7 +276,7 @@ def test_a_failed_check_raises_after_printing_and_keeps_the_result(monkeypatch: 
 @pytest.mark.parametrize("words", [("--samples", "10"), ("--seed", "-1"), ("--seed", str(2**40))])
 def test_bad_options_are_refused(words: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match=words[0]):
-        theory.command(arguments(*words), Console(file=io.StringIO()))
+        command.command(arguments(*words), Console(file=io.StringIO()))
 
 
 def test_samples_can_be_drawn_from_the_largest_seed() -> None:

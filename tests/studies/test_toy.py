@@ -18,14 +18,16 @@ from rich.console import Console
 from scipy import stats
 from torch import Tensor, nn
 
+from supancl.cli.paper import toy as command
 from supancl.core.branches import Branches
 from supancl.core.losses import Align
 from supancl.core.pools import Queue
 from supancl.data.views.specs import Masks
 from supancl.errors import BadInput
-from supancl.paper import toy, toy_tables
-from supancl.paper.toy_measure import draw_downstream, first_of_each
-from supancl.paper.toy_train import (
+from supancl.paper import toy
+from supancl.paper.toy import tables as toy_tables
+from supancl.paper.toy.measures import draw_downstream, first_of_each
+from supancl.paper.toy.training import (
     DECAY,
     FULL,
     MOMENTUM,
@@ -149,7 +151,7 @@ def test_first_of_each_class() -> None:
 
 
 def test_the_trends_of_the_paper_in_small() -> None:
-    result, panels = toy.run(NEAR, SMALL, [0, 1], QUIET)
+    result, panels = toy.run(NEAR, SMALL, [0, 1])
     assert result["trends"] == dict.fromkeys(result["trends"], True)
     assert len(result["trends"]) == 6
     assert list(panels) == [f"alpha = {alpha:g}" for alpha in result["alphas"]]
@@ -208,16 +210,16 @@ def test_trends_can_fail() -> None:
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    toy.arguments(parser)
+    command.arguments(parser)
     return parser.parse_args(words)
 
 
 def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy, "QUICK", replace(TINY, epochs=1))
-    monkeypatch.setitem(toy.READINGS, "literal", replace(READINGS["literal"], encoder=10))
+    monkeypatch.setattr(command, "QUICK", replace(TINY, epochs=1))
+    monkeypatch.setitem(command.READINGS, "literal", replace(READINGS["literal"], encoder=10))
     args = parsed("--quick", "--seeds", "1", "--reading", "literal", "--out", str(tmp_path / "out"))
     console = Console(record=True, width=200, file=io.StringIO())
-    result = toy.command(args, console)
+    result = command.command(args, console)
     folder = tmp_path / "out"
     kept = json.loads((folder / "toy.json").read_text())
     assert kept["reading"]["name"] == "literal"
@@ -231,24 +233,24 @@ def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch: 
     assert "(61.89)" in shown
     assert "reading 'literal', not in App. B's size: dimensions 40, train 40" in shown
     with pytest.raises(BadInput, match="holds a toy study already"):
-        toy.command(args, QUIET)
+        command.command(args, QUIET)
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--seeds 0: must be at least 1"):
-        toy.command(parsed("--seeds", "0"), QUIET)
+        command.command(parsed("--seeds", "0"), QUIET)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--out"):
-        toy.command(parsed("--out", str(tmp_path / "file" / "below")), QUIET)
+        command.command(parsed("--out", str(tmp_path / "file" / "below")), QUIET)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    monkeypatch.setattr(toy, "run", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("trained"))
     with pytest.raises(BadInput, match="cannot be written to; give another"):
-        toy.command(parsed("--out", str(tmp_path)), QUIET)
+        command.command(parsed("--out", str(tmp_path)), QUIET)
 
 
 def test_a_full_disk_leaves_no_half_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +268,7 @@ def test_a_full_disk_leaves_no_half_study(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_the_full_study() -> None:
     """Seeds 0, 1, 2 at full size: what the paper concludes, and the levels that docs/toy.md says are met."""
-    result, _ = toy.run(READINGS["near"], FULL, [0, 1, 2], QUIET)
+    result, _ = toy.run(READINGS["near"], FULL, [0, 1, 2])
     assert result["trends"] == dict.fromkeys(result["trends"], True)
     own_size = [{**row, "k-NN": row["k-NN, 1x test"], "linear": row["linear, 1x test"]} for row in result["rows"]]
     trends = toy_tables.trends(toy_tables.summarize(own_size))

@@ -1,15 +1,35 @@
-"""The commands that are not studies, each a module: `arguments(parser)` and `command(args, console)`."""
+"""The table of contents of the command line. Each command is a module here: `arguments(parser)` and `command(args,
+console)`, imported when the command is used."""
 
-# command -> what it does; the module of that name is imported when the command is used
-COMMANDS: dict[str, str] = {
-    "recipes": "list the recipes, or show one",
-    "pretrain": "pretrain an encoder",
-    "evaluate": "judge an encoder",
-    "embed": "write features of images",
-    "import": "write another library's encoder as an encoder.safetensors",
-    "detect": "fine-tune, test and export an object detector",
-    "data": "look at data, check a data set's layout, keep decoded images",
+GROUPS: dict[str, dict[str, str]] = {
+    "train": {
+        "pretrain": "pretrain an encoder on your images",
+        "recipes": "list the recipes, or show one with the source of each value",
+        "alpha": "train several alphas on your data and say which one to take",
+    },
+    "judge": {
+        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, all of them",
+        "embed": "write features of images to a file",
+        "detect": "fine-tune, test, compare and export an object detector",
+    },
+    "data and weights": {
+        "data": "look at data, check a benchmark's layout, keep decoded images",
+        "import": "write another library's encoder as an encoder.safetensors",
+    },
+    "the paper": {
+        "paper": "the paper's toy study, theory, ablations, tables and figures",
+    },
 }
-NESTED = ("evaluate", "data", "detect")  # these have commands of their own below them
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+NESTED = ("evaluate", "data", "detect", "paper")  # these have commands of their own below them
+PAPER: dict[str, str] = {
+    "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure",
+    "theory": "check every statement of Sec. 4 and App. A on the shipped loss",
+    "collapse": "Table 8: does a pool or a momentum branch prevent collapse?",
+    "study": "train an ablation's rows: pool, positives, batch, memory, alpha",
+    "table": "a table beside the paper's, from your runs or from --data",
+    "figure": "draw a figure from your runs: t-SNE of chosen classes",
+}
+OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # each was a command of its own in 0.1.0
 
-__all__ = ["COMMANDS", "NESTED"]
+__all__ = ["COMMANDS", "GROUPS", "NESTED", "OLD_NAMES", "PAPER"]

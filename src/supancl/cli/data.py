@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import OneLineParser, common
+from supancl.cli.flags import common
 from supancl.data.opening import absolute_source, open_source
 from supancl.data.show import copies, described, image_sizes
 from supancl.data.sources import benchmarks
@@ -31,7 +31,7 @@ SHOWN_CLASSES = 12  # on screen, from either end; the JSON has all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="what", required=True, parser_class=OneLineParser)
+    below = parser.add_subparsers(dest="what", required=True)
     show = below.add_parser("show", parents=[common()], help="what is in a source, and a contact sheet of it")
     show.add_argument("source", help="anything that --data takes")
     show.add_argument("--recipe", help="whose views to draw (default: by the size of the images)")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.console import Terminal, table
-from supancl.cli.flags import OneLineParser, Override, common
+from supancl.cli.flags import Override, common
 from supancl.detect.comparing import compared, open_finished
 from supancl.detect.crops import check_crops, write_crops
 from supancl.detect.export import FORMATS, export_detector
@@ -45,7 +45,7 @@ SHORTHANDS = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="what", required=True, parser_class=OneLineParser)
+    below = parser.add_subparsers(dest="what", required=True)
     train = below.add_parser("train", parents=[common()], help="fine-tune a detector from an encoder, and test it")
     train.add_argument("encoder", nargs="?", help="a run folder, encoder.safetensors, checkpoint, or random:resnet50")
     add_data(train)

@@ -10,7 +10,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from importlib import import_module
 from io import TextIOWrapper
 from keyword import iskeyword
 from pathlib import Path
@@ -20,38 +19,67 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from supancl import __version__, paper
+from supancl import __version__
 from supancl.cli import commands
 from supancl.cli.console import make_console, say_error
-from supancl.cli.flags import OneLineParser, common
+from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import speaks
 from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
 from supancl.files import jsonable
-from supancl.recipes.plugins import fault_in_own
+from supancl.recipes.plugins import fault_in_own, load_plugin
 
 
-def module_of(name: str) -> Any:
-    room = "cli" if name in commands.COMMANDS else "sweeps" if name == "alpha" else "paper"
-    return import_module(f"supancl.{room}.{name}{'_' if iskeyword(name) else ''}")
+class CommandLine(OneLineParser):
+    """The parser of `supancl`, to which names of 0.1.0 are still commands: `supancl toy` is `supancl paper toy`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        place = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+        words[place : place + 1] = [new for old in words[place : place + 1] for new in respelled(old)]
+        return super().parse_known_args(words, namespace)
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser; only the chosen command's own flags are filled in, so that no other one is imported."""
-    parser = OneLineParser(prog="supancl", description="Pretrain image encoders with (supervised) ANCL.")
+def respelled(name: str) -> list[str]:
+    """A command of 0.1.0 as it is spelled today.
+
+    >>> respelled("tables"), respelled("evaluate")
+    (['paper', 'table'], ['evaluate'])
+    """
+    return ["paper", commands.OLD_NAMES[name]] if name in commands.OLD_NAMES else [name]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command; the module of a command is imported when its parser is used."""
+    contents = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:<10} {text}" for name, text in group.items())])
+        for title, group in commands.GROUPS.items()
+    )
+    parser = CommandLine(
+        prog="supancl",
+        usage="supancl COMMAND ...",
+        description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
+        epilog="supancl COMMAND --help says what a command takes",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        spellings={name: " ".join(respelled(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
+    )
     parser.add_argument("--version", action="version", version=f"supancl {__version__} (torch {torch.__version__})")
-    below = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
-    for name, text in {**commands.COMMANDS, **paper.COMMANDS}.items():
-        # a command with others below it gives the common flags to those
-        parents = [] if name in commands.NESTED else [common()]
-        parser_of = below.add_parser(name, parents=parents, help=text, description=text)
-        if name == chosen:
-            module_of(name).arguments(parser_of)
+    below = parser.add_subparsers(
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="supancl",
+        help=argparse.SUPPRESS,
+        parser_class=OneLineParser,
+    )
+    for name, text in commands.COMMANDS.items():
+        module = f"supancl.cli.{name}{'_' if iskeyword(name) else ''}"
+        add_command(below, name, module, is_group=name in commands.NESTED, description=text)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(next((word for word in words if not word.startswith("-")), None))
+    parser = build_parser()
     if not words:  # whoever names no command wants to know which there are; nothing was done all the same
         parser.print_help(sys.stderr)
         return BadInput.exit_code
@@ -60,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
     try:
         check_json(args.json)
+        for file in args.plugin:
+            load_plugin(file)
         write_json(args.json, result_of(args, console))
         return 0
     except SupanclError as error:
@@ -83,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def result_of(args: argparse.Namespace, console: Console) -> Any:
     try:
-        return module_of(args.command).command(args, console)
+        return args.run(args, console)
     except CheckFailed as error:
         write_json(args.json, error.result)
         raise

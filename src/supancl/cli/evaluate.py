@@ -12,7 +12,7 @@ from rich.console import Console
 from supancl.cli.comparing import add_sets, measured, printed, progress_console, sources
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import add_encoder_flags, at_least, names, numbers, subjects, whole_numbers
-from supancl.cli.flags import OneLineParser, common
+from supancl.cli.flags import common
 from supancl.errors import BadInput, CheckFailed, counted
 from supancl.evaluate import (
     EpisodeSettings,
@@ -42,7 +42,7 @@ class Incomplete(CheckFailed):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    below = parser.add_subparsers(dest="protocol", required=True, parser_class=OneLineParser)
+    below = parser.add_subparsers(dest="protocol", required=True)
 
     def add(name: str, text: str, several: bool = False) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = below.add_parser(name, parents=[common()], help=text, description=text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn
 
 from supancl.cli.console import say_error
@@ -32,10 +34,26 @@ ELSEWHERE = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse's errors as one line, with the nearest command for an unknown one."""
+    """argparse's errors as one line, with the nearest command for an unknown one.
+
+    `fill` adds the arguments when the parser is used; `spellings` says for a word how that command is to be typed.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        fill: Callable[[OneLineParser], None] | None = None,
+        spellings: Mapping[str, str] | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(*args, **named)
+        self.fill, self.spellings = fill, spellings or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
+        if self.fill is not None:
+            self.fill(self)
+            self.fill = None
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
@@ -57,12 +75,16 @@ class OneLineParser(argparse.ArgumentParser):
         close = get_close_matches(flag, known, n=1, cutoff=0.7)
         return f"; did you mean {close[0]}?" if close else ""
 
+    def _nearest_command(self, given: str, choices: Iterable[str]) -> str:
+        close = get_close_matches(given, sorted(self.spellings), n=1, cutoff=0.5)
+        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(given, choices)
+
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
             given = message.split("invalid choice: ")[1].split("'")[1]
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
             if choices and given not in choices:
-                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else nearest(given, choices)
+                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else self._nearest_command(given, choices)
                 message = f"unknown command {given!r}{way}"
         elif self._subparsers and message.startswith("the following arguments are required"):
             message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
@@ -70,11 +92,31 @@ class OneLineParser(argparse.ArgumentParser):
         raise SystemExit(BadInput.exit_code)
 
 
+def add_command(below: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
+    """A command whose module says what it takes (`arguments`) and does it (`command`); imported when it is used."""
+
+    def fill(parser: OneLineParser) -> None:
+        found = import_module(module)
+        found.arguments(parser)
+        if hasattr(found, "command"):
+            parser.set_defaults(run=found.command)
+
+    # a command with others below it gives the common flags to those
+    below.add_parser(name, parents=[] if is_group else [common()], fill=fill, **texts)
+
+
 def common() -> OneLineParser:
     shared = OneLineParser(add_help=False)
     shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
     shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    shared.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="your own losses, pools, encoders, recipes, benchmarks (docs/extending.md); may be given several times",
+    )
     return shared
 
 
@@ -135,6 +177,15 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     # all at once: two fields may only be right together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="go on with runs that failed when this study was started before (default: only list them)",
+    )
 
 
 def add_skip_flag(parser: argparse.ArgumentParser) -> None:

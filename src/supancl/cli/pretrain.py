@@ -50,6 +50,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
+        f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
     last = {key: value for row in run.metrics[-2:] for key, value in row.items() if key != "kind"}
     return {"run": str(run.folder), "collapsed": run.collapsed, "last": last}

@@ -39,6 +39,10 @@ class EncoderSpec:
         return Encoder(self)
 
 
+class UnknownEncoder(BadInput):
+    """An encoder's name that neither the package nor a plugin has."""
+
+
 class Encoder(nn.Module):
     """One interface for every encoder: normalised images (B, C, H, W) -> features (B, width).
 
@@ -155,7 +159,7 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.name.startswith("torchvision:"):
         return _torchvision(spec)
     if spec.name not in BUILDERS and spec.name not in VARIANTS:
-        raise BadInput(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
+        raise UnknownEncoder(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
     built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
     return built
 
@@ -258,10 +262,16 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
             body = timm.create_model(name, img_size=spec.size, **options)
         except TypeError:  # convolutional models take any size and do not know the argument
             body = timm.create_model(name, **options)
-        features = _tried(body, spec)
-    if features.ndim != 2:
-        raise BadInput(f"timm model {name!r} gives features of shape {tuple(features.shape[1:])}, not one vector each")
-    return body, features.shape[1]
+        return body, width_of(body, spec)
+
+
+def width_of(body: nn.Module, spec: EncoderSpec) -> int:
+    """The width of the features of a module that came from outside; anything but one vector each is refused."""
+    features: Any = _tried(body, spec)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        given = f"features of shape {tuple(features.shape[1:])}" if isinstance(features, Tensor) else type(features)
+        raise BadInput(f"encoder {spec.name!r} gives {given}, not one vector for each image")
+    return features.shape[1]
 
 
 @contextmanager

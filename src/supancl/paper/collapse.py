@@ -2,103 +2,65 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
-from rich.console import Console
-
-from supancl.cli.console import table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.config import flattened
 from supancl.core.branches import BranchSpec
-from supancl.core.losses import Align
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.core.pools import PoolSpec
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
-from supancl.files import jsonable, write_text
+from supancl.errors import BadInput
+from supancl.paper.numbers import COLLAPSE
+from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
-from supancl.reports.tables import mean_text
-from supancl.stats import seed_stats
-from supancl.sweeps.runner import (
-    Runs,
-    RunsFailed,
-    add_run_flags,
-    check_jobs,
-    check_overrides,
-    data_of,
-    place_of,
-    share_cell,
-    train_all,
-)
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.runner import Sweep, check_monitored, data_of
+from supancl.sweeps.runs import Runs, Trained
 from supancl.weights.provenance import commit, versions
 
-# (pool, EMA) -> collapse and k-NN on CIFAR-100 in Table 8
-PAPER = {
-    (False, False): (True, 1.00),
-    (True, False): (False, 73.92),
-    (False, True): (False, 73.32),
-    (True, True): (False, 74.55),
+MEASURES = {
+    # key of the monitor's last check -> (title, decimals)
+    "knn": ("k-NN %", 2),
+    "effective_rank": ("effective rank", 1),
+    "std": ("std", 3),
 }
-MEASURES = {"knn": 2, "effective_rank": 1, "std": 3}  # of the last check -> decimals
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
-    add_recipe_flags(parser)
-
-
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    base = recipe_from_flags(args.recipe, args)
-    if not isinstance(base.loss, Align) or base.heads.predictor is None:
-        raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe")
-    if not base.loss.supervised:
-        raise BadInput(f"{base.name} has alpha = 1, so a pool has nothing to do; take supsiam or supbyol")
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    check_overrides(args.overrides, {"train.seed": "--seeds N"})
+def check_base(base: Recipe) -> None:
+    """Refuse a recipe that the four cells cannot be made of, or whose runs would end before their verdict."""
+    check_supervised_target(base)
     if base.train.on_collapse == "stop":
         raise BadInput(
-            "train.on_collapse = 'stop' would end a cell when it collapses, before there is a k-NN to set "
+            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
             "beside the paper's; leave it at warn"
         )
-    if base.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0 turns off the monitor, whose verdict this study is about")
-    out = place_of(args.out, "collapse", base)
-    cells = {key: cell(base, *key) for key in COLLAPSE_CELLS}
-    recipes = {
-        run_name(key, seed): chosen.with_set({"train.seed": seed}, because="collapse study")
-        for key, chosen in cells.items()
-        for seed in range(args.seeds)
-    }
-    runs = train_all(recipes, data_of(base), out, console, args.jobs, args.retry)
-    rows = [judged(key, seed, runs) for key in cells for seed in range(args.seeds)]
-    result: dict[str, Any] = {
+    check_monitored(base)
+
+
+def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
+    """Train the four cells with every seed and write collapse.json; returns its content and the runs."""
+    rows = {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
+    labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
+    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), data_of(base))
+    results = collect_results(sweep, runs, labels, MEASURES, last_check)
+    result: Result = {
         "recipe": base.name,
-        "alpha": base.loss.alpha,
+        "alpha": flattened(base)["loss.alpha"],
         "epochs": base.train.epochs,
-        "rows": rows,
-        "paper": {cell_name(key): values for key, values in PAPER.items()},
+        # a run that failed has no verdict
+        "rows": [row | {"collapsed": None} if row["failed"] else row for row in results],
+        "paper": {cell_name(key): values for key, values in COLLAPSE.items()},
         "versions": versions(),
         "commit": commit(),
     }
-    columns = ["pool", "EMA", "collapse", "k-NN %", "effective rank", "std", "paper: collapse", "paper: k-NN %"]
-    columns += ["failed"] if runs.failed else []
-    epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
-    title = f"{base.name}, {epochs}, alpha {base.loss.alpha:g}, {seeds}"
-    console.print(table(title, columns, [line(rows, key) for key in cells]))
-    write_text(out / "collapse.json", json.dumps(jsonable(result), indent=2) + "\n")
-    console.print(f"runs and collapse.json in {out}")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    write_result(sweep.out / "collapse.json", result)
+    return result, runs
+
+
+def last_check(run: Trained, folder: Path) -> dict[str, float | None]:
+    """What the monitor measured at the end of a run."""
+    check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
+    return {key: check.get(key) for key in MEASURES}
 
 
 def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
@@ -117,43 +79,27 @@ def cell(base: Recipe, pool: bool, ema: bool) -> Recipe:
     return built
 
 
-def judged(key: tuple[bool, bool], seed: int, runs: Runs) -> dict[str, Any]:
-    """The verdict and the last check; a run that failed has neither, and why is said."""
-    name = run_name(key, seed)
-    row: dict[str, Any] = {"pool": key[0], "ema": key[1], "seed": seed, "failed": runs.reason(name)}
-    if name in runs.failed:
-        return {**row, **dict.fromkeys(MEASURES, math.nan), "collapsed": None}
-    checked = [one for one in runs.trained[name].metrics if one["kind"] == "monitor"][-1]
-    found = {measure: math.nan if checked.get(measure) is None else checked[measure] for measure in MEASURES}
-    return {**row, **found, "collapsed": runs.trained[name].collapsed}
+def laid_out(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells; how many runs failed is a column where any did."""
+    failed = any(row["failed"] for row in rows)
+    titles = (title for title, _ in MEASURES.values())
+    columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", *["failed"] * failed]
+    return columns, [line(rows, key) for key in COLLAPSE_CELLS]
 
 
-def line(rows: list[dict[str, Any]], key: tuple[bool, bool]) -> list[str]:
-    """A cell of the ablation; `failed` is told at its end where any run of the study did."""
-    mine = [row for row in rows if (row["pool"], row["ema"]) == key]
-    chosen = [row for row in mine if not row["failed"]]
-    collapsed = sum(row["collapsed"] for row in chosen)
-    verdict = "-" if not chosen else "no" if not collapsed else "yes"
-    if 0 < collapsed < len(chosen):
-        verdict = f"{collapsed} of {len(chosen)} seeds"
-
-    def mean(name: str) -> str:
-        return mean_text(*seed_stats([row[name] for row in chosen]), MEASURES[name])
-
+def line(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
+    """A cell of the ablation beside the paper's."""
+    entry = summarize(rows, {"pool": key[0], "ema": key[1]}, MEASURES, ("collapsed", "failed"))
+    finished = entry["n"] - entry["failed"]
+    verdict = "-" if not finished else "yes" if entry["collapsed"] else "no"
+    if 0 < entry["collapsed"] < finished:
+        verdict = f"{entry['collapsed']} of {finished} seeds"
+    collapsed, knn = COLLAPSE[key]
+    ends = [share_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
     ticks = ["yes" if on else "no" for on in key]
-    paper = PAPER[key]
-    ends = [share_cell(len(mine) - len(chosen), len(mine))] * any(row["failed"] for row in rows)
-    return [*ticks, verdict, *map(mean, MEASURES), "yes" if paper[0] else "no", f"{paper[1]:.2f}", *ends]
-
-
-def run_name(key: tuple[bool, bool], seed: int) -> str:
-    return f"{cell_name(key)}-seed-{seed}"
+    return [*ticks, verdict, *mean_cells(entry, MEASURES), "yes" if collapsed else "no", f"{knn:.2f}", *ends]
 
 
 def cell_name(key: tuple[bool, bool]) -> str:
     """`pool+ema`, `pool`, `ema` or `neither`."""
-    return "+".join(_parts(key)) or "neither"
-
-
-def _parts(key: tuple[bool, bool]) -> list[str]:
-    return [name for name, on in zip(("pool", "ema"), key, strict=True) if on]
+    return "+".join(name for name, on in zip(("pool", "ema"), key, strict=True) if on) or "neither"

@@ -1,8 +1,7 @@
-"""The paper's Figure 3 from your runs: t-SNE of chosen classes, a panel per run (`supancl figure`, docs/tables.md)."""
+"""Figure 3 from your runs: t-SNE of chosen classes, a panel per run (`supancl paper figure`, docs/tables.md)."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
@@ -13,19 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted, nearest, program
+from supancl.errors import BadInput, counted, nearest
 from supancl.evaluate import EvaluatedEncoder
 from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
-from supancl.files import check_place, jsonable, write_text
-from supancl.paper.table_layouts import METHOD_TITLES
+from supancl.files import jsonable, write_text
+from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
 from supancl.weights.provenance import commit, versions
@@ -58,9 +54,20 @@ BIRDS = {
 }
 PAPER_GROUPS = {"dogs": DOGS, "birds": BIRDS}
 READABLE = DOGS | BIRDS
-FORMATS = (".png", ".svg", ".pdf")
 NEIGHBOURS = 5  # of the shown points; a class may have few
 MOST_BY_DEFAULT = 20  # classes that are shown where none are named and the paper's are not there
+
+
+class Asked(NamedTuple):
+    """Which images to show: of which data (None: the runs' own), classes and split, and how many of a class."""
+
+    data: str | None
+    classes: list[str]
+    groups: dict[str, list[str]]
+    split: str
+    per_class: int
+    seed: int  # of the choice of images and of t-SNE
+    layer: str = "pooled"
 
 
 class Shown(NamedTuple):
@@ -86,87 +93,19 @@ class Drawn(NamedTuple):
     overlaps_training: bool
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", nargs="?", metavar="N", help="of the paper's figure; without one: which there are")
-    parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"a panel each: {ENCODER}")
-    parser.add_argument("--data", help="the images: anything that pretrain's --data takes (default: the runs' own)")
-    parser.add_argument(
-        "--classes",
-        metavar="A,B|FILE",
-        help="class names, or a file with one in a line (default: the "
-        "paper's 15 dogs and 5 birds where the data have them, else all where they are at most 20)",
-    )
-    parser.add_argument(
-        "--groups",
-        action="append",
-        default=[],
-        metavar="GROUP=A,B",
-        help="classes with a family of colours of their own; may be given several times",
-    )
-    parser.add_argument("--split", default="held-out", choices=("held-out", "test", "train"), help="(default held-out)")
-    parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images of a class at most (default 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of images and of t-SNE (default 0)")
-    parser.add_argument(
-        "--out",
-        default="figure3.png",
-        metavar="FILE",
-        help="a .png, .svg or .pdf (default figure3.png); a .json with the numbers goes beside it",
-    )
-    add_feature_flags(parser)
-
-
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a figure")
-    answers = figures()
-    number = re.sub(r"^fig(ure)?\.?\s*", "", (args.number or "").strip().lower())
-    if number and number not in answers:
-        raise BadInput(f"unknown figure {args.number!r}{nearest(number, answers)}")
-    if number != "3" or not args.runs:
-        if args.runs:
-            raise BadInput(f"figure {number} takes no run: {answers[number]}")
-        said = {number: answers[number]} if number else answers
-        for each, text in said.items():
-            console.print(f"Figure {each}: {text}")
-        return {"figures": said}
-    return draw(args, console)
-
-
-def figures() -> dict[str, str]:
-    """What each figure of the paper shows, and the command that draws it."""
-    return {
-        "1": "the framework, a drawing and not a result",
-        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} toy",
-        "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
-        f"runs, with: {program()} figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
-    }
-
-
-def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Draw Figure 3 and write its numbers beside it; returns those numbers."""
-    since, out = time.perf_counter(), Path(args.out)
-    check_out(out)
-    at_least(args.per_class, 1, "--per-class")
-    at_least(args.seed, 0, "--seed")
-    titled = [split_title(text) for text in args.runs]
-    args.encoder = [where for _, where in titled]
-    shown, drawn = collect(subjects(args, console, keeps=False), args)
-    titles = panel_titles([one.subject for one in drawn], [title for title, _ in titled])
-    rows = [row_of(title, one, args.seed) for title, one in zip(titles, drawn, strict=True)]
+def draw_figure(subjects: Sequence[EvaluatedEncoder], titles: Sequence[str], asked: Asked, out: Path) -> dict[str, Any]:
+    """Draw a panel for each subject and write the numbers beside the figure; returns those numbers."""
+    since = time.perf_counter()
+    shown, drawn = collect(subjects, asked)
+    titles = panel_titles([one.subject for one in drawn], titles)
+    rows = [row_of(title, one, asked.seed) for title, one in zip(titles, drawn, strict=True)]
     labels = drawn[0].features.labels
-    panels = [
-        Panel(
-            row["title"],
-            np.array(row["points"]),
-            labels.numpy(),
-            f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}",
-        )
-        for row in rows
-    ]
+    panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
     draw_panels(panels, shown.titles, out, shown.groups, PAGE, most_named=len(shown.classes))
     result = {
         "figure": "3",
         "out": str(out),
-        "data": absolute_source(own_source(drawn[0].subject, args.data)),
+        "data": absolute_source(own_source(drawn[0].subject, asked.data)),
         "classes": [
             {"name": name, "title": title, "group": shown.group_of(place)}
             for place, (name, title) in enumerate(zip(shown.classes, shown.titles, strict=True))
@@ -174,10 +113,10 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "labels": labels.tolist(),
         "images": drawn[0].images,
         "settings": {
-            "split": args.split,
-            "per_class": args.per_class,
-            "seed": args.seed,
-            "layer": args.layer,
+            "split": asked.split,
+            "per_class": asked.per_class,
+            "seed": asked.seed,
+            "layer": asked.layer,
             "normalize": True,
             "view": "margin",
             "perplexity": perplexity(len(labels)),
@@ -192,49 +131,27 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n",
         "Make room, or choose another --out",
     )
-    for panel in panels:
-        console.print(f"{panel.title}: {panel.note}")
-    console.print(
-        f"{out}: {counted(len(labels), 'image')} of {counted(len(shown.classes), 'class', 'classes')}; "
-        f"numbers in {out.with_suffix('.json')}"
-    )
     return result
 
 
-def collect(found: Sequence[EvaluatedEncoder], args: argparse.Namespace) -> tuple[Shown, list[Drawn]]:
+def panel_note(row: Mapping[str, Any]) -> str:
+    return f"{row['k']}-NN {row['knn']:.1f}%, S_W/S_T {row['ratio']:.2f}"
+
+
+def collect(found: Sequence[EvaluatedEncoder], asked: Asked) -> tuple[Shown, list[Drawn]]:
     """The classes, which the first run's data have, and the features of the same images by every run."""
-    asked = asked_classes(args.classes, args.groups)
     shown: Shown | None = None
     drawn: list[Drawn] = []
     for subject in found:
-        evaluation = open_evaluation_data(subject, args.data, args.split)
-        where = own_source(subject, args.data)
+        evaluation = open_evaluation_data(subject, asked.data, asked.split)
+        where = own_source(subject, asked.data)
         if shown is None:
-            shown = choose_classes(evaluation.data.classes, where, *asked)
+            shown = choose_classes(evaluation.data.classes, where, asked.classes, asked.groups)
             class_styles(shown.groups)  # more classes than colours are refused before features are taken
-        drawn.append(take(subject, evaluation, where, shown, args))
-        check_same_images(drawn[0], drawn[-1], args.split)
+        drawn.append(take(subject, evaluation, where, shown, asked))
+        check_same_images(drawn[0], drawn[-1], asked.split)
     assert shown is not None
     return shown, drawn
-
-
-def check_out(out: Path) -> None:
-    if out.suffix.lower() not in FORMATS:
-        raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
-    if out.is_dir():
-        raise BadInput(f"--out {out}: is a folder; name a file")
-    check_place(out.parent)
-    out.parent.mkdir(parents=True, exist_ok=True)
-
-
-def split_title(text: str) -> tuple[str, str]:
-    """TITLE=RUN as its two parts; a path that is there is no title, whatever it holds.
-
-    >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
-    (('alpha = 0', 'runs/a'), ('', 'runs/a'))
-    """
-    title, equals, where = text.rpartition("=")
-    return ("", text) if not equals or Path(text).exists() else (title.strip(), where)
 
 
 def panel_titles(subjects: Sequence[EvaluatedEncoder], given: Sequence[str]) -> list[str]:
@@ -262,24 +179,6 @@ def method_title(subject: EvaluatedEncoder) -> str:
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
-
-
-def asked_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """The names in --classes, or its file, and those of each --groups."""
-    listed: list[str] = []
-    if classes is not None and Path(classes).is_file():
-        listed = [line.strip() for line in Path(classes).read_text(encoding="utf-8").splitlines() if line.strip()]
-    elif classes is not None:
-        listed = names(classes)
-    grouped: dict[str, list[str]] = {}
-    for text in groups:
-        group, equals, members = text.partition("=")
-        if not equals or not group.strip() or not names(members):
-            raise BadInput(f"--groups {text}: wanted GROUP=A,B, such as dogs=Doberman,Rottweiler")
-        grouped.setdefault(group.strip(), []).extend(names(members))
-    if classes is not None and not listed:
-        raise BadInput(f"--classes {classes}: no class is named")
-    return listed, grouped
 
 
 def choose_classes(known: Sequence[str], where: str, asked: list[str], grouped: Mapping[str, list[str]]) -> Shown:
@@ -346,13 +245,11 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def take(
-    subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, shown: Shown, args: argparse.Namespace
-) -> Drawn:
+def take(subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, shown: Shown, asked: Asked) -> Drawn:
     """The features of the images of one panel; labels are places in the figure's classes."""
     data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
     ids = [data.classes.index(name) if name in data.classes else -2 for name in shown.classes]
-    chosen = choose_images(split, ids, args.per_class, args.seed)
+    chosen = choose_images(split, ids, asked.per_class, asked.seed)
     for name, label in zip(shown.classes, ids, strict=True):
         if not bool((split.labels == label).any()):
             raise BadInput(
@@ -362,7 +259,7 @@ def take(
     images = split.take(chosen)
     features = subject.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    seen = args.split == "train" or was_trained_on(subject, where, split_name)
+    seen = asked.split == "train" or was_trained_on(subject, where, split_name)
     return Drawn(subject, Features(features.values, labels), images.named(torch.arange(len(images))), seen)
 
 

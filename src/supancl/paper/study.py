@@ -1,43 +1,26 @@
-"""The ablations: the rows of Table 7 and App. F trained on your data, judged alike, and set side by side.
+"""The ablations: the rows of Table 7 and App. F trained on your data, measured alike, and set side by side.
 
-`supancl alpha` is the study that recommends an alpha; `study alpha` only trains the rows of Tables 1, 3 and F.1.
+`supancl alpha` recommends an alpha; `study alpha` only trains the rows of Tables 1, 3 and F.1.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.core.losses import Align
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted, nearest
+from supancl.data.splits import Data
+from supancl.errors import BadInput, counted
 from supancl.files import jsonable, write_text
-from supancl.paper.study_rows import STUDIES, Study
+from supancl.paper.study_rows import STUDIES, Rows
 from supancl.recipes import Recipe
-from supancl.reports.tables import Table, mean_text, to_markdown
-from supancl.stats import mean_interval, seed_stats
-from supancl.sweeps.measures import JUDGED, Judge, Measurement, has_projector, read_json
-from supancl.sweeps.runner import (
-    Runs,
-    RunsFailed,
-    Trained,
-    add_run_flags,
-    check_held_out,
-    check_jobs,
-    check_overrides,
-    data_of,
-    place_of,
-    share_cell,
-    train_all,
-)
+from supancl.reports.tables import Table, to_markdown
+from supancl.stats import mean_interval
+from supancl.sweeps.measures import Measurement, RunEvaluator, evaluations_of, has_projector, measure_run
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.runner import Sweep, data_of, open_held_out, run_name
+from supancl.sweeps.runs import Runs, Trained
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 
@@ -51,170 +34,85 @@ MEASURES = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what",
-        choices=tuple(STUDIES),
-        metavar="|".join(STUDIES),
-        help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
-    )
-    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
-    add_run_flags(parser)
-    parser.add_argument(
-        "--on-test",
-        action="store_true",
-        help="judge on the test split, to report and not to choose by (default: held-out images)",
-    )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
-    add_recipe_flags(parser)
+def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Result, str, Runs]:
+    """Train and measure the rows of a study; returns the content of study.json, the number of images, and the runs."""
+    started, study = time.perf_counter(), STUDIES[name]
+    rows, data = open_rows(base, rows, sweep, on_test)
+    labels = {row: {"row": row} for row in rows}
+    runs = sweep.train(sweep.with_seeds(rows, "study"), data)
+    evaluator = RunEvaluator(base.train.device, sweep.reporter)
 
+    def measure(run: Trained, folder: Path) -> dict[str, float | None]:
+        return measure_row(run, folder, evaluator, "test" if on_test else "held-out")
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
-    check(study, base, args)
-    rows = chosen_rows(study, base, args)
-    started = time.perf_counter()
-    out = place_of(args.out, f"study-{args.what}", base)
-    data = data_of(base)
-    if data.described["held_out_from"] == "test" and not args.on_test:
-        # rows are compared here, and nothing is chosen on a test set
-        rows = {name: row.with_set({"data.holdout": 0.1}, because="study") for name, row in rows.items()}
-        console.print(
-            "the data have a test split but no val split: 10% of the training images are held out instead "
-            "(--on-test judges on the test split)"
-        )
-        data = data_of(next(iter(rows.values())))
-    if args.on_test and data.test is None:
-        raise BadInput(f"--on-test: {base.data.source} has no test split; leave it out to judge on held-out images")
-    if not args.on_test:
-        check_held_out(data, base)
-    recipes = {
-        run_name(name, seed): row.with_set({"train.seed": seed}, because="study")
-        for name, row in rows.items()
-        for seed in range(args.seeds)
-    }
-    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    judge = Judge(base.train.device, Terminal(console))
-    found = [
-        {"row": name, "seed": seed, **judged(runs, run_name(name, seed), out, args.on_test, judge)}
-        for name in rows
-        for seed in range(args.seeds)
-    ]
-    result: dict[str, Any] = {
-        "study": args.what,
+    results = collect_results(sweep, runs, labels, MEASURES, measure)
+    result: Result = {
+        "study": name,
         "paper": study.paper,
         "recipe": base.name,
         "data": data.described,
         "epochs": base.train.epochs,
-        "seeds": list(range(args.seeds)),
-        "rows": found,
-        "summary": [summary(found, name) for name in rows],
-        "differences": differences(found, study.reference if study.reference in rows else next(iter(rows))),
+        "seeds": list(range(sweep.seeds)),
+        "rows": results,
+        "summary": [summarize(results, label, MEASURES, ("collapsed", "failed")) for label in labels.values()],
+        "differences": differences(results, study.reference if study.reference in rows else next(iter(rows))),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
     }
-    judges = f"{len(data.test)} test" if args.on_test and data.test is not None else f"{len(data.held_out)} held-out"
-    show(result, f"{len(data.train)} training and {judges} images", out, console)
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    measured_on = f"{len(data.test)} test" if on_test and data.test is not None else f"{len(data.held_out)} held-out"
+    return result, f"{len(data.train)} training and {measured_on} images", runs
 
 
-def show(result: dict[str, Any], images: str, out: Path, console: Console) -> None:
-    """The table and the differences: on the screen, as study.md, and with everything else as study.json."""
-    study = STUDIES[result["study"]]
-    title = (
+def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Rows, Data]:
+    """The data that rows are compared on, and the rows, which hold out images of them where they must."""
+    if on_test:
+        data = data_of(base)
+        if data.test is None:
+            source = base.data.source
+            raise BadInput(f"--on-test: {source} has no test split; leave it out to judge on held-out images")
+        return rows, data
+    held, data = open_held_out(base, "study", sweep.reporter, " (--on-test judges on the test split)")
+    if held is not base:
+        rows = {name: row.with_set({"data.holdout": held.data.holdout}, because="study") for name, row in rows.items()}
+    return rows, data
+
+
+def study_title(result: dict[str, Any], images: str) -> str:
+    return (
         f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
         f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}"
     )
+
+
+def write_study(result: Result, title: str, out: Path) -> None:
+    """Write the table and the differences as study.md, and everything as study.json."""
     columns, cells = laid_out(result)
-    console.print(table(title, columns, cells))
-    for line in result["differences"]:
-        console.print(line)
     failed = [
         f"failed, and in no mean: {run_name(row['row'], row['seed'])}: {row['failed']}"
         for row in result["rows"]
         if row["failed"]
     ]
-    told = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
-    write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{to_markdown(Table(columns, cells))}{told}\n")
-    write_text(out / "study.json", json.dumps(jsonable(result), indent=2) + "\n")
-    if result["study"] == "alpha":
-        console.print(f"to choose an alpha for your data: supancl alpha {result['recipe']}")
-    console.print(f"runs, study.json and study.md in {out}; the paper's table: supancl tables {study.table} {out}")
+    remarks = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
+    text = to_markdown(Table(columns, cells))
+    write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{text}{remarks}\n")
+    write_result(out / "study.json", result)
 
 
-def check(study: Study, base: Recipe, args: argparse.Namespace) -> None:
-    reason = study.refuses(base)
-    if reason is not None:
-        raise BadInput(reason)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
-    if base.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0: a study tells finished runs by their last check; leave it at 1")
-
-
-def chosen_rows(study: Study, base: Recipe, args: argparse.Namespace) -> dict[str, Recipe]:
-    rows = study.rows(base)
-    if args.rows is None:
-        return rows
-    names = [name.strip() for name in args.rows.split(",")]
-    for name in names:
-        if name not in rows:
-            raise BadInput(f"--rows {args.rows}: no row {name!r} in this study{nearest(name, rows)}")
-    return {name: row for name, row in rows.items() if name in names}
-
-
-def run_name(row: str, seed: int) -> str:
-    return f"{row}-seed-{seed}"
-
-
-def judged(runs: Runs, name: str, out: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
-    """What a run gave; one that failed gave no numbers, and why is said."""
-    if name in runs.failed:
-        failure = runs.failed[name]
-        return {**dict.fromkeys(MEASURES), "collapsed": failure.collapsed, "failed": failure.reason}
-    return {**measured(runs.trained[name], out / name, on_test, judge), "failed": None}
-
-
-def measured(run: Trained, folder: Path, on_test: bool, judge: Judge) -> dict[str, Any]:
-    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them, measured once.
-
-    What cannot be measured on these data is None.
-    """
-    split = "test" if on_test else "held-out"
-    found: dict[str, Any] = {"ssl": run.last_epoch("ssl"), "sup": run.last_epoch("sup")}
-    found |= {
-        key: judge.number(folder, Measurement(protocol, split), field) for key, (protocol, field) in JUDGED.items()
-    }
+def measure_row(run: Trained, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
+    """The measures of a run, which its folder keeps as evaluate/study.json for the tables."""
+    found = measure_run(run, folder, evaluator, split)
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
-        judge.number(folder, Measurement("variance", "train", layer="projector"), "within")
+        evaluator.number(folder, Measurement("variance", "train", layer="projector"), "within")
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
-    if read_json(folder / "evaluate" / "study.json") != kept:
+    if kept not in evaluations_of(folder):
         RunFolder(folder).write_evaluation("study", kept)
-    return {**{key: kept[key] for key in MEASURES}, "collapsed": run.collapsed}
+    return {key: kept[key] for key in MEASURES}
 
 
-def summary(found: list[dict[str, Any]], row: str) -> dict[str, Any]:
-    mine = [entry for entry in found if entry["row"] == row]
-    entry: dict[str, Any] = {"row": row, "n": len(mine)}
-    entry |= {key: sum(bool(one[key]) for one in mine) for key in ("collapsed", "failed")}
-    for key in MEASURES:
-        values = [math.nan if one[key] is None else float(one[key]) for one in mine if not one["failed"]]
-        entry[key], entry[f"{key}_sd"] = seed_stats(values)
-    return entry
-
-
-def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def laid_out(result: Result) -> tuple[list[str], list[list[str]]]:
     """Columns and cells: mean +- sd, the verdict, and the average over 11 data sets that the paper has for the row."""
     study = STUDIES[result["study"]]
-
     # how runs ended: that they failed is a column only where one did
     ends = {"collapsed": "collapse"}
     ends |= {"failed": "failed"} if any(entry["failed"] for entry in result["summary"]) else {}
@@ -222,7 +120,7 @@ def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     cells = [
         [
             entry["row"],
-            *(mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in MEASURES.items()),
+            *mean_cells(entry, MEASURES),
             *(share_cell(entry[key], entry["n"]) for key in ends),
             f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else "",
         ]

@@ -8,8 +8,10 @@ from typing import Any
 
 from supancl.config import flattened
 from supancl.core.losses import Align, Contrast
-from supancl.paper.paper_numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
+from supancl.errors import BadInput
+from supancl.paper.numbers import ALPHA, BATCH, POOL_DESIGN, POSITIVES
 from supancl.recipes import Recipe
+from supancl.sweeps.alpha import check_alpha
 
 CLASS_QUEUES = (80, 20, 5, 1)  # targets per class in Table 7
 SAMPLES = (1, 4, 16, None)  # M in Table F.2; None is all
@@ -26,11 +28,11 @@ class Study:
     help: str
     title: str  # of the column that names the rows
     paper: str
-    table: str  # that `supancl tables` lays out from its runs
+    table: str  # that `supancl paper table` lays out from its runs
     reference: str  # the row that the others are compared with
     varies: Mapping[str, str]  # field -> what to give instead of an override
     rows: Callable[[Recipe], Rows]
-    refuses: Callable[[Recipe], str | None]
+    check: Callable[[Recipe], None]  # BadInput for a recipe that it cannot vary
     average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
 
 
@@ -70,37 +72,35 @@ def with_each(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
     return {name: base.with_set(values, because="study") for name, values in fields.items()}
 
 
-def no_supervised_target(base: Recipe) -> str | None:
+# --- what a study asks of a recipe ------------------------------------------------------------------------------------
+
+
+def check_supervised_target(base: Recipe) -> None:
     if not isinstance(base.loss, Align) or base.heads.predictor is None:
-        return f"{base.name} is not a SupSiam or SupBYOL recipe; this study varies their supervised target"
+        raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe; this study varies their supervised target")
     if not base.loss.supervised:
-        return f"{base.name} has alpha = 1, so a supervised target has nothing to do; take supsiam or supbyol"
-    return None
+        raise BadInput(f"{base.name} has alpha = 1, so a supervised target has nothing to do; take supsiam or supbyol")
 
 
-def no_pool(base: Recipe) -> str | None:
-    refused = no_supervised_target(base)
-    if refused is None and base.pool.kind not in ("queue", "class-queues"):
-        return (
+def check_pool(base: Recipe) -> None:
+    check_supervised_target(base)
+    if base.pool.kind not in ("queue", "class-queues"):
+        raise BadInput(
             f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
             "take supsiam or supbyol, or --set pool.kind=queue"
         )
-    return refused
 
 
-def no_alpha(base: Recipe) -> str | None:
-    if not isinstance(base.loss, Align) or base.heads.predictor is None:
-        return f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe"
-    if base.pool.kind == "none":
-        return f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue"
-    return None
-
-
-def no_supcon(base: Recipe) -> str | None:
+def check_supcon(base: Recipe) -> None:
     loss = base.loss
-    if isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views" and base.pool.kind == "none":
-        return None
-    return f"{base.name} is not a SupCon recipe without a pool; a memory bank is added to one, such as cifar100.supcon"
+    is_supcon = isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views"
+    if not is_supcon or base.pool.kind != "none":
+        raise BadInput(
+            f"{base.name} is not a SupCon recipe without a pool; a memory bank is added to one, such as cifar100.supcon"
+        )
+
+
+# --- the paper's averages ---------------------------------------------------------------------------------------------
 
 
 def _average(rows: Mapping[str, tuple[float, ...]], key: str) -> float | None:
@@ -127,7 +127,7 @@ STUDIES: dict[str, Study] = {
         "queue",
         {"pool.kind": "--rows"},
         pool_rows,
-        no_supervised_target,
+        check_supervised_target,
         pool_average,
     ),
     "positives": Study(
@@ -138,7 +138,7 @@ STUDIES: dict[str, Study] = {
         "M-all",
         {"loss.samples": "--rows"},
         positive_rows,
-        no_pool,
+        check_pool,
         lambda row, recipe: _average(POSITIVES, row.removeprefix("M-")),
     ),
     "batch": Study(
@@ -160,7 +160,7 @@ STUDIES: dict[str, Study] = {
         "batch-128",
         {"train.batch_size": "--rows", "loss.against": "--rows", "pool.kind": "--rows"},
         memory_rows,
-        no_supcon,
+        check_supcon,
         batch_average,
     ),
     "alpha": Study(
@@ -171,7 +171,7 @@ STUDIES: dict[str, Study] = {
         "alpha-0.5",
         {"loss.alpha": "--rows"},
         alpha_rows,
-        no_alpha,
+        check_alpha,
         lambda row, recipe: _average(ALPHA, row.removeprefix("alpha-")),
     ),
 }

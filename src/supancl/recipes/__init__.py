@@ -10,7 +10,7 @@ from typing import Any, Literal
 from supancl.core.losses import Align, Contrast
 from supancl.errors import BadInput
 from supancl.recipes import cifar, digits, imagenet100, toy, vit
-from supancl.recipes.plugins import NotRegistered, register
+from supancl.recipes.plugins import NotRegistered, register, register_benchmark, register_encoder
 from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, recipe_from_json, validated_recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -79,5 +79,7 @@ __all__ = [
     "recipe",
     "recipe_from_json",
     "register",
+    "register_benchmark",
+    "register_encoder",
     "released",
 ]

@@ -1,7 +1,7 @@
-"""Losses and pools of one's own, in a file of one's own: what a recipe may hold beside the package's sections.
+"""Plugins: losses, pools, encoders, recipes and benchmark data sets of one's own, in a file of one's own.
 
 A run is read back from its recipe.json, to go on and to be judged, and a file names no class; so a class that is not
-the package's own is made known under its `kind`.
+the package's own is registered under its `kind`. `--plugin FILE` runs the file that does so.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from supancl.config import checked, from_json, hints
+from supancl.core.encoders import BUILDERS, VARIANTS, EncoderSpec, width_of
 from supancl.core.losses import Align, Loss, LossTraits, Terms
 from supancl.core.pools import PoolSpec
+from supancl.data.sources.benchmarks import ALIASES, BENCHMARKS, Benchmark
+from supancl.data.sources.layouts import Entry, OfficialList
 from supancl.errors import BadInput, SupanclError
 
 
@@ -29,7 +37,10 @@ class NotRegistered(BadInput):
 
 Section = TypeVar("Section", bound=type)
 
-OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class
+OWN: dict[tuple[str, str], Any] = {}  # (section, kind) -> class; ("encoder", name) -> function that builds it
+OWN_BENCHMARKS: set[str] = set()
+LOADED: list[Path] = []  # plugin files, in the order of --plugin
+_loading: list[Path] = []
 POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
 STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
@@ -83,6 +94,117 @@ def register(section: Section) -> Section:
     return section
 
 
+def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> None:
+    """Make an encoder of one's own known: `encoder.name = NAME` then means what `build` gives, a module that maps
+    images (B, channels, size, size) to features (B, width).
+    """
+    if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in OWN:
+        raise BadInput(f"encoder {name!r} is one of supancl's; give yours another name")
+
+    def body_and_width(spec: EncoderSpec) -> tuple[nn.Module, int]:
+        body = build(spec)
+        return body, width_of(body, spec)
+
+    OWN["encoder", name] = build
+    BUILDERS[name] = body_and_width
+
+
+def register_benchmark(name: str, row: Benchmark) -> None:
+    """Make a data set known by name: `--data NAME@ROOT` opens it, `--root ROOT` finds it, `supancl data check` counts.
+
+    A reader in `row.files` takes the data set's folder and lists (split, file, class) of every image.
+    """
+    if (name in BENCHMARKS or name in ALIASES) and name not in OWN_BENCHMARKS:
+        raise BadInput(f"benchmark {name!r} is one of supancl's; give yours another name")
+    if not row.uses or not (row.files or row.arrays):
+        raise BadInput(
+            f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where the "
+            "file or folder/ MARK is what it is known by (docs/extending.md)"
+        )
+    OWN_BENCHMARKS.add(name)
+    files = {mark: _listing_reader(reader) for mark, reader in row.files.items()}
+    BENCHMARKS[name] = dataclasses.replace(row, files=files)
+
+
+def _listing_reader(reader: Callable[[Path], OfficialList | Iterable[Entry]]) -> Callable[[Path], OfficialList]:
+    def read(folder: Path) -> OfficialList:
+        found = reader(folder)
+        return (
+            found
+            if isinstance(found, OfficialList)
+            else OfficialList([(split, Path(file), name) for split, file, name in found])
+        )
+
+    return read
+
+
+# --- plugin files -----------------------------------------------------------------------------------------------------
+
+
+def load_plugin(file: str | Path) -> None:
+    """Run a file that registers things, once in a process; worker processes load the same files."""
+    path = Path(file).resolve()
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if path in LOADED or (script is not None and path == Path(script).resolve()):
+        return
+    if path in _loading:
+        raise BadInput(
+            f'--plugin {file}: it calls supancl while it is loaded; put that under if __name__ == "__main__":'
+        )
+    if not path.is_file():
+        raise BadInput(
+            f"--plugin {file}: no such file; give the Python file that registers your loss (docs/extending.md)"
+        )
+    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process: pickled classes name it
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"--plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports from beside it
+    module = sys.modules[name] = module_from_spec(spec)
+    _loading.append(path)
+    try:
+        spec.loader.exec_module(module)
+        LOADED.append(path)
+    except Exception as error:
+        raise BadInput(
+            f"--plugin {file}: {_where(error, path)}; mend it there (--debug shows the way to it)"
+        ) from error
+    finally:
+        _loading.remove(path)
+
+
+def _where(error: Exception, path: Path) -> str:
+    """The line of the plugin in which an error began, and the error."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename} line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    line = f"{path} line {frames[-1].lineno}: " if frames else ""
+    return f"{line}{'' if isinstance(error, SupanclError) else f'{type(error).__name__}: '}{error}"
+
+
+def loaded_plugins() -> tuple[str, ...]:
+    return tuple(map(str, LOADED))
+
+
+def plugins_of(recipe: Any) -> list[str]:
+    """The files without which a run of this recipe cannot be read back; none where all of it is the package's own."""
+    own = [OWN.get(("encoder", recipe.encoder.name))]
+    own += [type(section) for section in (recipe.loss, recipe.pool) if type(section) in OWN.values()]
+    places = dict.fromkeys(os.path.abspath(_place(each)) for each in own if each is not None)
+    return list(loaded_plugins() if places and LOADED else filter(os.path.isfile, places))
+
+
+def way_to_plugin(files: Sequence[str]) -> str:
+    """What to do about something that is not registered; `files` are those that the run was made with."""
+    if not files:
+        return "if it is your own, pass the file that registers it: --plugin FILE (docs/extending.md)"
+    return f"the run was made with a plugin; pass it: {' '.join(f'--plugin {shlex.quote(file)}' for file in files)}"
+
+
+# --- reading runs back ------------------------------------------------------------------------------------------------
+
+
 def check_known(name: str, section: Any, hint: Any) -> None:
     """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
     if type(section) in (*get_args(hint), hint):
@@ -118,8 +240,8 @@ def has_own(recipe: Any) -> bool:
     return type(recipe.loss) in OWN.values() or type(recipe.pool) in OWN.values()
 
 
-def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
-    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody made known is named."""
+def own_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody registered is named."""
     found = {}
     for name, known in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
         values = stored.get(name)
@@ -128,19 +250,17 @@ def own_sections(stored: dict[str, Any]) -> dict[str, Any]:
             continue
         if (name, kind) not in OWN:
             raise NotRegistered(
-                f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; if it is "
-                "your own, give this command to the file that defines it: python FILE COMMAND ... "
-                "(docs/extending.md)"
+                f"{name}.kind = {kind!r} is none of {', '.join((*known, *_kinds(name)))}; {way_to_plugin(plugins)}"
             )
         found[name] = from_json(OWN[name, kind], values, name)
     return found
 
 
 def fault_in_own(error: BaseException) -> str:
-    """What to say of an error that came out of a file with a loss or a pool of one's own; empty of any other."""
+    """What to say of an error that came out of a plugin; empty of any other."""
     if isinstance(error, SupanclError):  # says itself what is wrong
         return ""
-    places = {os.path.abspath(_place(section)) for section in OWN.values()}
+    places = {*map(os.path.abspath, map(_place, OWN.values())), *loaded_plugins()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if os.path.abspath(frame.filename) in places:
             return (

@@ -298,12 +298,13 @@ def following(heads: HeadSpec) -> HeadSpec:
 def recipe_from_json(text: str, where: str) -> Recipe:
     """A recipe from the `recipe` object of a recipe.json."""
     try:
-        stored = json.loads(text)["recipe"]
+        content = json.loads(text)
+        stored = content["recipe"]
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{where}: not a recipe.json of supancl") from None
     if not isinstance(stored, dict):
         raise BadInput(f"{where}: not a recipe.json of supancl")
-    own = own_sections(stored)
+    own = own_sections(stored, content.get("plugins") or ())
     read = from_json(Recipe, {**stored, **{name: STANDINS[name] for name in own}}, "")
     return resolve_warmup(validated_recipe(replace(read, **own)))  # 0.1.0 wrote what was asked for, and ran this
 

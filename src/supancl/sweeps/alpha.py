@@ -1,46 +1,25 @@
-"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and says what can be told."""
+"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and recommends one."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from supancl.cli.console import Terminal, table
-from supancl.cli.flags import add_recipe_flags, recipe_from_flags
+from supancl.core.losses import Align
 from supancl.data.splits import Data, Split
-from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
-from supancl.files import jsonable, write_text
-from supancl.paper.study_rows import no_alpha
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
-from supancl.reports.alpha_page import write_page
-from supancl.reports.tables import mean_text
-from supancl.stats import seed_stats, tukey_half_width
-from supancl.sweeps.measures import JUDGED, Judge, Measurement
-from supancl.sweeps.runner import (
-    Runs,
-    RunsFailed,
-    Trained,
-    add_run_flags,
-    check_held_out,
-    check_jobs,
-    check_overrides,
-    data_of,
-    left_out_classes,
-    place_of,
-    share_cell,
-    train_all,
-)
+from supancl.stats import tukey_half_width
+from supancl.sweeps.measures import RunEvaluator, measure_run
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.runner import Sweep, data_of, open_held_out, run_name
+from supancl.sweeps.runs import Runs, Trained
 from supancl.training.preflight import pick_device
 from supancl.weights.provenance import commit, versions
 
@@ -57,142 +36,96 @@ SHOWN = 2000  # held-out images in the t-SNE panels, which take minutes each for
 DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe")
-    parser.add_argument("--alphas", default="0,.2,.5,.8,1", help="comma-separated (default 0,.2,.5,.8,1)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 (default 3)")
-    parser.add_argument(
-        "--leave-out",
-        type=float,
-        default=0.3,
-        metavar="SHARE",
-        help="share of the classes kept out of pretraining to measure transfer (default 0.3)",
-    )
-    parser.add_argument(
-        "--shots",
-        type=int,
-        default=5,
-        metavar="K",
-        help="labelled images per left-out class that transfer is fitted on (default 5)",
-    )
-    add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
-    add_recipe_flags(parser)
+def check_alpha(base: Recipe) -> None:
+    """Refuse a recipe in which alpha cannot be varied."""
+    if not isinstance(base.loss, Align) or base.heads.predictor is None:
+        raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
+    if base.pool.kind == "none":
+        raise BadInput(f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue")
 
 
-def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
-    base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
-    check(base, args)
-    started = time.perf_counter()
-    out = place_of(args.out, "alpha", base)
-    data = data_of(base)
-    if data.described["held_out_from"] == "test":
-        # alpha is chosen here, and nothing is chosen on a test set
-        base = base.with_set({"data.holdout": 0.1}, because="alpha study")
-        console.print("the data have a test split but no val split: 10% of the training images are held out instead")
-        data = data_of(base)
-    check_held_out(data, base)
-    left_out = left_out_classes(data, args.leave_out)
+def train_alphas(
+    base: Recipe, alphas: list[float], sweep: Sweep, leave_out: float, shots: int
+) -> tuple[Result, Runs, Data]:
+    """Train and measure every alpha with every seed; returns the content of alpha.json, the runs and the data.
+
+    `leave_out` is the share of the classes that pretraining never sees, `shots` how many labelled images of each
+    transfer to them is fitted on.
+    """
+    because, started = "alpha study", time.perf_counter()
+    base, data = open_held_out(base, because, sweep.reporter)
+    left_out = left_out_classes(data, leave_out)
     if not left_out:
-        console.print(
+        sweep.reporter.note(
             "no class is left out, so transfer is not measured (it takes four classes with training and "
             "held-out images, and --leave-out > 0)"
         )
-    base = base.with_set({"data.leave_out": left_out}, because="alpha study")
-    seeds = list(range(args.seeds))
-    recipes = {
-        run_name(alpha, seed): base.with_set({"loss.alpha": alpha, "train.seed": seed}, because="alpha study")
-        for alpha in alphas
-        for seed in seeds
-    }
+    base = base.with_set({"data.leave_out": left_out}, because=because)
+    rows = {row_name(alpha): base.with_set({"loss.alpha": alpha}, because=because) for alpha in alphas}
+    labels = {row_name(alpha): {"alpha": alpha} for alpha in alphas}
     data = data_of(base)
-    runs = train_all(recipes, data, out, console, args.jobs, args.retry)
-    judge = Judge(base.train.device, Terminal(console))
-    rows = [row_of(alpha, seed, runs, data, args.shots, judge, out) for alpha in alphas for seed in seeds]
-    result: dict[str, Any] = {
+    runs = sweep.train(sweep.with_seeds(rows, because), data)
+    evaluator = RunEvaluator(base.train.device, sweep.reporter)
+
+    def measure(run: Trained, folder: Path) -> dict[str, float]:
+        found = measure_run(run, folder, evaluator) | {"transfer": transfer_accuracy(run, data, shots)}
+        return {key: math.nan if (value := found[key]) is None else value for key in MEASURES}
+
+    results = collect_results(sweep, runs, labels, MEASURES, measure)
+    result: Result = {
         "recipe": base.name,
         "data": data.described,
         "alphas": alphas,
-        "seeds": seeds,
+        "seeds": list(range(sweep.seeds)),
         "left_out": left_out,
-        "shots": args.shots,
+        "shots": shots,
         "epochs": base.train.epochs,
-        "rows": rows,
-        "summary": summary(rows, alphas),
-        "recommendation": recommendation(rows, alphas, "transfer" if left_out else "linear"),
+        "rows": results,
+        "summary": [summarize(results, label, MEASURES, ("failed",)) for label in labels.values()],
+        "recommendation": recommendation(results, alphas, "transfer" if left_out else "linear"),
         "seconds": time.perf_counter() - started,
         "versions": versions(),
         "commit": commit(),
     }
-    console.print(table(f"{base.name}, {counted(len(seeds), 'seed')}: mean +- sd", *laid_out(result)))
-    console.print(result["recommendation"])
-    write_text(out / "alpha.json", json.dumps(jsonable(result), indent=2) + "\n")
-    shown = data.held_out.some(SHOWN)
-    page = write_page(result, laid_out(result), MEASURES, panels(runs.trained, alphas, shown), data.classes, out)
-    console.print(f"page: {page}; {result['seconds']:.0f} s")
-    if runs.failed:
-        raise RunsFailed(runs.failed, result, out)
-    return result
+    return result, runs, data
 
 
-def row_of(
-    alpha: float, seed: int, runs: Runs, data: Data, shots: int, judge: Judge, out: Path
-) -> dict[str, Any]:  # fmt: skip
-    """What a run gave; one that failed gave no numbers, and why is said."""
-    name = run_name(alpha, seed)
-    row: dict[str, Any] = {"alpha": alpha, "seed": seed, "failed": runs.reason(name)}
-    if name in runs.failed:
-        return {**row, "collapsed": runs.failed[name].collapsed, **dict.fromkeys(MEASURES, math.nan)}
-    run = runs.trained[name]
-    return {**row, "collapsed": run.collapsed, **measured(run, out / name, data, shots, judge)}
+def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
+    """Write alpha.json and the page; returns the page's path."""
+    from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl study` has no use for
+
+    write_result(out / "alpha.json", result)
+    panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.some(SHOWN))
+    return write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
 
 
-def panels(trained: Mapping[str, Trained], alphas: list[float], shown: Split) -> dict[str, Features]:
-    """Features of each alpha's first seed that did not fail."""
+def first_features(runs: Runs, alphas: list[float], seeds: list[int], shown: Split) -> dict[str, Features]:
+    """Features by each alpha's first seed that did not fail."""
     found = {}
     for alpha in alphas:
-        seed = next(
-            (run.recipe.train.seed for name, run in trained.items() if name == run_name(alpha, run.recipe.train.seed)),
-            None,
-        )
+        seed = next((seed for seed in seeds if run_name(row_name(alpha), seed) in runs.trained), None)
         if seed is not None:
             title = f"alpha = {alpha:g}" + (f" (seed {seed})" if seed else "")
-            found[title] = features_of(trained[run_name(alpha, seed)], shown)
+            found[title] = features_of(runs.trained[run_name(row_name(alpha), seed)], shown)
     return found
 
 
-def parse_alphas(text: str) -> list[float]:
-    values = []
-    for part in text.split(","):
-        try:
-            value = float(part)
-        except ValueError:
-            raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
-        if not 0 <= value <= 1:
-            raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
-        values.append(float(f"{value:g}"))  # as the runs' folders are named: no two alphas share one
-    return sorted(set(values))
+def row_name(alpha: float) -> str:
+    return f"alpha-{alpha:g}"
 
 
-def check(base: Recipe, args: argparse.Namespace) -> None:
-    refused = no_alpha(base)
-    if refused is not None:
-        raise BadInput(refused)
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_jobs(args.jobs)
-    if args.shots < 1:
-        raise BadInput(f"--shots {args.shots}: must be at least 1")
-    if not 0 <= args.leave_out < 1:
-        raise BadInput(f"--leave-out {args.leave_out:g}: must lie in [0, 1)")
-    check_overrides(
-        args.overrides, {"loss.alpha": "--alphas", "train.seed": "--seeds N", "data.leave_out": "--leave-out SHARE"}
-    )
+def left_out_classes(data: Data, share: float) -> list[str]:
+    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once.
 
-
-def run_name(alpha: float, seed: int) -> str:
-    return f"alpha-{alpha:g}-seed-{seed}"
+    Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
+    """
+    classes = len(data.classes)
+    usable = set(data.train.present()) & set(data.held_out.present())
+    count = min(max(2, round(share * classes)), len(usable) - 2)
+    if share == 0 or count < 2:
+        return []
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
+    return sorted(data.classes[i] for i in [i for i in order if i in usable][:count])
 
 
 def features_of(run: Trained, split: Split) -> Features:
@@ -200,19 +133,12 @@ def features_of(run: Trained, split: Split) -> Features:
     return embed(run.encoder.to(device), split, device)
 
 
-def measured(run: Trained, folder: Path, data: Data, shots: int, judge: Judge) -> dict[str, float]:
-    """Losses of the last epoch; S_W/S_T, k-NN and linear as `supancl evaluate` has them; transfer to new classes."""
-    found = {key: judge.number(folder, Measurement(protocol), field) for key, (protocol, field) in JUDGED.items()}
-    values = {
-        "ssl": run.last_epoch("ssl"),
-        "sup": run.last_epoch("sup"),
-        "transfer": math.nan,
-        **{key: math.nan if value is None else value for key, value in found.items()},
-    }
-    if data.transfer is not None:
-        fit, test = (features_of(run, split) for split in data.transfer)
-        values["transfer"] = few_shot_accuracy(fit, test, shots)
-    return values
+def transfer_accuracy(run: Trained, data: Data, shots: int) -> float:
+    """Accuracy on the classes left out of pretraining; nan where none is."""
+    if data.transfer is None:
+        return math.nan
+    fit, test = (features_of(run, split) for split in data.transfer)
+    return few_shot_accuracy(fit, test, shots)
 
 
 def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
@@ -230,32 +156,16 @@ def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
     return statistics.fmean(found)
 
 
-def summary(rows: list[dict[str, Any]], alphas: list[float]) -> list[dict[str, Any]]:
-    found = []
-    for alpha in alphas:
-        mine = [row for row in rows if row["alpha"] == alpha]
-        entry: dict[str, Any] = {"alpha": alpha, "n": len(mine), "failed": sum(bool(row["failed"]) for row in mine)}
-        for key in MEASURES:
-            values = [row[key] for row in mine if not row["failed"]]
-            entry[key], entry[f"{key}_sd"] = seed_stats(values)
-        found.append(entry)
-    return found
-
-
-def laid_out(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def laid_out(result: Result) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of the table: mean +- sd of the runs that did not fail."""
-    shown = [key for key in MEASURES if any(entry[key] == entry[key] for entry in result["summary"])]
+    measured = {key for key in MEASURES if any(not math.isnan(entry[key]) for entry in result["summary"])}
+    shown = {key: MEASURES[key] for key in MEASURES if key in measured}
     failed = any(entry["failed"] for entry in result["summary"])
-
     cells = [
-        [
-            f"{entry['alpha']:g}",
-            *(mean_text(entry[key], entry[f"{key}_sd"], MEASURES[key][1]) for key in shown),
-            *[share_cell(entry["failed"], entry["n"])] * failed,
-        ]
+        [f"{entry['alpha']:g}", *mean_cells(entry, shown), *[share_cell(entry["failed"], entry["n"])] * failed]
         for entry in result["summary"]
     ]
-    return ["alpha", *(MEASURES[key][0] for key in shown), *(["failed"] if failed else [])], cells
+    return ["alpha", *(title for title, _ in shown.values()), *["failed"] * failed], cells
 
 
 def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
@@ -263,7 +173,7 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
 
     An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
     """
-    remarks = seeds_named(rows, alphas, "collapsed", "collapsed") + seeds_named(
+    remarks = name_seeds(rows, alphas, "collapsed", "collapsed") + name_seeds(
         rows, alphas, "failed", "failed and is not compared"
     )
     whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
@@ -287,26 +197,26 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
             "run with --seeds 3 or more" + remarks
         )
     reach = tukey_half_width([[of[alpha][seed] for seed in seeds] for alpha in whole])
-    alike, worse = [], []
+    close, worse = [], []
     for alpha in whole:
         if alpha == best:
             continue
         difference = mean - statistics.fmean(of[alpha].values())
         if difference <= reach:
-            alike.append(f"{alpha:g}")
+            close.append(f"{alpha:g}")
         else:
             worse.append(
                 f"{alpha:g} is worse by {difference:.2f} points (95% interval {difference - reach:.2f} to "
                 f"{difference + reach:.2f})"
             )
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
-    if alike:
-        named = " and ".join(part for part in (", ".join(alike[:-1]), alike[-1]) if part)
+    if close:
+        named = " and ".join(part for part in (", ".join(close[:-1]), close[-1]) if part)
         text += f"; {named} cannot be told apart from it with {len(seeds)} seeds"
     return "; ".join([text, *worse]) + remarks
 
 
-def seeds_named(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
+def name_seeds(rows: list[dict[str, Any]], alphas: list[float], key: str, what: str) -> str:
     """Of which alphas runs collapsed, by the monitor's verdict, or failed; runs of a study are silent in training."""
     found = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row[key]] for alpha in alphas}
     return "".join(

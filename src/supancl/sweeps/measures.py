@@ -1,9 +1,10 @@
-"""Runs of a study, or of a table, judged by the protocols of `supancl evaluate`, whose files they get."""
+"""Runs of a sweep, or of a table, measured by the protocols of `supancl evaluate`, whose files they get."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import has_old_crop, source_of, unusual
 from supancl.reporter import Reporter
+from supancl.sweeps.runs import Trained
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
-# what a study shows -> the protocol and its field
-JUDGED = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
+# measure -> the protocol and the field of its result
+PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
 VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
 
 
@@ -41,21 +43,21 @@ class Measurement:
     layer: str = "pooled"
     source: str | None = None
 
-    def is_result(self, kept: dict[str, Any], own: str, weights: str) -> bool:
+    def is_result(self, evaluation: dict[str, Any], own: str, weights: str) -> bool:
         """Whether an evaluation is what this would measure of an encoder with these weights."""
-        if (kept.get("protocol"), kept.get("weights")) != (self.protocol, weights):
+        if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(kept), self.source or own):
+        if not same_source(source_of(evaluation), self.source or own):
             return False
         if self.protocol == "linear" and (
-            kept.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in kept)
+            evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
         ):  # 0.1.0 did not say, and chose otherwise
             return False
-        if has_old_crop(kept):
+        if has_old_crop(evaluation):
             return False
-        split = "test" if kept.get("judged") == "test" else kept.get("split")
-        at_hand = split == self.split or kept.get("split") == self.split
-        return at_hand and kept.get("layer") == self.layer and not set(unusual(kept)) - set(VARIED)
+        split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
+        at_hand = split == self.split or evaluation.get("split") == self.split
+        return at_hand and evaluation.get("layer") == self.layer and not set(unusual(evaluation)) - set(VARIED)
 
     def measure(self, subject: EvaluatedEncoder) -> dict[str, Any]:
         """The protocol's result, which the run folder keeps."""
@@ -68,8 +70,8 @@ class Measurement:
         return evaluate_variance(subject, self.source, split=self.split)
 
 
-class Judge:
-    """Measures runs one after another, each thing once; the data that one run needs serve the next."""
+class RunEvaluator:
+    """Measures runs one after another, each thing once; data that one run needs are kept for the next."""
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
         self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
@@ -87,8 +89,10 @@ class Judge:
         subject = self.subject(run, wanted.layer)
         assert subject.recipe is not None
         own, weights = subject.recipe.data.source, subject.weights
-        kept = next((kept for kept in evaluations_of(run) if wanted.is_result(kept, own, weights)), None)
-        return kept if kept is not None else wanted.measure(subject)
+        evaluation = next(
+            (evaluation for evaluation in evaluations_of(run) if wanted.is_result(evaluation, own, weights)), None
+        )
+        return evaluation if evaluation is not None else wanted.measure(subject)
 
     def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
         """One number of a result; None, and a warning, where these data cannot give it."""
@@ -99,6 +103,23 @@ class Judge:
             return None
 
 
+def measure_run(
+    run: Trained, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
+) -> dict[str, float | None]:
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them.
+
+    What cannot be measured on these data is None.
+    """
+    return {
+        "ssl": run.last_epoch("ssl"),
+        "sup": run.last_epoch("sup"),
+        **{
+            key: evaluator.number(folder, Measurement(protocol, split), field)
+            for key, (protocol, field) in PROTOCOLS.items()
+        },
+    }
+
+
 def has_projector(run: Path) -> bool:
     return (run / PROJECTOR).is_file()
 
@@ -106,15 +127,17 @@ def has_projector(run: Path) -> bool:
 def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
     """The evaluations in a run folder; files that are damaged or half written count as missing."""
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
-        content = read_json(file)
-        if content:
-            yield content
+        with suppress(BadInput):
+            yield read_result(file)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
+def read_result(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of results; BadInput where there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not JSON"
+        raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
+    return content

@@ -1,212 +1,228 @@
-"""Several runs of one study: trained one after another or side by side, and continued where they were left."""
+"""The sweep runner: named recipes with several seeds, trained one after another or side by side.
+
+A sweep that is started again in the same folder continues where it was left.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import multiprocessing
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 
-from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.core.encoders import Encoder
 from supancl.data.decode import cores
-from supancl.data.opening import open_data, same_source
+from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import Data
 from supancl.distributed import by_one
-from supancl.errors import BadInput, CheckFailed, Collapsed, Interrupted, NonFinite, counted
-from supancl.files import write_text
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, counted, nearest
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import fault_in_own
+from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
-from supancl.training.cuda.reuse import one_step
-from supancl.training.preflight import (
-    agrees,
-    asked_anew,
-    check_data,
-    check_same_data,
-    pick_device,
-    with_short_side,
+from supancl.sweeps.runs import (
+    FAILED,
+    Failed,
+    Runs,
+    check_same_recipe,
+    failure_of,
+    is_finished,
+    read_run,
+    record_failure,
+    retry_flags,
 )
+from supancl.training.cuda.reuse import one_step
+from supancl.training.preflight import asked_anew, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
-from supancl.weights.checkpoint import checkpoints, load_newest
-from supancl.weights.encoder_file import load_encoder
-from supancl.weights.run_folder import RunFolder, next_folder
+from supancl.weights.checkpoint import checkpoints
+from supancl.weights.run_folder import RunFolder
 
-FAILED = "failed.json"  # in the folder of a run that could not go on, and why
+T = TypeVar("T")
 _stopping: Event | None = None  # in a worker of several
 
 
-class Trained(NamedTuple):
-    """What a study needs of a finished run."""
+@dataclass(frozen=True)
+class Sweep:
+    """Where the runs of a sweep go, and how they are trained: each row with seeds 0 to `seeds` - 1.
 
-    recipe: Recipe
-    encoder: Encoder
-    metrics: list[dict[str, Any]]
-    collapsed: bool
-
-    def last_epoch(self, name: str) -> float:
-        """A training value averaged over the rows of the last epoch."""
-        rows = [row for row in self.metrics if row["kind"] == "train"]
-        values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
-        return sum(values) / len(values) if values else math.nan
-
-
-class Failed(NamedTuple):
-    """Why a run ended before its last epoch, with the exit code that it would have had alone."""
-
-    reason: str
-    exit_code: int
-
-    @property
-    def collapsed(self) -> bool:
-        return self.exit_code == Collapsed.exit_code
-
-    @property
-    def not_finite(self) -> bool:
-        return self.exit_code == NonFinite.exit_code
-
-
-class Runs(NamedTuple):
-    """The runs of a study by name: those that ended as they should, and those that could not go on."""
-
-    trained: dict[str, Trained]
-    failed: dict[str, Failed]
-
-    def reason(self, name: str) -> str | None:
-        return self.failed[name].reason if name in self.failed else None
-
-
-def way_on(failed: Mapping[str, Failed]) -> str:
-    """The flags with which failed runs go on; what ended one, a loss that was no number say, would only do so again."""
-    ends = list(failed.values())
-    skip = " --on-nan skip" if any(failure.not_finite for failure in ends) else ""
-    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in ends) else "")
-
-
-class RunsFailed(CheckFailed):
-    """Some runs of a study failed; what the others gave has been written."""
-
-    def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
-        first = next(iter(failed))
-        are = "is" if len(failed) == 1 else "are"
-        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
-        not_finite = any(failure.not_finite for failure in failed.values())
-        anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
-        super().__init__(
-            f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {way_on(failed)} "
-            f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}",
-            result,
-        )
-        self.exit_code = max(failure.exit_code for failure in failed.values())
-
-
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
-    parser.add_argument(
-        "--retry",
-        action="store_true",
-        help="go on with runs that failed when this study was started before (default: only list them)",
-    )
-
-
-def place_of(typed: str | None, name: str, base: Recipe) -> Path:
-    """The folder of a study; one that cannot be is told before the data are read, which may take an hour."""
-    out = Path(typed) if typed else next_folder(name)
-    _check_place(base, out)
-    return out
-
-
-def _check_place(base: Recipe, out: Path) -> None:
-    folder = RunFolder(out)
-    folder.check_place()
-    if folder.holds_run:
-        raise BadInput(f"{out} already holds a run, and a study is a folder of runs; choose another --out")
-    check_apart(base.data.source, out)
-
-
-def train_all(
-    recipes: Mapping[str, Recipe], data: Data, out: Path, console: Console, jobs: int | None = None, retry: bool = False
-) -> Runs:
-    """Train each recipe in out/NAME, or go on with it where it was left; finished ones are only read.
-
-    A run that cannot go on is recorded and does not end the study. All are refused, before any is trained, where one
-    of them cannot be: other settings, or data that have changed, would make two studies of it.
+    A row is a named recipe; its runs lie in out/ROW-seed-N.
     """
-    by_one("a study")
-    written, recipes = recipes, {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
-    for line in dict.fromkeys(describe_resolution(written[name], recipe) for name, recipe in recipes.items()):
-        if line:
-            console.print(line)
-    _check_place(next(iter(recipes.values())), out)
-    _check_all(recipes, data, out)
-    jobs = jobs or default_jobs(next(iter(recipes.values())))
-    finished = [name for name in recipes if is_finished(RunFolder(out / name), recipes[name])]
-    failed = {
-        name: failure
-        for name in recipes
-        if name not in finished and not retry and (failure := failure_of(out / name)) is not None
-    }
-    waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-    done = len(recipes) - len(waiting)
-    if finished:
-        are = "is" if len(finished) == 1 else "are"
-        console.print(f"{len(finished)} of {counted(len(recipes), 'run')} {are} already there")
-    if failed:
-        console.print(f"failed before: {', '.join(failed)}; {way_on(failed)} goes on with them")
 
-    def left(more: str = "") -> str:
-        return (
-            f"with {done} of {counted(len(recipes), 'run')} done, what had begun is saved; continue with the same "
-            f"command and {more}--out {shlex.quote(str(out))}"
+    out: Path
+    seeds: int = 1
+    jobs: int | None = None  # runs side by side; None: as many as suit the recipe
+    retry: bool = False  # continue runs that failed before
+    reporter: Reporter = field(default_factory=Reporter)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise BadInput(f"--seeds {self.seeds}: must be at least 1")
+        if self.jobs is not None and self.jobs < 1:
+            raise BadInput(f"--jobs {self.jobs}: must be at least 1")
+
+    def check_folder(self, base: Recipe) -> None:
+        """Refuse a folder that cannot be used: called before the data are read, which may take an hour."""
+        folder = RunFolder(self.out)
+        folder.check_place()
+        if folder.holds_run:
+            raise BadInput(f"{self.out} already holds a run, and a study is a folder of runs; choose another --out")
+        check_apart(base.data.source, self.out)
+
+    def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
+        """The runs by name: each row with every seed."""
+        return {
+            run_name(row, seed): recipe.with_set({"train.seed": seed}, because=because)
+            for row, recipe in rows.items()
+            for seed in range(self.seeds)
+        }
+
+    def jobs_for(self, recipe: Recipe) -> int:
+        return self.jobs or default_jobs(recipe)
+
+    def train(self, recipes: Mapping[str, Recipe], data: Data) -> Runs:
+        """Train each run in out/NAME, or continue it where it was left; finished ones are only read.
+
+        A run that fails is recorded and does not end the sweep. All are refused, before any is trained, where one
+        of them cannot be: other settings, or data that have changed, would make two sweeps of it.
+        """
+        by_one("a study")
+        resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
+        for line in dict.fromkeys(describe_resolution(recipes[name], recipe) for name, recipe in resolved.items()):
+            if line:
+                self.reporter.note(line)
+        self.check_folder(next(iter(resolved.values())))
+        for name, recipe in resolved.items():
+            check_run(recipe, RunFolder(self.out / name), data)
+        failed = self._train_missing(resolved)
+        return Runs(
+            {name: read_run(self.out / name) for name in resolved if name not in failed},
+            {name: failed[name] for name in resolved if name in failed},
         )
 
-    try:
-        for name, failure in _trained(waiting, out, jobs):
-            done += 1
-            if failure is not None:
-                failed[name] = failure
-            told = "trained" if failure is None else f"failed ({failure.reason}):"
-            console.print(f"{told} {name} ({done} of {len(recipes)})")
-    except Interrupted as stop:
-        by = signal.Signals(stop.signal_number).name
-        raise Interrupted(f"stopped by {by} {left()}", stop.signal_number) from None
-    except BrokenProcessPool:
+    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failed]:
+        """Train what is neither finished nor failed before; returns all failures, old and new."""
+        finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
+        failed = {
+            name: failure
+            for name in recipes
+            if name not in finished and not self.retry and (failure := failure_of(self.out / name)) is not None
+        }
+        waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
+        done, total = len(recipes) - len(waiting), counted(len(recipes), "run")
+        if finished:
+            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
+        if failed:
+            self.reporter.note(f"failed before: {', '.join(failed)}; {retry_flags(failed)} goes on with them")
+        jobs = self.jobs_for(next(iter(recipes.values())))
+
+        def way_on(more: str = "") -> str:
+            return (
+                f"with {done} of {total} done, what had begun is saved; continue with the same "
+                f"command and {more}--out {shlex.quote(str(self.out))}"
+            )
+
+        try:
+            for name, failure in train_each(waiting, self.out, jobs):
+                done += 1
+                if failure is not None:
+                    failed[name] = failure
+                outcome = "trained" if failure is None else f"failed ({failure.reason}):"
+                self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
+        except Interrupted as stop:
+            by = signal.Signals(stop.signal_number).name
+            raise Interrupted(f"stopped by {by} {way_on()}", stop.signal_number) from None
+        except BrokenProcessPool:
+            raise BadInput(
+                f"one of {jobs} processes was killed, most likely for lack of memory, "
+                f"{way_on(f'--jobs {max(1, jobs // 2)} ')}"
+            ) from None
+        return failed
+
+
+# --- rows and runs ----------------------------------------------------------------------------------------------------
+
+
+def run_name(row: str, seed: int) -> str:
+    """The name of a run, and of its folder."""
+    return f"{row}-seed-{seed}"
+
+
+def choose_rows(rows: Mapping[str, T], asked: str | None, where: str) -> dict[str, T]:
+    """The rows that `--rows A,B` names, in their own order; all where nothing is asked for."""
+    names = list(rows) if asked is None else [name.strip() for name in asked.split(",")]
+    for name in names:
+        if name not in rows:
+            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{nearest(name, rows)}")
+    return {name: row for name, row in rows.items() if name in names}
+
+
+def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
+    """Refuse a recipe that cannot be trained on these data, and a folder that holds a run of other ones."""
+    check_same_recipe(recipe, folder)
+    check_data(recipe, data)
+    if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
+        check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
+
+
+def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
+    """Refuse overrides of fields that a sweep sets itself; `varied` says for each what to give instead."""
+    for name, instead in varied.items():
+        if name in overrides:
+            raise BadInput(f"{name} is for this study to set; give {instead} instead")
+
+
+def check_monitored(recipe: Recipe) -> None:
+    if recipe.train.monitor_every == 0:
+        raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
+
+
+def data_of(recipe: Recipe) -> Data:
+    return open_data(with_short_side(recipe).data, recipe.encoder.channels)
+
+
+def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
+    """The data that runs are compared on, and the recipe that holds images of them out.
+
+    Nothing is chosen on a test set: where that is all there is, a tenth of the training images is held out.
+    """
+    data = data_of(base)
+    if data.described["held_out_from"] == "test":
+        base = base.with_set({"data.holdout": 0.1}, because=because)
+        reporter.note(
+            f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
+        )
+        data = data_of(base)
+    if data.train.present() and not data.held_out.present():
         raise BadInput(
-            f"one of {jobs} processes was killed, most likely for lack of memory, "
-            f"{left(f'--jobs {max(1, jobs // 2)} ')}"
-        ) from None
-    ordered = {name: failed[name] for name in recipes if name in failed}
-    return Runs({name: _read(RunFolder(out / name)) for name in recipes if name not in failed}, ordered)
+            f"{base.data.source}: no held-out image has a label to judge by; leave out "
+            "--set data.holdout=0, or add labels to val/"
+        )
+    return base, data
 
 
-def _check_all(recipes: Mapping[str, Recipe], data: Data, out: Path) -> None:
-    for name, recipe in recipes.items():
-        folder = RunFolder(out / name)
-        check_same_recipe(recipe, folder)
-        check_data(recipe, data)
-        if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
-            check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
-    """The names of the runs as they end, one after another or `jobs` at a time, and why they failed."""
+def default_jobs(recipe: Recipe) -> int:
+    """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
+    small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
+    return cores() if small else 1
+
+
+def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
+    """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
     if jobs == 1 or len(recipes) <= 1:
         with one_step():
             for name, recipe in recipes.items():
-                yield name, _train_one(recipe, out / name)
+                yield name, train_run(recipe, out / name)
         return
 
     def stop(number: int, frame: Any) -> None:
@@ -216,7 +232,7 @@ def _trained(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tu
     # spawned, not forked: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping,))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping, loaded_plugins()))
     try:
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
@@ -245,25 +261,28 @@ def _could_not_begin(ends: Sequence[int | None]) -> bool:
     return -signal.SIGKILL not in ends and any(end is not None and end > 0 for end in ends)
 
 
-def _begin(stopping: Event) -> None:
-    """A worker's own start: one thread, and the flag that no further run is to begin."""
+def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
+    """Set up a worker: one thread, the plugins, and the flag that no further run is to begin."""
     global _stopping
     _stopping = stopping
     torch.set_num_threads(1)
+    for file in plugins:
+        load_plugin(file)
 
 
 def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
     if _stopping is not None and _stopping.is_set():
         return None
     try:
-        return _train_one(recipe, folder)
+        return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # told here: where an error came from does not cross processes
+        if fault := fault_in_own(error):  # here: where an error came from does not cross processes
             raise BadInput(fault) from error
         raise
 
 
-def _train_one(recipe: Recipe, path: Path) -> Failed | None:
+def train_run(recipe: Recipe, path: Path) -> Failed | None:
+    """Train one run, or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
     folder = RunFolder(path)
     (path / FAILED).unlink(missing_ok=True)
     chosen: Recipe | None = recipe
@@ -275,98 +294,6 @@ def _train_one(recipe: Recipe, path: Path) -> Failed | None:
         pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
         failure = Failed(error.what, error.exit_code)
-        write_text(path / FAILED, json.dumps(failure._asdict()) + "\n")
+        record_failure(path, failure)
         return failure
     return None
-
-
-def failure_of(folder: Path) -> Failed | None:
-    """Why the run in this folder could not go on; None where no study has recorded that it could not."""
-    try:
-        kept = json.loads((folder / FAILED).read_text())
-        return Failed(str(kept["reason"]), int(kept["exit_code"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def default_jobs(recipe: Recipe) -> int:
-    """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
-    small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return cores() if small else 1
-
-
-def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether the last epoch was closed: its check is logged first, its checkpoint written last."""
-    last = folder.metrics()[-1:]
-    return any(
-        row["kind"] == "monitor"
-        and row["epoch"] == recipe.train.epochs - 1
-        and (folder.checkpoints / f"step-{row['step']:09d}.pt").exists()
-        for row in last
-    )
-
-
-def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    """Refuse a folder that holds a run with other settings than this recipe's."""
-    if not folder.holds_run:
-        return
-    kept = flattened(folder.read_recipe()[0])
-    free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
-    for key, value in flattened(recipe).items():
-        if key in free or agrees(key, value, kept.get(key)):
-            continue
-        if key != "data.source" or not same_source(str(kept.get(key)), str(value)):
-            raise BadInput(
-                f"{folder.path} holds a run with {key} = {kept.get(key)!r}, this study asks for {value!r}; "
-                "choose another --out"
-            )
-
-
-def _read(folder: RunFolder) -> Trained:
-    state, _ = load_newest(folder.checkpoints)
-    collapsed = state is not None and bool(state["monitor"]["collapsed"])
-    return Trained(folder.read_recipe()[0], load_encoder(folder.path), folder.metrics(), collapsed)
-
-
-def left_out_classes(data: Data, share: float) -> list[str]:
-    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once.
-
-    Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
-    """
-    classes = len(data.classes)
-    judged = set(data.train.present()) & set(data.held_out.present())
-    count = min(max(2, round(share * classes)), len(judged) - 2)
-    if share == 0 or count < 2:
-        return []
-    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
-    return sorted(data.classes[i] for i in [i for i in order if i in judged][:count])
-
-
-def check_held_out(data: Data, recipe: Recipe) -> None:
-    """Before anything is trained: without a labelled held-out image there is nothing to compare runs by."""
-    if data.train.present() and not data.held_out.present():
-        raise BadInput(
-            f"{recipe.data.source}: no held-out image has a label to judge by; leave out "
-            "--set data.holdout=0, or add labels to val/"
-        )
-
-
-def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
-    """What a study sets itself cannot be given; `varied` says for each field what to give instead."""
-    for field, instead in varied.items():
-        if field in overrides:
-            raise BadInput(f"{field} is for this study to set; give {instead} instead")
-
-
-def check_jobs(jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
-        raise BadInput(f"--jobs {jobs}: must be at least 1")
-
-
-def data_of(recipe: Recipe) -> Data:
-    return open_data(with_short_side(recipe).data, recipe.encoder.channels)
-
-
-def share_cell(count: int, of: int) -> str:
-    """How many of a row's runs ended so."""
-    return f"{count} of {of}" if count else "no"

@@ -13,11 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from supancl.config import from_json, to_json
-from supancl.core.encoders import Encoder, EncoderSpec
+from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder
 from supancl.core.heads import MLP
 from supancl.errors import BadInput
 from supancl.files import beside, reason, write_atomically
+from supancl.recipes.plugins import way_to_plugin
 from supancl.weights.checkpoint import SCHEMA_VERSION, Damaged, checkpoints, load_checkpoint, load_tensors
+from supancl.weights.run_folder import RunFolder
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -133,6 +135,8 @@ def load_encoder(path: Path | str) -> Encoder:
     weights, (described,) = _read_described(file, "an encoder", "encoder")
     try:
         encoder = from_json(EncoderSpec, described, "encoder").build()
+    except UnknownEncoder as error:
+        raise BadInput(f"{file}: {error}; {way_to_plugin(RunFolder(file.parent).read_plugins())}") from None
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     load_weights(encoder, weights, file)

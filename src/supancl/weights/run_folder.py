@@ -16,6 +16,7 @@ from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
 from supancl.files import check_place, held, unwritable, write_json, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
+from supancl.recipes.plugins import plugins_of
 from supancl.weights.provenance import commit, versions
 
 MADE_BY = {"recipe.json": "pretrain", "detect.json": "detect train"}  # the file that a run begins with -> its command
@@ -123,6 +124,8 @@ class RunFolder:
             "versions": versions(),
             "commit": commit(),
         }
+        if plugins := plugins_of(recipe):
+            content["plugins"] = plugins
         write_json(self.recipe_file, content)
 
     def note_setting(self, recipe: Recipe, section: str, name: str) -> None:
@@ -149,6 +152,13 @@ class RunFolder:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
             raise BadInput(f"{line}; bring back the file as the run wrote it, or choose another --out") from None
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
+
+    def read_plugins(self) -> list[str]:
+        """The plugin files that the run was made with; none where there is no recipe.json, or no plugin."""
+        try:
+            return [str(file) for file in json.loads(self.recipe_file.read_text()).get("plugins") or ()]
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """What recipe.json says of the data, and the class names."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from supancl.paper.theory_formulas import Formulas, Multipliers, printed_expansion
-from supancl.paper.theory_world import (
+from supancl.paper.theory.formulas import Formulas, Multipliers, printed_expansion
+from supancl.paper.theory.world import (
     Sample,
     World,
     drawn,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from supancl.data.order import seeded
 from supancl.data.sources.toy import Toy
-from supancl.paper.toy_train import Reading, Size, Trained
+from supancl.paper.toy.training import Reading, Size, Trained
 from supancl.probes import Features, knn_accuracy, variance
 
 NEIGHBOURS = 20

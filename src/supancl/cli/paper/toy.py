@@ -1,32 +1,22 @@
-"""The toy study of Sec. 4.3 and App. B: Tables 1 and 2 and the t-SNE figure (`supancl toy`, docs/toy.md)."""
+"""`supancl paper toy`."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from supancl.config import to_json
 from supancl.errors import BadInput, counted
-from supancl.files import jsonable, write_text
-from supancl.paper import toy_tables as tables
-from supancl.paper.toy_measure import NEIGHBOURS, first_of_each, measure
-from supancl.paper.toy_train import ALPHAS, FULL, QUICK, READINGS, Reading, Size, draw_data, train
-from supancl.probes import Features
+from supancl.paper.toy import run, summary_of, tables, write
+from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS
 from supancl.reports.pictures import tsne_panels
-from supancl.reports.tables import LEGEND, cell_text, to_markdown
-from supancl.weights.provenance import commit, versions
+from supancl.reports.tables import LEGEND, cell_text
 from supancl.weights.run_folder import next_folder
-
-SHOWN = 300  # training samples per class in the figure; more only hide one another
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,56 +47,15 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
     if not os.access(folder, os.W_OK):  # said now, not after minutes of training
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
-    result, panels = run(reading, size, list(range(args.seeds)), console)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"{len(ALPHAS)} alphas x {counted(args.seeds, 'seed')}", total=size.epochs)
+        seeds = list(range(args.seeds))
+        result, panels = run(reading, size, seeds, lambda epoch: progress.update(task, completed=epoch))
     print_tables(result, console)
     write(result, folder)
     tsne_panels(panels, tuple("ABC"), folder / "tsne.png")
     console.print(f"written to {folder}: toy.json, table1.md, table2.md, tsne.png")
     return {**result, "folder": str(folder)}
-
-
-def run(reading: Reading, size: Size, seeds: list[int], console: Console) -> tuple[dict[str, Any], dict[str, Features]]:
-    """The study itself: its result, and the features the figure shows, of the first seed."""
-    begin = time.perf_counter()
-    toys = draw_data(reading, size, seeds)
-    drawn = time.perf_counter()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(ALPHAS)} alphas x {counted(len(seeds), 'seed')}", total=size.epochs)
-        trained = train(toys, reading, size, ALPHAS, seeds, lambda epoch, _: progress.update(task, completed=epoch))
-    fitted = time.perf_counter()
-    rows = measure(trained, toys, reading, size, seeds, ALPHAS)
-    summary = tables.summarize(rows)
-    result: dict[str, Any] = {
-        "reading": to_json(reading),
-        "size": to_json(size),
-        "seeds": seeds,
-        "alphas": list(ALPHAS),
-        "neighbours": NEIGHBOURS,
-        "rows": rows,
-        "summary": {
-            f"{alpha:g}": {name: found._asdict() for name, found in by_name.items()}
-            for alpha, by_name in summary.items()
-        },
-        "paper": {f"{alpha:g}": numbers for alpha, numbers in tables.PAPER.items()},
-        "trends": tables.trends(summary),
-        "levels": tables.levels(summary),
-        "paired": tables.paired(rows),
-        "seconds": {"data": drawn - begin, "training": fitted - drawn, "measuring": time.perf_counter() - fitted},
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-        "commit": commit(),
-    }
-    shown = first_of_each(toys[0].train_labels, SHOWN)
-    values = trained.features(0, toys[0].train[shown])
-    panels = {
-        f"alpha = {alpha:g}": Features(value, toys[0].train_labels[shown])
-        for alpha, value in zip(ALPHAS, values, strict=True)
-    }
-    return result, panels
-
-
-def summary_of(result: dict[str, Any]) -> tables.Summary:
-    return tables.summarize(result["rows"])
 
 
 def print_tables(result: dict[str, Any], console: Console) -> None:
@@ -140,14 +89,3 @@ def missed_lines(result: dict[str, Any]) -> list[str]:
         for row in missed
     ]
     return [*lines, f"levels met: {len(result['levels']) - len(missed)} of {len(result['levels'])}"]
-
-
-def write(result: dict[str, Any], folder: Path) -> None:
-    summary = summary_of(result)
-    kept = {
-        "table1.md": to_markdown(tables.table(summary, tables.ONE)),
-        "table2.md": to_markdown(tables.table(summary, tables.TWO)),
-        "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
-    }  # last: it says that the study is there
-    for name, text in kept.items():
-        write_text(folder / name, text, "Make room, or choose another --out")

@@ -2,89 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
 
-from supancl.cli.console import Terminal, table
 from supancl.data.splits import Data
-from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
 from supancl.evaluate import EvaluatedEncoder, run_suite
 from supancl.evaluate import Plan as SuitePlan
 from supancl.evaluate.naming import registered
 from supancl.evaluate.sources import data_for
-from supancl.files import write_text
-from supancl.paper.table_cells import fill
-from supancl.paper.table_formats import FORMATS
-from supancl.paper.table_layouts import Layout
-from supancl.paper.table_plan import DONE, FAILED, Plan, PlannedRun, by_source, make_plan
-from supancl.paper.table_runs import read_entries
+from supancl.paper.tables.cells import Filled, fill
+from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
+from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.sweeps.measures import Judge, Measurement, has_projector
-from supancl.sweeps.runner import (
-    Failed,
-    RunsFailed,
-    check_jobs,
-    check_same_recipe,
-    data_of,
-    default_jobs,
-    place_of,
-    train_all,
-)
+from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
+from supancl.sweeps.runner import Sweep, data_of
+from supancl.sweeps.runs import Failed, RunsFailed, check_same_recipe
 from supancl.training.preflight import check_data, pick_device, with_speed
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 
-ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
-
-def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
-    by_one("a table")
-    check_jobs(args.jobs)
-    out = Path(args.out or f"runs/table-{layout.name}")
-    plan = make_plan(layout, args, out)
-    place_of(str(out), out.name, plan.runs[0].recipe)
+def check_plan(plan: Plan, sweep: Sweep) -> None:
+    """Refuse, before anything is trained, a folder that holds something else."""
+    sweep.check_folder(plan.runs[0].recipe)
     for run in plan.runs:
         check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
-    states = show_plan(plan, args, console)
-    if args.dry_run:
-        return {"table": layout.name, "out": str(out), "plan": states}
-    failed = train(plan, out, args, console) if set(states.values()) - {DONE} else {}
+
+
+def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Filled, dict[str, Failed]]:
+    """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
+    failed = train(plan, sweep) if set(states.values()) - {DONE} else {}
     trained = [run for run in plan.runs if run.is_trained]
     if not trained:
-        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, out)
-    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], out, console)
-    filled = fill(layout, read_entries([str(run.folder) for run in trained]))
+        raise RunsFailed(failed, {"rows": [run.name for run in plan.runs]}, sweep.out)
+    failures = evaluate(plan, [run for run in trained if states[run.name] != DONE], sweep)
+    filled = fill(plan.layout, read_entries([str(run.folder) for run in trained]))
     filled.notes.extend([*notes(plan, failed), *failures])
-    text = FORMATS[args.format](filled)
-    console.print(text, end="")
-    write_text(out / f"table.{ENDINGS[args.format]}", text)
-    console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
-    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
-    if failed:
-        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
-    return result
-
-
-def show_plan(plan: Plan, args: argparse.Namespace, console: Console) -> dict[str, str]:
-    """The runs with their states, and how long the rest will take; returns the states."""
-    states = {run.name: plan.state(run) for run in plan.runs}
-    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
-    console.print(plan.estimate(args.jobs or default_jobs(plan.runs[0].recipe)))
-    if plan.lacking:
-        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
-    again = [name for name, state in states.items() if state == FAILED]
-    if again and not args.retry:
-        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
-    return states
+    return filled, failed
 
 
 def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
@@ -99,20 +58,20 @@ def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
     return [*found, *(f"failed, and in no line: {name}: {failure.reason}" for name, failure in failed.items())]
 
 
-def train(plan: Plan, out: Path, args: argparse.Namespace, console: Console) -> dict[str, Failed]:
+def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
     """Train what is not trained yet, source by source; returns the runs that failed."""
     failed: dict[str, Failed] = {}
     for runs in by_source(plan.runs):
         if all(run.is_trained for run in runs):
             continue
-        recipes, data = {run.name: run.recipe for run in runs}, data_of(runs[0].recipe)
+        first, data = runs[0], data_of(runs[0].recipe)
         if not any(run.images_per_second for run in plan.runs):
-            trial = len(data.train), time_steps(runs[0].recipe, data)
-            console.print(
-                f"{plan.estimate(args.jobs or default_jobs(runs[0].recipe), trial)} (by trial steps of "
-                f"{runs[0].name} that were not compiled; on a GPU runs are faster)"
+            trial = len(data.train), time_steps(first.recipe, data)
+            sweep.reporter.note(
+                f"{plan.estimate(sweep.jobs_for(first.recipe), trial)} (by trial steps of "
+                f"{first.name} that were not compiled; on a GPU runs are faster)"
             )
-        failed |= train_all(recipes, data, out, console, args.jobs, args.retry).failed
+        failed |= sweep.train({run.name: run.recipe for run in runs}, data).failed
     return failed
 
 
@@ -146,27 +105,27 @@ def _now(device: torch.device) -> float:
 # --- evaluating -------------------------------------------------------------------------------------------------------
 
 
-def evaluate(plan: Plan, runs: list[PlannedRun], out: Path, console: Console) -> list[str]:
+def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     """Measure what the table's cells need of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
-    console.print(f"evaluating {counted(len(runs), 'run')}")
-    judge, failures = Judge(runs[0].recipe.train.device, Terminal(console)), []
+    sweep.reporter.note(f"evaluating {counted(len(runs), 'run')}")
+    evaluator, failures = RunEvaluator(runs[0].recipe.train.device, sweep.reporter), []
     for run in runs:
-        for wanted in measurements(plan, run, judge):
+        for wanted in measurements(plan, run, evaluator):
             try:
-                judge.result(run.folder, wanted)
+                evaluator.result(run.folder, wanted)
             except BadInput as error:
                 failures.append(f"{run.name}: {wanted.protocol} not measured: {error}")
-    return [*failures, *transfer(plan, runs, judge, out)]
+    return [*failures, *transfer(plan, runs, evaluator, sweep.out)]
 
 
-def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]:
+def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[Measurement]:
     """What the table's columns want of a run on its own data, or on the other CIFAR: on test images where there are."""
     columns, probe = plan.layout.paper.columns, plan.layout.probe
     if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
         return []
-    split = "test" if data_for(judge.subject(run.folder), None).test is not None else "held-out"
+    split = "test" if data_for(evaluator.subject(run.folder), None).test is not None else "held-out"
     if plan.layout.by_method:
         own = registered(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
         others = [name for name in plan.present if name != own]
@@ -185,14 +144,14 @@ def measurements(plan: Plan, run: PlannedRun, judge: Judge) -> list[Measurement]
     return found
 
 
-def transfer(plan: Plan, runs: list[PlannedRun], judge: Judge, out: Path) -> list[str]:
+def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: Path) -> list[str]:
     """Transfer and few-shot accuracy by the suite, on the data sets that are there."""
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.present or plan.benchmarks is None:
         return []
-    subjects: list[EvaluatedEncoder] = [judge.subject(run.folder) for run in runs]
-    suite = run_suite(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", judge.reporter)
+    subjects: list[EvaluatedEncoder] = [evaluator.subject(run.folder) for run in runs]
+    suite = run_suite(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", evaluator.reporter)
     by_place = {subject.where: subject for subject in subjects}
     for result in suite.results:  # one of an earlier call may be missing in the run's own folder
         subject = by_place.get(str(result["encoder"]))

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from supancl.paper.theory_checks import (
+from supancl.paper.theory.checks import (
     EXACT,
     Check,
     Settings,
@@ -20,8 +20,8 @@ from supancl.paper.theory_checks import (
     seeded,
     worst,
 )
-from supancl.paper.theory_formulas import Formulas
-from supancl.paper.theory_world import (
+from supancl.paper.theory.formulas import Formulas
+from supancl.paper.theory.world import (
     DTYPE,
     Sample,
     World,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from supancl.paper.table_cells import Filled, Line
-from supancl.paper.table_layouts import NO, YES
-from supancl.paper.table_runs import Score
+from supancl.paper.tables.cells import Filled, Line
+from supancl.paper.tables.layouts import NO, YES
+from supancl.paper.tables.runs import Score
 from supancl.reports.tables import (
     BOOKTABS,
     LEGEND,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +15,13 @@ from typing import Any, NamedTuple
 from supancl.config import INCIDENTAL, fields_marked, flattened
 from supancl.errors import BadInput
 from supancl.evaluate.naming import group_of
-from supancl.paper import toy_tables
-from supancl.paper.table_detectors import ScoredDetector, detectors_beside, holds_detectors, read_detectors
-from supancl.paper.table_entry import Entry, Found
+from supancl.paper.tables.entries import Entry, Found, ScoredDetector
+from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES, Recipe, recipe, released
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
-from supancl.sweeps.runner import failure_of
+from supancl.sweeps.measures import read_result
+from supancl.sweeps.runs import failure_of
 from supancl.weights.run_folder import RunFolder
 
 # measures of the toy study under the names that runs have for them
@@ -41,7 +43,7 @@ class Score(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone; of `copies` it is said that they are not counted."""
+    """Runs that differ in their seed alone; `copies` says which runs are not counted, and why."""
 
     entries: list[Entry]
     copies: list[str] = field(default_factory=list)
@@ -50,10 +52,10 @@ class Group:
         """A run that is there already, copied or trained again with the same seed, is no further seed."""
         for other in self.entries:
             if entry.recipe is not None and other.recipe is not None and not entry.values:
-                alike = f"seed {entry.recipe.train.seed}" if entry.recipe.train.seed == other.recipe.train.seed else ""
-                alike = "the weights" if entry.weights & other.weights else alike
-                if alike:
-                    self.copies.append(f"{entry.path}: not counted, it has {alike} of {other.path}")
+                shared = f"seed {entry.recipe.train.seed}" if entry.recipe.train.seed == other.recipe.train.seed else ""
+                shared = "the weights" if entry.weights & other.weights else shared
+                if shared:
+                    self.copies.append(f"{entry.path}: not counted, it has {shared} of {other.path}")
                     return
         self.entries.append(entry)
 
@@ -62,8 +64,8 @@ class Group:
         return self.entries[0].recipe
 
     @property
-    def told(self) -> str:
-        """What it is, in words: the recipe, what differs from it, and the seeds."""
+    def description(self) -> str:
+        """In words: the recipe, what differs from it, and the seeds."""
         first = self.entries[0]
         if first.recipe is None:
             return f"{'detectors of' if first.detectors else 'evaluations in'} {first.path}"
@@ -82,7 +84,7 @@ class Group:
                 ways.setdefault(found.how, []).append(found)
         if not ways:
             return None
-        return combined(min(ways.values(), key=lambda found: (-len(found), min(each.order for each in found))))
+        return mean_score(min(ways.values(), key=lambda found: (-len(found), min(each.order for each in found))))
 
     def average(self, measures: Sequence[str]) -> Score | None:
         """The mean over these measures, run by run; of the runs that have them all."""
@@ -91,10 +93,10 @@ class Group:
             values = [value for measure in measures if (value := entry.value(measure)) is not None]
             if values and len(values) == len(measures):
                 found.append(Found(statistics.fmean(values)))
-        return combined(found) if found else None
+        return mean_score(found) if found else None
 
 
-def combined(found: Sequence[Found]) -> Score:
+def mean_score(found: Sequence[Found]) -> Score:
     """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
     values, (first, *more) = [each.value for each in found], found
     mean, sd = seed_stats(values)
@@ -130,16 +132,16 @@ def changes(built: Recipe) -> dict[str, Any]:
     if own is None:
         return {}
     as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
-    kept = {**flattened(as_long), "train.epochs": own.train.epochs}
-    told = (*fields_marked(built, INCIDENTAL), "views.size")  # encoder.size says that one too
+    own_fields = {**flattened(as_long), "train.epochs": own.train.epochs}
+    ignored = (*fields_marked(built, INCIDENTAL), "views.size")  # encoder.size says that one too
     return {
         key: value
         for key, value in flattened(built).items()
-        if key not in told and kept.get(key) != value and (kept.get(key), value) != ("auto", "fp32")
+        if key not in ignored and own_fields.get(key) != value and (own_fields.get(key), value) != ("auto", "fp32")
     }
 
 
-def grouped(entries: Iterable[Entry]) -> list[Group]:
+def group_entries(entries: Iterable[Entry]) -> list[Group]:
     """Runs of equal settings and data together, in the order in which they were given."""
     groups: dict[Any, Group] = {}
     for entry in entries:
@@ -148,6 +150,9 @@ def grouped(entries: Iterable[Entry]) -> list[Group]:
             key = (group_of(entry.recipe, entry.fingerprint), str(entry.path) if entry.values else "")
         groups.setdefault(key, Group([])).add(entry)
     return list(groups.values())
+
+
+# --- runs and evaluations ---------------------------------------------------------------------------------------------
 
 
 def read_entries(paths: Sequence[str]) -> list[Entry]:
@@ -195,7 +200,7 @@ def _with_detectors(entries: list[Entry], given: Sequence[ScoredDetector]) -> li
         if match is None:
             named = Path(detector.encoder)
             home = named.parent if named.name == "encoder.safetensors" else named
-            match = others.setdefault(detector.encoder, _entry(home) if RunFolder(home).holds_run else Entry(home))
+            match = others.setdefault(detector.encoder, _read_entry(home) if RunFolder(home).holds_run else Entry(home))
         match.detectors.append(detector)
     return [*entries, *others.values()]
 
@@ -205,15 +210,18 @@ def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
     if holds_detectors(path):
         return [], read_detectors(path)
     if _is_entry(path):
-        return [_entry(path)], []
+        return [_read_entry(path)], []
     if (path / "toy.json").exists():
-        return _toy(path), []
+        return _toy_entries(path), []
     below = [child for child in sorted(path.iterdir()) if child.is_dir()]
     detectors = [detector for child in below if holds_detectors(child) for detector in read_detectors(child)]
     below = [child for child in below if not holds_detectors(child)]
-    inner = [_entry(child) for child in below if _is_entry(child)]
+    inner = [_read_entry(child) for child in below if _is_entry(child)]
     inner += [
-        entry for child in below if not _is_entry(child) and (child / "toy.json").exists() for entry in _toy(child)
+        entry
+        for child in below
+        if not _is_entry(child) and (child / "toy.json").exists()
+        for entry in _toy_entries(child)
     ]
     if not inner and not detectors:
         raise BadInput(
@@ -227,18 +235,17 @@ def _is_entry(path: Path) -> bool:
     return RunFolder(path).holds_run or any(RunFolder(path).evaluations.glob("*.json"))
 
 
-def _entry(path: Path) -> Entry:
-    evaluations = {file.stem: _json(file) for file in sorted(RunFolder(path).evaluations.glob("*.json"))}
+def _read_entry(path: Path) -> Entry:
+    evaluations = read_evaluations(path)
     # a suite's folder is of a run when its evaluations name one as their encoder
-    homes = [path, *(Path(str(kept["encoder"])) for kept in evaluations.values() if kept.get("encoder"))]
+    homes = [
+        path,
+        *(Path(str(evaluation["encoder"])) for evaluation in evaluations.values() if evaluation.get("encoder")),
+    ]
     for home in homes:
         folder = RunFolder(home.parent if home.name == "encoder.safetensors" else home)
         if folder.holds_run:
-            own = (
-                evaluations
-                if folder.path == path
-                else {file.stem: _json(file) for file in sorted(folder.evaluations.glob("*.json"))} | evaluations
-            )
+            own = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
             chosen, _ = folder.read_recipe()  # says what is wrong with the file
             data, _ = folder.read_data()
             return Entry(
@@ -251,32 +258,74 @@ def _entry(path: Path) -> Entry:
     return Entry(path, None, evaluations)
 
 
+def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
+    """The evaluations in a run folder by the names of their files."""
+    return {file.stem: read_result(file) for file in sorted(RunFolder(run).evaluations.glob("*.json"))}
+
+
 def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
     early, failed = folder.ends_early(chosen), failure_of(folder.path)
     return f"{early} ({failed.reason})" if early and failed else early
 
 
-def _toy(path: Path) -> list[Entry]:
-    content = _json(path / "toy.json")
+def _toy_entries(path: Path) -> list[Entry]:
+    content = read_result(path / "toy.json")
     base, entries = recipe("toy.supsiam"), []
     known = {name: TOY_NAMES.get(name, name) for name in (*toy_tables.ONE, *toy_tables.TWO)}
     try:
-        told = toy_tables.conditions(content) if "reading" in content else ""
+        conditions = toy_tables.conditions(content) if "reading" in content else ""
         for row in content["rows"]:
             values = {known[name]: float(value) for name, value in row.items() if name in known and value is not None}
             chosen = base.with_set({"loss.alpha": row["alpha"], "train.seed": row["seed"]}, because="toy study")
-            entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}, conditions=told))
+            entries.append(Entry(path, chosen, values=values | {"alpha": float(row["alpha"])}, conditions=conditions))
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
-        raise BadInput(f"{path / 'toy.json'}: not what supancl toy writes; run it again with another --out") from None
+        raise BadInput(
+            f"{path / 'toy.json'}: not what supancl paper toy writes; run it again with another --out"
+        ) from None
     return entries
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise BadInput(f"{file}: cannot be read ({reason}); evaluate the run again, or remove the file") from None
-    if not isinstance(content, Mapping):
-        raise BadInput(f"{file}: not an object with results; evaluate the run again, or remove the file")
-    return dict(content)
+# --- detectors --------------------------------------------------------------------------------------------------------
+
+
+def holds_detectors(path: Path) -> bool:
+    """Whether a folder is a detector's, or one of several seeds."""
+    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False where we may not look
+
+
+def read_detectors(path: Path) -> list[ScoredDetector]:
+    """The detectors of a folder of `supancl detect train`: one, or one a seed."""
+    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # torchvision's detectors take time to import
+    from supancl.detect.spec import detect_spec
+
+    found = []
+    for run in open_finished(str(path)):
+        usual = flattened(detect_spec(run.spec.arch))
+        changed = {
+            name: value
+            for name, value in flattened(run.spec).items()
+            if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]
+        }
+        marks = [changed, run.told.get("fingerprint"), run.told.get("test_fingerprint")]
+        short = hashlib.sha256(json.dumps(marks, sort_keys=True, default=str).encode()).hexdigest()[:6]
+        where = Path(str(run.scores.get("data", ""))).name
+        how = (
+            f"{run.spec.arch} detector, {run.spec.iters} iterations of {run.spec.batch_size} images, tested on "
+            f"{run.scores.get('images')} images of {where} (settings {short}"
+            f"{f': {len(changed)} not the usual ones' if changed else ''})"
+        )
+        found.append(
+            ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how, run.scores)
+        )
+    return found
+
+
+def detectors_beside(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
+    """Tested detectors in the runs' folders and in the folders that these lie in; unfinished ones are left out."""
+    places = dict.fromkeys(place for run in runs for place in (run, run.parent) if place.is_dir())
+    for place in places:
+        for folder in (path for path in sorted(place.iterdir()) if os.path.isdir(path) and holds_detectors(path)):
+            try:
+                yield from read_detectors(folder)
+            except BadInput:
+                continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +10,9 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
-from supancl.paper.paper_numbers import PAPER, PaperTable
-from supancl.paper.table_runs import published, published_forms
+from supancl.errors import BadInput, nearest
+from supancl.paper.numbers import PAPER, PaperTable
+from supancl.paper.tables.runs import published, published_forms
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_own
 
@@ -306,7 +308,7 @@ LAYOUTS: dict[str, Layout] = {
             "transfer to toy classes by alpha",
             "toy data (App. B)",
             row_of=by_alpha_of_toy,
-            wants="it takes a toy study (supancl toy)",
+            wants="it takes a toy study (supancl paper toy)",
         ),
         _ALPHA("3", "fine-grained transfer by alpha", RESNET),
         _METHOD(
@@ -373,3 +375,17 @@ LAYOUTS: dict[str, Layout] = {
         ),
     )
 }
+
+
+def table_name(text: str) -> str:
+    """The paper's name of a table, however it is spelt.
+
+    >>> table_name("table5"), table_name("Table 5"), table_name("f1"), table_name("F.1")
+    ('5', '5', 'F.1', 'F.1')
+    """
+    short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
+    known = {name.lower().replace(".", ""): name for name in LAYOUTS}
+    if short not in known:
+        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
+        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
+    return known[short]

@@ -1,4 +1,4 @@
-"""The toy study beside the paper: its numbers, the summary over seeds, and Tables 1 and 2 as text."""
+"""The toy study beside the paper: the summary over seeds, and Tables 1 and 2 as text."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from supancl.config import to_json
-from supancl.paper.toy_measure import KINDS, SIGMAS, Row
-from supancl.paper.toy_train import FULL
+from supancl.paper.numbers import TOY, TOY_TRANSFER
+from supancl.paper.toy.measures import Row
+from supancl.paper.toy.training import FULL
 from supancl.reports.tables import Cell, Table, mean_text, place_mark
 from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
 
 ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
-TWO = tuple(f"{kind} {sigma:g}" for kind in KINDS for sigma in SIGMAS)
+TWO = TOY_TRANSFER
 ACCURACIES = ("k-NN", "linear", *TWO)  # where best and second-best are marked
 
-# Tables 1 (toy part) and 2 as printed, a row per alpha in the order of the columns above
-PRINTED: dict[float, tuple[float, ...]] = {
-    0.0: (-0.7115, -0.4212, 0.338, 33.94, 60.51, 60.78, 43.60, 37.44, 35.40, 96.67, 83.76, 74.42),
-    0.2: (-0.7423, -0.4140, 0.363, 36.36, 61.35, 61.58, 44.02, 37.24, 35.31, 97.13, 84.71, 75.09),
-    0.5: (-0.8116, -0.1654, 0.799, 79.97, 61.18, 61.89, 44.25, 37.96, 35.69, 97.60, 85.87, 76.00),
-    0.8: (-0.8473, -0.0231, 0.971, 97.14, 55.93, 61.18, 44.24, 37.65, 35.98, 97.07, 83.69, 73.73),
-    1.0: (-0.8519, -0.0024, 0.997, 99.70, 38.02, 45.91, 40.40, 36.60, 35.67, 75.84, 59.67, 53.00),
-}
-PAPER = {alpha: dict(zip((*ONE, *TWO), values, strict=True)) for alpha, values in PRINTED.items()}
+PAPER = {alpha: dict(zip((*ONE, *TWO), values, strict=True)) for alpha, values in TOY.items()}
 
 # how near to the paper is near enough: .05 for losses and for the ratio (in percent: 5), 3 points of accuracy
 TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}

@@ -11,9 +11,9 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from supancl.paper.theory_checks import EXACT, Check, Settings, compare, slope, worst
-from supancl.paper.theory_formulas import Formulas
-from supancl.paper.theory_world import (
+from supancl.paper.theory.checks import EXACT, Check, Settings, compare, slope, worst
+from supancl.paper.theory.formulas import Formulas
+from supancl.paper.theory.world import (
     Sample,
     World,
     exact,

@@ -1,42 +1,16 @@
-"""Every statement of Sec. 4 and App. A, checked numerically against the shipped loss (`supancl theory`)."""
+"""`supancl paper theory`."""
 
 from __future__ import annotations
 
 import argparse
-import platform
-import time
-from collections.abc import Callable
 
-import numpy
-import scipy
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from supancl.errors import BadInput, CheckFailed
-from supancl.paper import theory_checks, theory_dynamics, theory_predictor
-from supancl.paper.theory_checks import Check, Settings
-from supancl.paper.theory_formulas import Formulas
-
-LARGEST_SEED = 2**40 - 1  # a million seeds of samples are made of it, which torch takes up to 64 bits
-FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
-
-GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
-    "two forms": theory_checks.two_forms,
-    "expansion": theory_checks.expansion,
-    "expectation": theory_checks.expectation,
-    "covariances": theory_checks.covariances,
-    "eigenspaces": theory_checks.eigenspaces,
-    "optimum": theory_predictor.optimum,
-    "coefficients": theory_predictor.coefficients,
-    "gains": theory_predictor.gains,
-    "conditions": theory_predictor.conditions,
-    "distances": theory_predictor.distances,
-    "closed gradients": theory_dynamics.closed_gradients,
-    "aligned gradients": theory_dynamics.aligned_gradients,
-    "decay": theory_dynamics.decay,
-}
+from supancl.paper.theory import FEWEST, LARGEST_SEED, run_and_time
+from supancl.paper.theory.checks import Check, Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,21 +30,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         raise BadInput(f"--samples {args.samples}: must be at least {FEWEST}")
     if not 0 <= args.seed <= LARGEST_SEED:
         raise BadInput(f"--seed {args.seed}: must be from 0 to {LARGEST_SEED}")
-    begin = time.perf_counter()
-    checks = run(Settings(args.seed, args.samples))
-    result: dict[str, object] = {
-        "checks": [check.to_json() for check in checks],
-        "passed": all(check.passed is not False for check in checks),
-        "seed": args.seed,
-        "samples": args.samples,
-        "seconds": round(time.perf_counter() - begin, 1),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "scipy": scipy.__version__,
-        },
-    }
+    checks, result = run_and_time(Settings(args.seed, args.samples))
     console.print(table(checks))
     failed = [check for check in checks if check.passed is False]
     asserted = sum(check.asserted for check in checks)
@@ -84,12 +44,6 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
             f"{len(failed)} of {asserted} checks failed, first {first.statement}: {first.quantity}", result
         )
     return result
-
-
-def run(settings: Settings, formulas: Formulas | None = None) -> list[Check]:
-    """All checks; `formulas` other than the paper's show that a wrong one is noticed."""
-    formulas = formulas or Formulas()
-    return [check for group in GROUPS.values() for check in group(settings, formulas)]
 
 
 def table(checks: list[Check]) -> Table:

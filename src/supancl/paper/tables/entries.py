@@ -17,7 +17,6 @@ from supancl.evaluate.feature_cache import encoder_key
 from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
-from supancl.paper.table_detectors import ScoredDetector
 from supancl.recipes import Recipe
 from supancl.stats import seed_stats
 from supancl.weights.checkpoint import load_newest
@@ -49,6 +48,22 @@ class Found(NamedTuple):
     how: str = ""
     order: tuple[int, ...] = ()
     sd: float = math.nan
+
+
+class ScoredDetector(NamedTuple):
+    """A trained and tested detector: the encoder it began from, its seed, its settings in words, its scores."""
+
+    path: Path
+    encoder: str
+    weights: str  # checksum of that encoder; empty in folders of 0.1.0
+    seed: int
+    how: str
+    scores: dict[str, Any]
+
+    def began_from(self, run: Path) -> bool:
+        """Whether its encoder is that of this run folder, by path."""
+        named = Path(self.encoder)
+        return (named.parent if named.name == "encoder.safetensors" else named).resolve() == run.resolve()
 
 
 @dataclass
@@ -93,22 +108,30 @@ class Entry:
     def _evaluated(self, measure: str, probe: str) -> Iterator[Found]:
         kind, _, rest = measure.partition(":")
         if kind in ("within", "ratio"):
-            for kept in self._fitting("variance", kind):
-                place, words = VARIANCES[str(kept.get("layer", "pooled")), str(kept.get("split", "held-out"))]
-                yield _found(kept, kind, words + crop_of(kept), (place,), scale=100 if kind == "ratio" else 1)
+            for evaluation in self._fitting("variance", kind):
+                place, words = VARIANCES[
+                    str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
+                ]
+                yield _found(
+                    evaluation, kind, words + crop_of(evaluation), (place,), scale=100 if kind == "ratio" else 1
+                )
         elif kind == "knn":
-            for kept in self._fitting("knn", "accuracy"):
-                yield _found(kept, "accuracy", images_of(kept) + crop_of(kept), (_image_order(kept),))
+            for evaluation in self._fitting("knn", "accuracy"):
+                yield _found(
+                    evaluation, "accuracy", images_of(evaluation) + crop_of(evaluation), (_image_order(evaluation),)
+                )
         elif kind == "linear":
-            for kept in self._fitting("linear", "accuracy", rest):
-                named = str(kept.get("probe", "lbfgs"))
-                words = probe_of(kept)
-                other, images = int(named != probe), _image_order(kept)
+            for evaluation in self._fitting("linear", "accuracy", rest):
+                named = str(evaluation.get("probe", "lbfgs"))
+                words = probe_of(evaluation)
+                other, images = int(named != probe), _image_order(evaluation)
                 order = (other, images) if probe == "sgd" else (images, other)  # Table 4: the paper's probe above all
-                yield _found(kept, "accuracy", f"{words}, {images_of(kept)}", order if named in PROBES else (2, 2))
+                yield _found(
+                    evaluation, "accuracy", f"{words}, {images_of(evaluation)}", order if named in PROBES else (2, 2)
+                )
         else:
-            for kept in self._fitting(f"{kind}-{rest.replace(':', '-')}", "accuracy", rest.partition(":")[0]):
-                yield _found(kept, "accuracy", "", ())
+            for evaluation in self._fitting(f"{kind}-{rest.replace(':', '-')}", "accuracy", rest.partition(":")[0]):
+                yield _found(evaluation, "accuracy", "", ())
 
     def _fitting(self, base: str, key: str, data_set: str = "") -> Iterator[dict[str, Any]]:
         """Evaluations of that name that belong in a table; those that do not are noted.
@@ -116,18 +139,20 @@ class Entry:
         k-NN, linear accuracy and variance are of the run's own data, or of `data_set` where that is another one.
         """
         own = base in FREE and data_set in ("", self.pretrained_on)
-        for name, kept in self.evaluations.items():
-            if not isinstance(kept.get(key), (int, float)) or not self._is_meant(name, kept, base, data_set, own):
+        for name, evaluation in self.evaluations.items():
+            if not isinstance(evaluation.get(key), (int, float)) or not self._is_meant(
+                name, evaluation, base, data_set, own
+            ):
                 continue
-            fault = self._fault(kept, own, data_set, FREE.get(base, ()))
+            fault = self._fault(evaluation, own, data_set, FREE.get(base, ()))
             if fault:
                 self.passed_over.add(f"{self.path}: {name}.json {fault}")
             else:
-                yield kept
+                yield evaluation
 
-    def _is_meant(self, name: str, kept: Mapping[str, Any], base: str, data_set: str, own: bool) -> bool:
+    def _is_meant(self, name: str, evaluation: Mapping[str, Any], base: str, data_set: str, own: bool) -> bool:
         """Whether an evaluation is the one a cell asks for: by its name, or, on other data, by what they are."""
-        named, source = str(kept.get("base", name)), source_of(kept)
+        named, source = str(evaluation.get("base", name)), source_of(evaluation)
         if base not in FREE:
             return named == base
         protocol, _, of = named.partition("-")
@@ -137,23 +162,26 @@ class Entry:
             return not of or bool(source and self.pretrained_on and data_set_of(source) == self.pretrained_on)
         return bool(of) and (data_set_of(source) if source else of) == data_set
 
-    def _fault(self, kept: Mapping[str, Any], own: bool, of: str, free: Sequence[str]) -> str:
+    def _fault(self, evaluation: Mapping[str, Any], own: bool, of: str, free: Sequence[str]) -> str:
         """Why an evaluation does not belong in a table of the paper; empty where it does."""
-        source, other = source_of(kept), {key: value for key, value in unusual(kept).items() if key not in free}
+        source, other = (
+            source_of(evaluation),
+            {key: value for key, value in unusual(evaluation).items() if key not in free},
+        )
         if own and self.recipe is not None and source and not self._is_own(source):
             return f"is of {source}, not of the data it was trained on"
         if not free and of in BENCHMARKS and source and of not in (source, registered(source)):
             return f"is of {source}, not of {of}@ROOT, the data set that the table means"
-        if isinstance(kept.get("weights"), str) and self.present not in ("", kept["weights"]):
+        if isinstance(evaluation.get("weights"), str) and self.present not in ("", evaluation["weights"]):
             return (
                 "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
             )
-        if kept.get("overlaps_training"):
+        if evaluation.get("overlaps_training"):
             return "was measured on images that the run was trained on"
-        if kept.get("partial"):
+        if evaluation.get("partial"):
             return "is of a data set that was not whole"
         if "layer" in free:
-            pair = str(kept.get("layer", "pooled")), str(kept.get("split", "held-out"))
+            pair = str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
             other |= {} if pair in VARIANCES else {"layer": pair[0], "split": pair[1]}
         if other:
             return f"has other settings ({', '.join(f'{key} {value}' for key, value in other.items())})"
@@ -216,7 +244,11 @@ class Entry:
     @property
     def weights(self) -> set[str]:
         """Of the encoders that the evaluations were made of."""
-        return {kept["weights"] for kept in self.evaluations.values() if isinstance(kept.get("weights"), str)}
+        return {
+            evaluation["weights"]
+            for evaluation in self.evaluations.values()
+            if isinstance(evaluation.get("weights"), str)
+        }
 
     @cached_property
     def pretrained_on(self) -> str:
@@ -227,9 +259,9 @@ class Entry:
         return known if known in ("cifar10", "cifar100") else self.recipe.name.split(".")[0]
 
 
-def probe_of(kept: Mapping[str, Any]) -> str:
+def probe_of(evaluation: Mapping[str, Any]) -> str:
     """By which probe a linear accuracy was found, in words; the convex one by the images that chose its ridge."""
-    named, chosen_on = str(kept.get("probe", "lbfgs")), kept.get("chosen_on")
+    named, chosen_on = str(evaluation.get("probe", "lbfgs")), evaluation.get("chosen_on")
     if named not in PROBES:
         return f"{named} (a study of 0.1.0)"
     if named == "lbfgs" and (chosen_on is None or chosen_on == TRAINED_IMAGES):
@@ -237,23 +269,23 @@ def probe_of(kept: Mapping[str, Any]) -> str:
     return PROBES[named]
 
 
-def images_of(kept: Mapping[str, Any]) -> str:
-    """Which images were judged, in words."""
-    judged = str(kept.get("judged", ""))
-    return f"{judged if judged in ('test', 'val') else kept.get('split', 'held-out')} images"
+def images_of(evaluation: Mapping[str, Any]) -> str:
+    """Which images it was measured on, in words."""
+    judged = str(evaluation.get("judged", ""))
+    return f"{judged if judged in ('test', 'val') else evaluation.get('split', 'held-out')} images"
 
 
-def crop_of(kept: Mapping[str, Any]) -> str:
+def crop_of(evaluation: Mapping[str, Any]) -> str:
     """What is added to the words where images were cropped otherwise than now."""
-    return ", crop of 0.1.0" if has_old_crop(kept) else ""
+    return ", crop of 0.1.0" if has_old_crop(evaluation) else ""
 
 
-def _image_order(kept: Mapping[str, Any]) -> int:
-    return 0 if images_of(kept) == "test images" else 1
+def _image_order(evaluation: Mapping[str, Any]) -> int:
+    return 0 if images_of(evaluation) == "test images" else 1
 
 
-def _found(kept: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1) -> Found:
-    interval = kept.get("interval")
+def _found(evaluation: Mapping[str, Any], key: str, how: str, order: tuple[int, ...], scale: float = 1) -> Found:
+    interval = evaluation.get("interval")
     return Found(
-        scale * float(kept[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how, order
+        scale * float(evaluation[key]), float(interval) if isinstance(interval, (int, float)) else math.nan, how, order
     )

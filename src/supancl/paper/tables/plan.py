@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from supancl.cli.flags import recipe_from_flags
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import present_benchmarks
-from supancl.errors import BadInput, counted, nearest
-from supancl.paper.collapse import cell, cell_name
-from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, memory_rows, no_supcon, no_supervised_target
-from supancl.paper.table_entry import MONITOR, PROJECTED
-from supancl.paper.table_layouts import Layout
-from supancl.paper.table_runs import read_entries
+from supancl.errors import BadInput, counted
+from supancl.paper.collapse import cell, cell_name, check_base
+from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
+from supancl.paper.tables.entries import MONITOR, PROJECTED
+from supancl.paper.tables.layouts import Layout
+from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
-from supancl.sweeps.runner import check_overrides, failure_of, is_finished
+from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
+from supancl.sweeps.runs import failure_of, is_finished
 from supancl.weights.run_folder import RunFolder
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
 PAPERS_FAMILY = {"8": ("cifar100",), "G.1": ("vit",), "H.1": ("cifar10", "cifar100")}  # imagenet100 for the others
 STUDY_OF = {"1": "alpha", "3": "alpha", "F.1": "alpha", "7": "pool", "F.2": "positives"}
 TO_TRAIN, TO_EVALUATE, DONE, FAILED = "to train", "to evaluate", "done", "failed"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which rows of a table to train, with how many seeds, and from which recipes and data."""
+
+    build: Callable[[str], Recipe]  # a recipe by its name, with every field that was set
+    overrides: Mapping[str, Any]  # those fields
+    rows: str | None = None  # names with commas; None: all
+    family: str | None = None
+    recipe: str | None = None
+    benchmarks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,15 +139,15 @@ class Plan:
         images = sum(whole * run.recipe.train.epochs if run.images_left is None else run.images_left for run in waiting)
         at_once = min(jobs, len(waiting))
         return (
-            f"{left}, about {spoken(images / rate / at_once)} at {rate:,.0f} images/s"
+            f"{left}, about {in_words(images / rate / at_once)} at {rate:,.0f} images/s"
             f"{f' each, {at_once} at a time' if at_once > 1 else ''}; evaluations come on top"
         )
 
 
-def spoken(seconds: float) -> str:
-    """A time as people say it.
+def in_words(seconds: float) -> str:
+    """A duration in words.
 
-    >>> spoken(42), spoken(600), spoken(8000)
+    >>> in_words(42), in_words(600), in_words(8000)
     ('42 s', '10 min', '2 h 13 min')
     """
     if seconds < 100:
@@ -151,30 +163,20 @@ def family_of(recipe: Recipe) -> str:
 # --- rows as recipes --------------------------------------------------------------------------------------------------
 
 
-def make_plan(layout: Layout, args: argparse.Namespace, out: Path) -> Plan:
-    """The table's rows, or those of --rows, with every seed, in OUT/ROW-seed-N."""
-    if args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    check_overrides(args.overrides, {"train.seed": "--seeds N"})
-    root = Path(args.benchmarks) if args.benchmarks else None
+def make_plan(layout: Layout, asked: Request, sweep: Sweep) -> Plan:
+    """The table's rows, or those of --rows, with every seed, in the folder of the sweep."""
+    check_overrides(asked.overrides, {"train.seed": "--seeds N"})
+    root = Path(asked.benchmarks) if asked.benchmarks else None
     if root is not None and not root.is_dir():
         raise BadInput(f"--benchmarks {root}: no such folder; give the one that holds the data sets' folders")
-    rows, lacking = table_rows(layout, args)
-    rows = {name: keep_out(layout, row) for name, row in chosen(rows, args.rows).items()}
+    rows, lacking = table_rows(layout, asked)
+    rows = {name: keep_out(layout, row) for name, row in choose_rows(rows, asked.rows, "table").items()}
     for row in rows.values():
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; name the data to train on with --data")
-        if row.train.monitor_every == 0:
-            raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
-    runs = tuple(
-        PlannedRun(
-            f"{name}-seed-{seed}",
-            row.with_set({"train.seed": seed}, because=f"Table {layout.name}"),
-            out / f"{name}-seed-{seed}",
-        )
-        for name, row in rows.items()
-        for seed in range(args.seeds)
-    )
+        check_monitored(row)
+    named = sweep.with_seeds(rows, f"Table {layout.name}")
+    runs = tuple(PlannedRun(name, recipe, sweep.out / name) for name, recipe in named.items())
     return Plan(layout, runs, root, tuple(lacking))
 
 
@@ -189,93 +191,67 @@ def keep_out(layout: Layout, row: Recipe) -> Recipe:
     return row.with_set({"data.holdout": 0.1}, because=f"Table {layout.name}: images that choose the probe's ridge")
 
 
-def chosen(rows: Rows, asked: str | None) -> Rows:
-    if asked is None:
-        return rows
-    names = [name.strip() for name in asked.split(",")]
-    for name in names:
-        if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this table{nearest(name, rows)}")
-    return {name: row for name, row in rows.items() if name in names}
-
-
-def table_rows(layout: Layout, args: argparse.Namespace) -> tuple[Rows, list[str]]:
+def table_rows(layout: Layout, asked: Request) -> tuple[Rows, list[str]]:
     """The table's rows as recipes, and the names of those that the package has no recipe for."""
     if layout.name == "2":
-        raise BadInput("Table 2 is of toy data: supancl toy --out DIR, then supancl tables 2 DIR")
-    families = (args.family,) if args.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
+        raise BadInput("Table 2 is of toy data: supancl paper toy --out DIR, then supancl paper table 2 DIR")
+    families = (asked.family,) if asked.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
     if layout.by_method:
-        return _cifar_rows(layout, families, args)
+        return _cifar_rows(layout, families, asked)
     if layout.name == "F.3":
-        return _batch_rows(families[0], args)
+        return _batch_rows(families[0], asked)
     if layout.name in (*STUDY_OF, "8"):
-        base = recipe_from_flags(args.recipe or f"{families[0]}.supsiam", args)
-        return (
-            _collapse_rows(base) if layout.name == "8" else _study_rows(STUDIES[STUDY_OF[layout.name]], base, args),
-            [],
-        )
-    if args.recipe:
-        raise BadInput(f"--recipe {args.recipe}: Table {layout.name} has a row a method; give --family or --rows")
+        base = asked.build(asked.recipe or f"{families[0]}.supsiam")
+        if layout.name != "8":
+            return _study_rows(STUDIES[STUDY_OF[layout.name]], base, asked), []
+        check_base(base)
+        return {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}, []
+    if asked.recipe:
+        raise BadInput(f"--recipe {asked.recipe}: Table {layout.name} has a row a method; give --family or --rows")
     methods = next(iter(layout.paper.rows.values()))
-    return _known({method: f"{families[0]}.{method}" for method in methods}, args)
+    return _known({method: f"{families[0]}.{method}" for method in methods}, asked)
 
 
-def _known(named: Mapping[str, str], args: argparse.Namespace) -> tuple[Rows, list[str]]:
+def _known(named: Mapping[str, str], asked: Request) -> tuple[Rows, list[str]]:
     lacking = [name for name in named.values() if name not in RECIPES]
-    rows = {row: recipe_from_flags(name, args) for row, name in named.items() if name in RECIPES}
+    rows = {row: asked.build(name) for row, name in named.items() if name in RECIPES}
     if not rows:
         raise BadInput(f"there is no recipe {' and no '.join(lacking)}; choose another --family")
     return rows, lacking
 
 
-def _study_rows(study: Study, base: Recipe, args: argparse.Namespace) -> Rows:
-    check_overrides(args.overrides, study.varies)
-    _refuse(study.refuses, base)
+def _study_rows(study: Study, base: Recipe, asked: Request) -> Rows:
+    check_overrides(asked.overrides, study.varies)
+    study.check(base)
     return {name: row for name, row in study.rows(base).items() if name != "none"}  # Table 7 has no row without a pool
 
 
-def _refuse(reason_against: Callable[[Recipe], str | None], base: Recipe) -> None:
-    reason = reason_against(base)
-    if reason is not None:
-        raise BadInput(reason)
-
-
-def _collapse_rows(base: Recipe) -> Rows:
-    _refuse(no_supervised_target, base)
-    if base.train.on_collapse == "stop":
-        raise BadInput(
-            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
-            "beside the paper's; leave it at warn"
-        )
-    return {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
-
-
-def _batch_rows(family: str, args: argparse.Namespace) -> tuple[Rows, list[str]]:
+def _batch_rows(family: str, asked: Request) -> tuple[Rows, list[str]]:
     """SupCon without and with a memory bank, and SupSiam, each at both batch sizes."""
-    check_overrides(args.overrides, STUDIES["memory"].varies)
-    bases, lacking = _known({method: f"{family}.{method}" for method in ("supcon", "supsiam")}, args)
+    check_overrides(asked.overrides, STUDIES["memory"].varies)
+    bases, lacking = _known({method: f"{family}.{method}" for method in ("supcon", "supsiam")}, asked)
     if "supcon" in bases:
-        _refuse(no_supcon, bases["supcon"])
+        check_supcon(bases["supcon"])
     of = {"supcon": memory_rows, "supsiam": batch_rows}
     rows = {f"{method}-{name}": row for method, base in bases.items() for name, row in of[method](base).items()}
     return rows, lacking
 
 
-def _cifar_rows(layout: Layout, families: Sequence[str], args: argparse.Namespace) -> tuple[Rows, list[str]]:
+def _cifar_rows(layout: Layout, families: Sequence[str], asked: Request) -> tuple[Rows, list[str]]:
     """Table H.1: every method on CIFAR-10 and on CIFAR-100, from --benchmarks or, for one of them, from --data."""
-    if "data.source" in args.overrides and len(families) > 1:
+    if "data.source" in asked.overrides and len(families) > 1:
         raise BadInput(
             "Table H.1 is trained on two data sets: give --benchmarks ROOT with both, or one of them with "
             "--family cifar10 --data SOURCE"
         )
     rows, lacking = _known(
-        {f"{family}-{method}": f"{family}.{method}" for family in families for method in layout.paper.columns}, args
+        {f"{family}-{method}": f"{family}.{method}" for family in families for method in layout.paper.columns}, asked
     )
-    if args.benchmarks:
+    if asked.benchmarks:
         rows = {
             name: row
             if row.data.source
-            else row.with_set({"data.source": f"{family_of(row)}@{args.benchmarks}"}, because="Table H.1")
+            else row.with_set({"data.source": f"{family_of(row)}@{asked.benchmarks}"}, because="Table H.1")
             for name, row in rows.items()
         }
     return rows, lacking

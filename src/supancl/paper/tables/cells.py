@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from supancl.errors import BadInput
-from supancl.paper.table_entry import Entry
-from supancl.paper.table_layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
-from supancl.paper.table_runs import Group, Score, grouped
+from supancl.paper.tables.entries import Entry
+from supancl.paper.tables.layouts import BEYOND, DECIMALS, METHOD_TITLES, UNMARKED, Layout, Section
+from supancl.paper.tables.runs import Group, Score, group_entries
 from supancl.probes.ranking import shared_ranks
 
 Number = tuple[float, float]
@@ -74,7 +74,7 @@ class Filled:
 
 def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
     """Every row of the paper's table, and a line for each set of runs that belongs in it."""
-    groups = grouped(entries)
+    groups = group_entries(entries)
     placed, left = [], []
     for group in groups:
         row = BEYOND if group.recipe is None else layout.row_of(group.recipe)
@@ -83,7 +83,9 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
         else:
             placed.append((row, group))
     if left and not placed:
-        raise BadInput(f"none of the runs belongs in Table {layout.name} ({layout.wants}); the first is {left[0].told}")
+        raise BadInput(
+            f"none of the runs belongs in Table {layout.name} ({layout.wants}); the first is {left[0].description}"
+        )
     lines = _pivoted(layout, placed) if layout.by_method else _rows(layout, placed)
     _name_apart(lines)
     notes = [f"paper, in brackets: {layout.setting}", *_line_notes(layout, lines, placed)]
@@ -94,7 +96,7 @@ def fill(layout: Layout, entries: Sequence[Entry]) -> Filled:
         here = [line for line in lines if line.section == section.key]
         notes += _summarize(layout, here, section)
         _place(layout, here)
-    notes += [f"not in this table: {group.told}" for group in left]
+    notes += [f"not in this table: {group.description}" for group in left]
     notes += [text for group in groups for text in group.copies]
     notes += sorted({text for group in groups for entry in group.entries for text in entry.passed_over})
     return Filled(layout, lines, [*notes, *_spread_notes(layout, lines)])
@@ -145,7 +147,7 @@ def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
         if (family, method) in of:
             raise BadInput(
                 f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
-                f"it: {of[family, method].told}; and {group.told}; give the runs of one of them"
+                f"it: {of[family, method].description}; and {group.description}; give the runs of one of them"
             )
         of[family, method] = group
     families = list(dict.fromkeys(family for family, _ in of))
@@ -177,9 +179,9 @@ def _pivoted(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
 def _name_apart(lines: Sequence[Line]) -> None:
     """Lines that look alike on the left get a number, under which the notes say what they are."""
     for line in lines:
-        alike = [other for other in lines if other.section == line.section and other.head == line.head]
-        if len(alike) > 1:
-            for at, other in enumerate(other for other in alike if other.groups):
+        same_head = [other for other in lines if other.section == line.section and other.head == line.head]
+        if len(same_head) > 1:
+            for at, other in enumerate(other for other in same_head if other.groups):
                 other.head = (f"{other.head[0]} [{at + 1}]".strip(), *other.head[1:])
 
 
@@ -191,7 +193,7 @@ def _line_notes(layout: Layout, lines: Sequence[Line], placed: Sequence[tuple[st
     else:
         named = [(layout.line_name(line.head), line.groups[0]) for line in lines if line.groups]
         empty = {id(line.groups[0]) for line in lines if line.groups and not line.ours}
-    notes = [f"{name}: {group.told}" for name, group in named]
+    notes = [f"{name}: {group.description}" for name, group in named]
     missing = list(dict.fromkeys(name for name, group in named if id(group) in empty))
     if missing:
         notes.append(f"nothing measured yet of {', '.join(missing)}: {_way_out(layout)}")
@@ -299,13 +301,13 @@ def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
             if score.how:
                 ways.setdefault(score.how, []).append(name)
         if ways:
-            said = "; ".join(ways if len(ways) == 1 else [f"{how} ({', '.join(names)})" for how, names in ways.items()])
+            note = "; ".join(ways if len(ways) == 1 else [f"{how} ({', '.join(names)})" for how, names in ways.items()])
             if len(ways) > 1:
-                said += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
-            notes.setdefault(said, []).append(title)
-    return [f"{', '.join(titles)}: {said}" for said, titles in notes.items()] + (
+                note += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
+            notes.setdefault(note, []).append(title)
+    return [f"{', '.join(titles)}: {note}" for note, titles in notes.items()] + (
         ["the paper's k-NN and linear accuracies are of test images"]
-        if any("held-out images" in said and ("probe" in said or said.startswith("held-out")) for said in notes)
+        if any("held-out images" in note and ("probe" in note or note.startswith("held-out")) for note in notes)
         else []
     )
 

@@ -1,24 +1,29 @@
-"""The paper's tables, ours beside the paper's (docs/tables.md): from your runs, or trained from your data."""
+"""`supancl paper table`."""
 
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.flags import add_recipe_flags
-from supancl.errors import BadInput, nearest
-from supancl.files import unwritable
-from supancl.paper.table_cells import fill
-from supancl.paper.table_formats import FORMATS
-from supancl.paper.table_layouts import LAYOUTS, Layout
-from supancl.paper.table_make import make_table
-from supancl.paper.table_plan import FAMILIES
-from supancl.paper.table_runs import read_entries
-from supancl.sweeps.runner import add_run_flags
+from supancl.cli.console import Terminal, table
+from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
+from supancl.distributed import by_one
+from supancl.errors import BadInput, counted
+from supancl.files import unwritable, write_text
+from supancl.paper.tables.cells import fill
+from supancl.paper.tables.formats import FORMATS
+from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
+from supancl.paper.tables.make import check_plan, complete
+from supancl.paper.tables.plan import FAILED, FAMILIES, Plan, Request, make_plan
+from supancl.paper.tables.runs import read_entries
+from supancl.recipes import Recipe
+from supancl.sweeps.runner import Sweep
+from supancl.sweeps.runs import RunsFailed
+
+ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,15 +97,43 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
     return filled.to_json()
 
 
-def table_name(text: str) -> str:
-    """The paper's name of a table, however it is spelt.
+def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
+    by_one("a table")
+    out = Path(args.out or f"runs/table-{layout.name}")
+    sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
+    plan = make_plan(layout, request_of(args), sweep)
+    check_plan(plan, sweep)
+    states = show_plan(plan, sweep, console)
+    if args.dry_run:
+        return {"table": layout.name, "out": str(out), "plan": states}
+    filled, failed = complete(plan, states, sweep)
+    text = FORMATS[args.format](filled)
+    console.print(text, end="")
+    write_text(out / f"table.{ENDINGS[args.format]}", text)
+    console.print(f"runs and table.{ENDINGS[args.format]} in {out}")
+    result = filled.to_json() | {"out": str(out), "plan": {run.name: plan.state(run) for run in plan.runs}}
+    if failed:
+        raise RunsFailed(failed, result | {"rows": [run.name for run in plan.runs]}, out)
+    return result
 
-    >>> table_name("table5"), table_name("Table 5"), table_name("f1"), table_name("F.1")
-    ('5', '5', 'F.1', 'F.1')
-    """
-    short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
-    known = {name.lower().replace(".", ""): name for name in LAYOUTS}
-    if short not in known:
-        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
-        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
-    return known[short]
+
+def request_of(args: argparse.Namespace) -> Request:
+    def build(name: str) -> Recipe:
+        return recipe_from_flags(name, args)
+
+    return Request(build, args.overrides, args.rows, args.family, args.recipe, args.benchmarks)
+
+
+def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
+    """The runs with their states, and how long the rest will take; returns the states."""
+    states = {run.name: plan.state(run) for run in plan.runs}
+    rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
+    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
+    if plan.lacking:
+        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
+    again = [name for name, state in states.items() if state == FAILED]
+    if again and not sweep.retry:
+        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
+    return states

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from supancl.paper.theory_world import DTYPE, World
+from supancl.paper.theory.world import DTYPE, World
 
 
 class Multipliers(NamedTuple):

@@ -1,0 +1,70 @@
+"""The results of a sweep: one for each run, means over seeds for each row, and the file that keeps them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from supancl.files import write_json
+from supancl.reports.tables import mean_text
+from supancl.stats import seed_stats
+from supancl.sweeps.runner import Sweep, run_name
+from supancl.sweeps.runs import Runs, Trained
+
+Result = dict[str, Any]
+Labels = Mapping[str, Mapping[str, Any]]  # row -> what its results call it, such as {"alpha": 0.5}
+Measures = Mapping[str, tuple[str, int]]  # key -> title and decimals
+
+
+def collect_results(
+    sweep: Sweep,
+    runs: Runs,
+    labels: Labels,
+    measures: Iterable[str],
+    measure: Callable[[Trained, Path], Mapping[str, float | None]],
+) -> list[Result]:
+    """For each run its row's labels, its seed, what was measured, whether it collapsed, and why it failed.
+
+    Of a run that failed nothing is measured: its values are None.
+    """
+    found = []
+    for row, label in labels.items():
+        for seed in range(sweep.seeds):
+            name = run_name(row, seed)
+            failure = runs.failed.get(name)
+            result: Result = {**label, "seed": seed}
+            if failure is None:
+                run = runs.trained[name]
+                result |= {**measure(run, sweep.out / name), "collapsed": run.collapsed, "failed": None}
+            else:
+                result |= {**dict.fromkeys(measures), "collapsed": failure.collapsed, "failed": failure.reason}
+            found.append(result)
+    return found
+
+
+def summarize(
+    results: Sequence[Result], label: Mapping[str, Any], measures: Iterable[str], ends: Sequence[str]
+) -> Result:
+    """Mean and standard deviation over the runs of a row that did not fail; how many of all its runs ended how."""
+    mine = [result for result in results if label.items() <= result.items()]
+    entry: Result = {**label, "n": len(mine), **{end: sum(bool(one[end]) for one in mine) for end in ends}}
+    for key in measures:
+        values = [math.nan if one[key] is None else float(one[key]) for one in mine if not one["failed"]]
+        entry[key], entry[f"{key}_sd"] = seed_stats(values)
+    return entry
+
+
+def mean_cells(entry: Result, measures: Measures) -> list[str]:
+    """`mean +- sd` of each measure of a summary."""
+    return [mean_text(entry[key], entry[f"{key}_sd"], decimals) for key, (_, decimals) in measures.items()]
+
+
+def share_cell(count: int, of: int) -> str:
+    """How many of a row's runs ended so."""
+    return f"{count} of {of}" if count else "no"
+
+
+def write_result(path: Path, result: Result) -> None:
+    write_json(path, result)

@@ -1,0 +1,130 @@
+"""The state of one run of a sweep: finished, failed and why, or trained with other settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
+from supancl.core.encoders import Encoder
+from supancl.data.opening import same_source
+from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, counted
+from supancl.files import write_text
+from supancl.recipes import Recipe
+from supancl.training.preflight import agrees
+from supancl.weights.checkpoint import load_newest
+from supancl.weights.encoder_file import load_encoder
+from supancl.weights.run_folder import RunFolder
+
+FAILED = "failed.json"  # in the folder of a run that failed, and why
+
+
+class Trained(NamedTuple):
+    """A finished run: its recipe, encoder and log."""
+
+    recipe: Recipe
+    encoder: Encoder
+    metrics: list[dict[str, Any]]
+    collapsed: bool
+
+    def last_epoch(self, name: str) -> float:
+        """Mean of a logged training value over the last epoch; nan where none was logged."""
+        rows = [row for row in self.metrics if row["kind"] == "train"]
+        values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
+        return sum(values) / len(values) if values else math.nan
+
+
+class Failed(NamedTuple):
+    """Why a run ended before its last epoch, with the exit code that it would have had alone."""
+
+    reason: str
+    exit_code: int
+
+    @property
+    def collapsed(self) -> bool:
+        return self.exit_code == Collapsed.exit_code
+
+    @property
+    def not_finite(self) -> bool:
+        return self.exit_code == NonFinite.exit_code
+
+
+class Runs(NamedTuple):
+    """The runs of a sweep by name: those that finished, and those that failed."""
+
+    trained: dict[str, Trained]
+    failed: dict[str, Failed]
+
+
+def retry_flags(failed: Mapping[str, Failed]) -> str:
+    """Flags that continue failed runs past what ended them: started as before, they would only end again."""
+    ends = list(failed.values())
+    skip = " --on-nan skip" if any(failure.not_finite for failure in ends) else ""
+    return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in ends) else "")
+
+
+class RunsFailed(CheckFailed):
+    """Some runs of a sweep failed; the results of the others have been written."""
+
+    def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
+        first = next(iter(failed))
+        are = "is" if len(failed) == 1 else "are"
+        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
+        not_finite = any(failure.not_finite for failure in failed.values())
+        anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
+        super().__init__(
+            f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {retry_flags(failed)} "
+            f"goes on with them from their last checkpoint{anew}; {first}: {failed[first].reason}",
+            result,
+        )
+        self.exit_code = max(failure.exit_code for failure in failed.values())
+
+
+def failure_of(folder: Path) -> Failed | None:
+    """Why the run in this folder failed; None where no failure is recorded."""
+    try:
+        recorded = json.loads((folder / FAILED).read_text())
+        return Failed(str(recorded["reason"]), int(recorded["exit_code"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def record_failure(folder: Path, failure: Failed) -> None:
+    write_text(folder / FAILED, json.dumps(failure._asdict()) + "\n")
+
+
+def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
+    """Whether the last epoch is complete: its check is logged first, its checkpoint written last."""
+    last = folder.metrics()[-1:]
+    return any(
+        row["kind"] == "monitor"
+        and row["epoch"] == recipe.train.epochs - 1
+        and (folder.checkpoints / f"step-{row['step']:09d}.pt").exists()
+        for row in last
+    )
+
+
+def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Refuse a folder that holds a run with other settings than this recipe's."""
+    if not folder.holds_run:
+        return
+    trained_with = flattened(folder.read_recipe()[0])
+    free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
+    for key, value in flattened(recipe).items():
+        if key in free or agrees(key, value, trained_with.get(key)):
+            continue
+        if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
+            raise BadInput(
+                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study asks for {value!r}; "
+                "choose another --out"
+            )
+
+
+def read_run(path: Path) -> Trained:
+    folder = RunFolder(path)
+    state, _ = load_newest(folder.checkpoints)
+    collapsed = state is not None and bool(state["monitor"]["collapsed"])
+    return Trained(folder.read_recipe()[0], load_encoder(path), folder.metrics(), collapsed)

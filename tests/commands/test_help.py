@@ -1,0 +1,62 @@
+"""`supancl --help` is a table of contents; names of 0.1.0 are still commands, and are not in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
+from supancl.cli.dispatch import build_parser
+from tests.files import supancl
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize(("words", "listed"), [((), COMMANDS), (("paper",), PAPER)])
+def test_the_help_is_a_table_of_contents(words, listed, capsys):
+    said = supancl(capsys, *words, "--help")
+    lines = said.out.splitlines()
+    assert said.code == 0
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    named = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert [name for name in named if name in {**COMMANDS, **OLD_NAMES}] == list(listed)
+
+
+def test_whoever_names_no_command_sees_the_contents_and_has_done_nothing(capsys):
+    said = supancl(capsys)
+    assert said.code == 2
+    assert said.err == build_parser().format_help()
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_NAMES.items())
+def test_a_name_of_0_1_0_is_the_same_command(old, new, capsys):
+    assert supancl(capsys, old, "--help").out == supancl(capsys, "paper", new, "--help").out
+    assert f"usage: supancl paper {new} " in supancl(capsys, old, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("thery",), "did you mean 'paper theory'?"),
+        (("tabels",), "did you mean 'paper table'?"),
+        (("evalute",), "did you mean 'evaluate'?"),
+        (("paper", "tables"), "did you mean 'table'?"),
+        (("knn",), "did you mean 'evaluate knn'?"),
+        (("zzz",), f"known: {', '.join(sorted(COMMANDS))}"),
+        (("paper",), f"name one of {', '.join(sorted(PAPER))}"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_spelling_of_today(words, told, capsys):
+    said = supancl(capsys, *words)
+    assert said.code == 2
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [*sorted({*COMMANDS} - {"paper"}), *(f"paper {name}" for name in PAPER)])
+def test_every_command_that_reads_a_run_takes_a_plugin(name, capsys):
+    words = {"evaluate": ["evaluate", "knn"], "data": ["data", "show"], "detect": ["detect", "train"]}
+    assert "--plugin FILE" in supancl(capsys, *words.get(name, name.split()), "--help").out

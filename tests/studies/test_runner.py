@@ -1,0 +1,54 @@
+"""The sweep runner's own words: rows, runs by name, results and their means."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from supancl import recipe
+from supancl.errors import BadInput
+from supancl.sweeps.results import collect_results, mean_cells, summarize
+from supancl.sweeps.runner import Sweep, choose_rows
+from supancl.sweeps.runs import Failed, Runs, Trained
+
+ROWS = {"low": recipe("digits.supsiam"), "high": recipe("digits.supsiam").with_set({"loss.alpha": 1.0})}
+
+
+@pytest.mark.parametrize(("settings", "flag"), [({"seeds": 0}, "--seeds 0"), ({"jobs": 0}, "--jobs 0")])
+def test_a_sweep_of_nothing_is_refused(settings: dict[str, int], flag: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=flag):
+        Sweep(tmp_path, **settings)
+
+
+def test_every_row_is_trained_with_every_seed(tmp_path: Path) -> None:
+    runs = Sweep(tmp_path, seeds=2).with_seeds(ROWS, "a test")
+    assert list(runs) == ["low-seed-0", "low-seed-1", "high-seed-0", "high-seed-1"]
+    assert [run.train.seed for run in runs.values()] == [0, 1, 0, 1]
+    assert runs["high-seed-1"].sources["train.seed"] == "a test"
+
+
+def test_rows_are_chosen_by_name_and_stay_in_order() -> None:
+    assert list(choose_rows(ROWS, "high, low", "study")) == ["low", "high"]
+    assert list(choose_rows(ROWS, None, "study")) == ["low", "high"]
+    with pytest.raises(BadInput, match=r"--rows hihg: no row 'hihg' in this table; did you mean 'high'"):
+        choose_rows(ROWS, "hihg", "table")
+
+
+def test_a_run_that_failed_is_counted_and_in_no_mean(tmp_path: Path) -> None:
+    sweep, labels = Sweep(tmp_path, seeds=2), {"low": {"row": "low"}, "high": {"row": "high"}}
+    trained = {
+        name: Trained(one, torch.nn.Identity(), [{"linear": value}], False)
+        for (name, one), value in zip(sweep.with_seeds(ROWS, "a test").items(), (60.0, 70.0, 80.0, None), strict=True)
+    }
+    failed = {"low-seed-1": Failed("no number", 4)}
+    runs = Runs({name: run for name, run in trained.items() if name not in failed}, failed)
+    results = collect_results(sweep, runs, labels, ["linear"], lambda run, folder: run.metrics[0])
+    assert [result["linear"] for result in results] == [60.0, None, 80.0, None]
+    assert [result["failed"] for result in results] == [None, "no number", None, None]
+    low, high = (summarize(results, label, ["linear"], ("failed",)) for label in labels.values())
+    assert (low["n"], low["failed"], low["linear"]) == (2, 1, 60.0)
+    assert mean_cells(low, {"linear": ("linear %", 1)}) == ["60.0"]
+    assert (high["failed"], math.isnan(high["linear"])) == (0, True)  # one seed could not be measured
