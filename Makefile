@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help demo ci test test-distributed test-paper test-real need-shared test-slow test-oldest bench-views bench-data bench-evaluate \
-	bench-step bench-scaling results coverage lint typecheck net walks golden clean
+	bench-step bench-trees bench-scaling results coverage lint typecheck net walks golden clean
 .NOTPARALLEL:  # `coverage` reads what the targets before it write
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ bench-views: $(VENV)/.bench  ## augmentation beside torchvision, lightly and kor
 
 bench-step: $(VENV)/.bench  ## a training step beside lightly's and the released code's
 	OMP_NUM_THREADS=2 $(BIN)/python experiments/benchmarks/step.py --rows cpu --rounds 5
+
+bench-trees: $(READY)  ## our step in two checkouts, on a GPU: make bench-trees TREES="BEFORE ."
+	$(BIN)/python experiments/benchmarks/two_trees.py --trees $(TREES)
 
 bench-scaling: $(READY)  ## what each part costs as it grows
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/benchmarks/scaling.py --device cpu --ranks
