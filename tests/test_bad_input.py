@@ -58,8 +58,8 @@ def data(make: Callable[[Path], object]) -> Callable[[Path], tuple[str, ...]]:
 NAMES = [
     Row("a command that is not there", flags(),
         "unknown command 'pretran'; did you mean 'pretrain'? (see supancl --help)", ("pretran", "digits.supsiam")),
-    Row("no command but a flag", flags(), "name one of alpha, collapse, data, detect, embed, "
-        "evaluate, figure, import, pretrain, recipes, study, tables, theory, toy (see supancl --help)",
+    Row("no command but a flag", flags(), "name one of alpha, data, detect, embed, "
+        "evaluate, import, paper, pretrain, recipes (see supancl --help)",
         ("--quiet",)),
     Row("a protocol that is not there", flags(),
         "unknown command 'kn'; did you mean 'knn'? (see supancl evaluate --help)", ("evaluate", "kn", "run")),
@@ -533,7 +533,8 @@ FILES = [
         "e.safetensors was written by a newer supancl (schema 9, known 1); upgrade", KNN),
     Row("an encoder of no known kind",
         lambda tmp: (described({"a": torch.zeros(1)}, schema_version="1", encoder='{"name": "cnm"}')(tmp).name,),
-        "e.safetensors: unknown encoder 'cnm'; did you mean 'cnn'?", KNN),
+        "e.safetensors: unknown encoder 'cnm'; did you mean 'cnn'? (if it is your own, pass the file that registers "
+        "it: --plugin FILE, see docs/extending.md)", KNN),
     Row("an encoder without its tensors",
         lambda tmp: (described({"a": torch.zeros(1)}, schema_version="1", encoder=json.dumps(SPEC))(tmp).name,),
         "e.safetensors has no tensor '0.weight', which encoder 'cnn' needs; is it another architecture?", KNN),

@@ -59,12 +59,12 @@ def test_five_steps_give_the_losses_of_the_cpu(method: str, pool: str | None, sa
     losses, weights = {}, {}
     for device in ("cpu", "cuda"):
         made = Trainer(tiny_recipe(method, pool, train__device=device), tiny_data(unlabelled=0.2), torch.device(device))
-        weights = weights or {name: value.clone() for name, value in made.branches.state_dict().items()}
-        made.branches.load_state_dict(weights)
+        weights = weights or {name: value.clone() for name, value in made.model.branches.state_dict().items()}
+        made.model.branches.load_state_dict(weights)
         losses[device] = []
         for _ in range(5):
             made.advance()
-            losses[device].append(made.mean_since()[0])
+            losses[device].append(made.mean_losses()[0])
     # not more steps: batch norm over eight images enlarges what rounding begins (moco3: 1e-3 after eight)
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3, abs=1e-5)
 

@@ -198,7 +198,7 @@ def plugins_of(recipe: Any) -> list[str]:
 def way_to_plugin(files: Sequence[str]) -> str:
     """What to do about something that is not registered; `files` are those that the run was made with."""
     if not files:
-        return "if it is your own, pass the file that registers it: --plugin FILE (docs/extending.md)"
+        return "if it is your own, pass the file that registers it: --plugin FILE, see docs/extending.md"
     return f"the run was made with a plugin; pass it: {' '.join(f'--plugin {shlex.quote(file)}' for file in files)}"
 
 

@@ -136,7 +136,7 @@ def load_encoder(path: Path | str) -> Encoder:
     try:
         encoder = from_json(EncoderSpec, described, "encoder").build()
     except UnknownEncoder as error:
-        raise BadInput(f"{file}: {error}; {way_to_plugin(RunFolder(file.parent).read_plugins())}") from None
+        raise BadInput(f"{file}: {error} ({way_to_plugin(RunFolder(file.parent).read_plugins())})") from None
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     load_weights(encoder, weights, file)
