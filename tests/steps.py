@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from supancl.training.cuda.capture import WARM_UP
 from supancl.training.trainer import Trainer
 
 
@@ -35,7 +34,7 @@ def without_tf32() -> Iterator[None]:
 
 def advance(trainer: Trainer) -> float:
     """The loss of the next step, captured after the warm-up where the recipe asks for it."""
-    if trainer.captured.may_replay and trainer.captured.steps_warmed_up == WARM_UP and trainer.captured.replay is None:
+    if trainer.captured.is_due:
         trainer.capture()
     trainer.advance()
     return trainer.mean_losses()[0]

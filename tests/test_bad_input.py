@@ -827,7 +827,7 @@ def test_a_disk_full_at_the_encoder_keeps_the_one_before(place, finished, monkey
     def no_room(*arguments, **options):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoint, "save_file", no_room)
+    monkeypatch.setattr("supancl.weights.encoder_file.save_file", no_room)
     said = supancl(capsys, *RESUME)
     assert one_line(said) == (
         "run/encoder.safetensors cannot be written (Error while serializing: I/O error: No space left on device "

@@ -94,10 +94,10 @@ def test_a_compiler_that_fails_is_noted_and_other_faults_are_not_hidden(
     monkeypatch.setattr(torch, "compile", refusing(broken))
     own = ours.ours(chosen, bench.cifar(), cpu)
     assert own.facts["how"] == "fp32, as written"
-    assert own.facts["note"] == "not compiled (BackendCompilerFailed)"
+    assert own.facts["note"].startswith("the step could not be compiled (")
     advance, said = ours.Trainer.advance, "the views could not be compiled (no C compiler)"
     with monkeypatch.context() as partly:
-        partly.setattr(ours.Trainer, "advance", lambda self: (self.unsaid.append(said), advance(self)))
+        partly.setattr(ours.Trainer, "advance", lambda self: (self.compilation.failures.append(said), advance(self)))
         assert ours.ours(chosen.with_set({"train.compile": False}), bench.cifar(), cpu).facts["note"] == said
     monkeypatch.setattr(torch, "compile", refusing(ValueError("a fault of ours")))
     with pytest.raises(ValueError, match="a fault of ours"):

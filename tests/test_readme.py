@@ -72,15 +72,6 @@ def test_the_loop_of_the_readme_is_the_example_and_fits_in_25_lines() -> None:
     assert len(example.splitlines()) <= 25
 
 
-def test_the_tree_of_the_readme_names_every_file() -> None:
-    tree = README.split("## The house")[1]
-    for path in (ROOT / "src" / "supancl").iterdir():
-        if path.name not in ("__init__.py", "py.typed", "__pycache__"):
-            assert path.name in tree, path.name
-    for path in (ROOT / "src" / "supancl" / "data").glob("[a-z]*.py"):
-        assert f"data/{path.name}" in tree, path.name
-
-
 @pytest.mark.parametrize("page", [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md"], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
