@@ -211,17 +211,20 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
     split = whole_split(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
-    losses = {}
-    for resident in (True, False):
-        for replay in (True, False):
-            monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device, answer=resident: answer)
-            chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay)
-            trainer = Trainer(chosen, data, torch.device("cuda"))
-            assert trainer.feed.resident == resident
-            losses[resident, replay] = losses_of(trainer, 20)
-    first = losses.pop((True, False))
-    for other in losses.values():
-        assert other == pytest.approx(first, rel=1e-2, abs=1e-3)
+
+    def made(resident: bool, replay: bool) -> Trainer:
+        monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device: resident)
+        chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay, train__epochs=4)
+        trainer = Trainer(chosen, data, torch.device("cuda"))
+        assert trainer.feed.resident == resident
+        return trainer
+
+    for resident, replay in ((True, True), (False, True), (False, False)):
+        with without_tf32():
+            first, other, apart = side_by_side(made(True, False), made(resident, replay), 20)
+        assert other == pytest.approx(first, rel=1e-3, abs=1e-3)
+        medians = {name: statistics.median(shares) for name, shares in apart.items()}
+        assert medians == pytest.approx(dict.fromkeys(apart, 0.0), abs=0.005)
 
 
 def test_a_run_with_replay_stops_resumes_and_names_its_bad_step(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from rich.console import Console
 
 from supancl import __version__
 from supancl.cli import commands
@@ -90,7 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_json(args.json)
         for file in args.plugin:
             load_plugin(file)
-        write_json(args.json, result_of(args, console))
+        try:
+            result = args.run(args, console)
+        except CheckFailed as error:
+            write_json(args.json, error.result)
+            raise
+        write_json(args.json, result)
         return 0
     except SupanclError as error:
         return report_error(error, args.debug)
@@ -109,14 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if fault := fault_in_own(error):
             return report_error(BadInput(fault), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
-
-
-def result_of(args: argparse.Namespace, console: Console) -> Any:
-    try:
-        return args.run(args, console)
-    except CheckFailed as error:
-        write_json(args.json, error.result)
-        raise
 
 
 def report_error(error: Exception, debug: bool, prefix: str = "") -> int:

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from supancl.config import Count, Fraction, Natural, NotNegative, Positive, Within, replaced, validated
+from supancl.config import (
+    AUTOMATIC,
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Within,
+    marked,
+    replaced,
+    validated,
+)
 from supancl.errors import BadInput, counted
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
@@ -54,8 +65,8 @@ class DetectSpec:
     test_batch: Count = 4
     # the run
     seed: Natural = 0
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = marked("auto", AUTOMATIC)
+    precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)
     workers: Natural = 4
     memory_gb: NotNegative = 4.0
     log_every: Count = 20

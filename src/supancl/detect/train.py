@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.config import flattened, to_json
+from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for
 from supancl.data.order import seeded
@@ -46,7 +46,6 @@ from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.metrics_log import MetricsLog
 
 STEPS = 7  # which stream of random numbers draws sizes and regions
-LEFT_OPEN = {"device": "auto", "precision": "auto"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,9 +195,9 @@ def _begin(
 
 
 def _same(kept: DetectSpec, asked: DetectSpec, folder: DetectFolder) -> None:
-    old, new = flattened(kept), flattened(asked)
+    old, new, left_open = flattened(kept), flattened(asked), fields_marked(asked, AUTOMATIC)
     for name, value in new.items():
-        if to_json(value) != to_json(old[name]) and LEFT_OPEN.get(name) != value:
+        if to_json(value) != to_json(old[name]) and left_open.get(name) != value:
             raise BadInput(
                 f"{name} = {value!r} differs from {old[name]!r} in {folder.recipe_file}; a run continues "
                 "with its own settings"

@@ -9,12 +9,12 @@ Nothing else in this package knows how many processes there are: others ask `Ran
 or are given a `Part`, which says which rows of a batch are at hand.
 """
 
-from supancl.distributed.norms import desynchronize, synchronize
+from supancl.distributed.norms import synchronize
 from supancl.distributed.processes import by_one, from_environment, opened, speaks, tells
 from supancl.distributed.ranks import ALONE, Ended, Part, Ranks
 from supancl.distributed.traffic import Traffic, traffic
 
 __all__ = [
-    "ALONE", "Ended", "Part", "Ranks", "Traffic", "by_one", "desynchronize", "from_environment", "opened", "speaks",
+    "ALONE", "Ended", "Part", "Ranks", "Traffic", "by_one", "from_environment", "opened", "speaks",
     "synchronize", "tells", "traffic",
 ]  # fmt: skip

@@ -76,7 +76,7 @@ class SummedNorm(OfAllRanks, _Summed):
 
 
 def synchronize(module: nn.Module, device: torch.device) -> None:
-    """Let every batch norm of the module see the whole batch; `desynchronize` takes it back."""
+    """Let every batch norm of the module see the whole batch; their class changes, their tensors and names do not."""
     for name, norm in module.named_modules():
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or isinstance(norm, OfAllRanks):
             continue
@@ -86,13 +86,5 @@ def synchronize(module: nn.Module, device: torch.device) -> None:
                 "train.sync_norm=false, or choose an encoder with plain batch norm"
             )
         changed: Any = norm
-        changed.plain, changed.process_group = type(norm), None
+        changed.process_group = None
         changed.__class__ = SummedNorm if device.type == "cpu" else SyncedNorm
-
-
-def desynchronize(module: nn.Module) -> None:
-    for norm in module.modules():
-        if isinstance(norm, OfAllRanks):
-            changed: Any = norm
-            changed.__class__ = changed.plain
-            del changed.plain, changed.process_group

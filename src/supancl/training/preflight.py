@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
+from supancl.core.precision import auto_precision, has_bf16
 from supancl.data.opening import absolute_source, same_source
 from supancl.data.sources.folder import check_apart
 from supancl.data.sources.tars import is_tar, tar_files
@@ -154,12 +155,11 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
     Several ranks do not compile or replay by themselves: that is left open, for the run may go on with one of them.
     """
     settings, cuda = recipe.train, device.type == "cuda"
-    has_bf16 = not cuda or torch.cuda.is_bf16_supported(including_emulation=False)
-    if settings.precision == "bf16" and not has_bf16:
+    if settings.precision == "bf16" and not has_bf16(device):
         raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16; take --precision fp32")
     steps = images // settings.batch_size * settings.epochs
     chosen = {
-        "train.precision": "bf16" if cuda and has_bf16 else "fp32",
+        "train.precision": auto_precision(device),
         "train.compile": cuda and steps >= WORTH_COMPILING and not settings.deterministic,
         "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
     }
