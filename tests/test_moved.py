@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 
+import supancl
 from supancl import moved
 
 
@@ -19,6 +20,14 @@ def test_an_old_path_still_imports_with_a_warning(old, monkeypatch):
                    if getattr(value, "__module__", "") == f"supancl.{part}" and not name.startswith("_")}  # fmt: skip
         assert its_own
         assert its_own <= set(vars(found))
+
+
+def test_a_folder_that_an_older_checkout_left_behind_does_not_hide_the_new_path(tmp_path, monkeypatch):
+    (tmp_path / "judge" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr(supancl, "__path__", [*supancl.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "supancl.judge", raising=False)
+    with pytest.warns(DeprecationWarning, match="supancl.judge is now supancl.evaluate"):
+        assert import_module("supancl.judge").EvaluatedEncoder
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -109,7 +109,10 @@ def warn_moved(old: str, new: str, frames: int) -> None:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Asked last, for modules that no file has: hands out the one at the new path, or the names of all parts."""
+    """Hands out the module at the new path, or the names of all its parts.
+
+    Asked first: a folder that an older checkout left behind would pass for an empty package of the old name.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -143,4 +146,4 @@ def moved_attribute(package: str, name: str) -> Any:
 
 def install() -> None:
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())

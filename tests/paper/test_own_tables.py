@@ -11,8 +11,7 @@ from unittest import mock
 import pytest
 
 from supancl.data.sources.benchmarks import BENCHMARKS
-from supancl.paper import toy
-from supancl.paper.toy.training import Size
+from supancl.paper.toy.training import FULL, Size
 from supancl.weights.run_folder import RunFolder
 from tests.detect.drawn import TINY, write_voc
 from tests.kept.make import narrow_resnet
@@ -126,7 +125,7 @@ def test_tables_1_and_2_from_the_toy_study(tmp_path: Path, monkeypatch: pytest.M
         lambda content: content | {"rows": [row | {"interpolation 0.2": 12.25} for row in content["rows"]]},
     )
     assert ours(table("2", tmp_path, folder))["", "0.5"]["interpolation 0.2"] == 12.25
-    assert replace(TOY) != toy.FULL  # the note says that it is not App. B's size
+    assert replace(TOY) != FULL  # the note says that it is not App. B's size
     assert any("not in App. B's size" in note for note in table("2", tmp_path, folder)["notes"])
 
 

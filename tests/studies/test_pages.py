@@ -15,8 +15,7 @@ from supancl.core.pools import Pool
 from supancl.paper import numbers
 from supancl.paper.toy import tables as toy_tables
 from supancl.recipes import RECIPES
-from supancl.training import loop as train
-from supancl.training import monitor
+from supancl.training import monitor, nonfinite
 from supancl.training.trainer import Trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -88,7 +87,7 @@ def test_the_monitors_page_has_its_numbers() -> None:
         f"relative std below {monitor.COLLAPSED_STD} at {words[monitor.IN_A_ROW]} logged steps in a row",
         f"effective rank below {monitor.COLLAPSED_RANK:g} at {words[monitor.RANKS_IN_A_ROW]} checks in a row",
         f"up to {monitor.MOST_IMAGES:,} held-out and {monitor.MOST_IMAGES:,} training images",
-        f"gives up at the {train.MOST_SKIPS + 1}st",
-        f"at most {words[train.MOST_ROLLBACKS]} times",
+        f"gives up at the {nonfinite.MOST_SKIPS + 1}st",
+        f"at most {words[nonfinite.MOST_ROLLBACKS]} times",
     ):
         assert said in MONITOR
