@@ -16,7 +16,6 @@ from torch import Tensor
 from supancl.core.losses import Terms
 from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
-from supancl.data.views.specs import in_part
 from supancl.distributed import Part, Ranks
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
@@ -43,7 +42,7 @@ class Step:
         self.recipe, self.model, self.inputs, self.run, self.ranks = recipe, model, inputs, run, ranks
         half = model.device.type == "cuda" and recipe.train.precision == "bf16"
         self.view_dtype = torch.bfloat16 if half else torch.float32  # as the encoder reads them; on a CPU always single
-        self.compared = run.compiler(self.forward_and_loss)
+        self.compute_loss = run.compiler(self.forward_and_loss)  # compiled, or as it is written
 
     def forward_and_loss(self, views: Tensor, local: Tensor | None, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
         """The loss of these views, and their targets: one graph to the compiler."""
@@ -67,13 +66,13 @@ class Step:
         if released:
             model.branches.update_target(momentum)  # the released code moves the target before its forward
         losses, seen = [], []
-        for number, (rows, part, fed) in enumerate(inputs.micro_batches, start=1):
-            images = inputs.images.batch(positions[part.of(rows)]) if batch is None else batch.take(fed)
-            augment, pixels = in_part(recipe.views, part), (images, recipe.encoder.mean, recipe.encoder.std)
-            views = augment(*pixels, model.generator, renderer=run.render, dtype=self.view_dtype)  # (2, B, C, H, W)
-            local = augment.local_views(*pixels, model.generator, run.render, self.view_dtype)
+        for number, (rows, part, read, augment) in enumerate(inputs.micro_batches, start=1):
+            images = inputs.images.batch(positions[part.of(rows)]) if batch is None else batch.take(read)
+            pixels = images, recipe.encoder.mean, recipe.encoder.std, model.generator
+            views = augment(*pixels, renderer=run.render, dtype=self.view_dtype)  # (2, B, C, H, W)
+            local = augment.local_views(*pixels, renderer=run.render, dtype=self.view_dtype)
             with self.ranks.apart(model.ddp_branches, yes=number < len(inputs.micro_batches)):
-                terms, targets = self.compared(views, local, labels[rows], part)
+                terms, targets = self.compute_loss(views, local, labels[rows], part)
                 weighted = torch.stack(terms) * recipe.loss.batch_weight(part.of(labels[rows]), labels)
                 (weighted[0] * self.ranks.size).backward()  # gradients are averaged over the ranks
             losses.append(weighted)
