@@ -170,7 +170,7 @@ if importlib.util.find_spec("lightly") is not None:  # an extra: `make bench-ste
     def test_lightly_does_the_same_work_as_ours(parts: dict[str, ModuleType], bench: Any) -> None:
         """Same weights, same views: the same loss as our branches and Align."""
         chosen = parts["step_ours"].settled("cifar100.simsiam", torch.device("cpu"), bench.settings())
-        own = parts["step_ours"].ours(chosen, bench.cifar(), torch.device("cpu")).trainer.branches
+        own = parts["step_ours"].ours(chosen, bench.cifar(), torch.device("cpu")).trainer.model.branches
         theirs = parts["step_peers"].LightlyModel("simsiam", chosen)
         pairs = (
             (theirs.backbone, own.encoder),

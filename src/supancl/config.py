@@ -52,7 +52,7 @@ Section = TypeVar("Section")
 MAY_CHANGE_ON_RESUME = "may change on resume"  # how steps are run and failures handled, not what a step computes
 AUTOMATIC = "chosen automatically"  # the default stands for whatever is best here; a run keeps what it became
 INCIDENTAL = "ignored when comparing runs"  # its seed, where and how fast it ran, how often it logged or saved
-READ_BY_EACH_STEP = "may differ between runs that share a step"  # it lies on the device, or is not used
+FREE_IN_A_SHARED_STEP = "may differ between runs that share a step"  # it lies on the device, or is not used
 
 
 def marked(default: Any, *marks: str) -> Any:
@@ -61,15 +61,18 @@ def marked(default: Any, *marks: str) -> Any:
 
 
 def fields_marked(section: Any, mark: str, path: str = "") -> dict[str, Any]:
-    """Dotted name -> default of every field with this mark; a marked section counts with all its fields."""
+    """Dotted name -> default of every field with this mark; a marked section counts with all its fields.
+
+    A field without a default has dataclasses.MISSING there.
+    """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value, where = getattr(section, field.name), f"{path}.{field.name}" if path else field.name
-        is_section = dataclasses.is_dataclass(value)
-        if field.metadata.get(mark):
-            found |= dict.fromkeys(flattened(value, where)) if is_section else {where: field.default}
-        elif is_section:
-            found |= fields_marked(value, mark, where)
+        has_mark = mark == "" or bool(field.metadata.get(mark))
+        if dataclasses.is_dataclass(value):
+            found |= fields_marked(value, "" if has_mark else mark, where)
+        elif has_mark:
+            found[where] = field.default
     return found
 
 

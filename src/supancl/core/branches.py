@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from supancl.config import READ_BY_EACH_STEP, Fraction, marked
+from supancl.config import FREE_IN_A_SHARED_STEP, Fraction, marked
 from supancl.core.heads import MLP
 from supancl.distributed.norms import PerView
 
@@ -25,8 +25,8 @@ class BranchSpec:
     """
 
     target: Literal["shared", "stop-gradient", "momentum"] = "stop-gradient"
-    momentum: Fraction = marked(0.996, READ_BY_EACH_STEP)
-    momentum_end: Fraction = marked(1.0, READ_BY_EACH_STEP)  # equal to `momentum`: constant
+    momentum: Fraction = marked(0.996, FREE_IN_A_SHARED_STEP)
+    momentum_end: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)  # equal to `momentum`: constant
 
 
 @dataclass(frozen=True)

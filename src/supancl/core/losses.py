@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.config import READ_BY_EACH_STEP, Count, Fraction, Positive, marked
+from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
 from supancl.core.pools import Pool
 from supancl.distributed import Part
 
@@ -46,7 +46,10 @@ class Whole(NamedTuple):
 
 
 class LossTraits:
-    """What the rest of the package asks about a loss. A loss of one's own has these answers unless it gives others."""
+    """What the rest of the package asks about a loss, beside `supervised`, `sees_batch(pool)` and the call itself.
+
+    A loss of one's own has these answers unless it gives others (docs/extending.md).
+    """
 
     normalizes: ClassVar[bool] = True  # anchors and targets have unit norm; otherwise anchors are class logits
     has_two_terms: ClassVar[bool] = True  # `ssl` and `sup` are worth logging
@@ -82,7 +85,7 @@ class Align(LossTraits):
     """
 
     kind: Literal["align"] = "align"
-    alpha: Fraction = marked(1.0, READ_BY_EACH_STEP)
+    alpha: Fraction = marked(1.0, FREE_IN_A_SHARED_STEP)
     form: Literal["cosine", "squared"] = "cosine"
     samples: Count | None = None  # M of Eq. 2; None draws all positives of the pool
 

@@ -37,7 +37,7 @@ class DataSpec:
     holdout: Annotated[float, Within(0, 0.9)] | None = None  # None: 10% where the data have no held-out split
     leave_out: tuple[str, ...] = ()  # classes kept out of pretraining, for transfer
     labelled: Fraction = 1.0  # share of the training labels that are kept
-    short_side: Count | None = marked(None, INCIDENTAL)  # larger images are brought down to this when decoded
+    short_side: Count | None = None  # larger images are brought down to this when decoded
     resample: Literal["bilinear", "bicubic"] = "bilinear"  # how
     balanced: bool = False  # every class equally often in an epoch, whatever its number of images
     # auto: where decoded images take more than 256 MB

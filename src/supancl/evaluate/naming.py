@@ -175,7 +175,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
     The short side is one of them: a run settles it by its views where nobody did, and another one is other pixels.
     """
-    ignored = fields_marked(recipe, INCIDENTAL).keys() - {"data.short_side"}
+    ignored = fields_marked(recipe, INCIDENTAL)
     return {name: value for name, value in flattened(recipe).items() if name not in ignored}
 
 

@@ -85,7 +85,7 @@ def register(section: Section) -> Section:
             "defined no more goes with its process: restart Python)"
         )
     for trait, usual in vars(LossTraits).items() if room == "loss" else ():
-        if not hasattr(section, trait):
+        if not trait.startswith("__") and not hasattr(section, trait):
             setattr(section, trait, usual)
     call = section.__call__ if room == "loss" else None  # may be that of a class above it
     if inspect.isfunction(call) and call.__module__ != Align.__module__:

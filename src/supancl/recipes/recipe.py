@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from supancl.config import (
     AUTOMATIC,
+    FREE_IN_A_SHARED_STEP,
     INCIDENTAL,
     MAY_CHANGE_ON_RESUME,
-    READ_BY_EACH_STEP,
     Count,
     Fraction,
     Natural,
@@ -45,8 +45,8 @@ class OptimizerSpec:
     """`lr` belongs to `reference_batch`; another batch size scales it linearly (App. F.3)."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = marked(0.2, READ_BY_EACH_STEP)
-    reference_batch: Count = marked(128, READ_BY_EACH_STEP)
+    lr: Annotated[float, Within(0, 1e6, exclusive_low=True)] = marked(0.2, FREE_IN_A_SHARED_STEP)
+    reference_batch: Count = marked(128, FREE_IN_A_SHARED_STEP)
     momentum: Fraction = 0.9
     weight_decay: NotNegative = 1e-4  # on every parameter, batch norm and bias included
 
@@ -58,8 +58,8 @@ class TrainSpec:
     epochs: Count = 200
     batch_size: Count = 128
     accumulate: Count = 1  # micro-batches per step; the batch size is that of the whole step
-    seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, READ_BY_EACH_STEP)
-    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL, READ_BY_EACH_STEP)
+    seed: Annotated[int, Within(0, 2**63 - 1)] = marked(0, INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    device: Literal["auto", "cpu", "cuda"] = marked("auto", INCIDENTAL, FREE_IN_A_SHARED_STEP)
     precision: Literal["auto", "fp32", "bf16"] = marked("auto", AUTOMATIC)  # auto: bf16 on a GPU that has it
     # None: on a GPU, for runs long enough to earn the minute it takes
     compile: bool | None = marked(None, AUTOMATIC, MAY_CHANGE_ON_RESUME, INCIDENTAL)
@@ -68,11 +68,11 @@ class TrainSpec:
     sync_norm: bool = True  # batch norm sees the whole batch, however many ranks share it
     gradients: Literal["fp32", "bf16"] = "fp32"  # as what they travel between ranks
     deterministic: bool = marked(False, INCIDENTAL)
-    log_every: Count = marked(10, INCIDENTAL, READ_BY_EACH_STEP)  # steps
+    log_every: Count = marked(10, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # steps
     # steps; beside the one at the end of each epoch
-    checkpoint_every: Count | None = marked(None, INCIDENTAL, READ_BY_EACH_STEP)
-    monitor_every: Natural = marked(1, INCIDENTAL, READ_BY_EACH_STEP)  # epochs; 0 turns the monitor off
-    on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, READ_BY_EACH_STEP)
+    checkpoint_every: Count | None = marked(None, INCIDENTAL, FREE_IN_A_SHARED_STEP)
+    monitor_every: Natural = marked(1, INCIDENTAL, FREE_IN_A_SHARED_STEP)  # epochs; 0 turns the monitor off
+    on_collapse: Literal["warn", "stop"] = marked("warn", MAY_CHANGE_ON_RESUME, INCIDENTAL, FREE_IN_A_SHARED_STEP)
     on_nan: Literal["stop", "skip", "rollback"] = marked("stop", MAY_CHANGE_ON_RESUME, INCIDENTAL)
 
 
@@ -80,9 +80,9 @@ class TrainSpec:
 class Recipe:
     """Everything a run needs to know. `paper` says which setting of the paper it is."""
 
-    name: str = field(metadata={READ_BY_EACH_STEP: True})
-    method: str = field(metadata={READ_BY_EACH_STEP: True})
-    paper: str = field(metadata={READ_BY_EACH_STEP: True, INCIDENTAL: True})
+    name: str = field(metadata={FREE_IN_A_SHARED_STEP: True})
+    method: str = field(metadata={FREE_IN_A_SHARED_STEP: True})
+    paper: str = field(metadata={FREE_IN_A_SHARED_STEP: True, INCIDENTAL: True})
     data: DataSpec
     views: ViewSpec
     encoder: EncoderSpec
@@ -91,17 +91,19 @@ class Recipe:
     pool: PoolSpec
     loss: Loss
     optimizer: OptimizerSpec
-    schedule: ScheduleSpec = field(metadata={READ_BY_EACH_STEP: True})
+    schedule: ScheduleSpec = field(metadata={FREE_IN_A_SHARED_STEP: True})
     train: TrainSpec
     compat: Literal["paper", "released-code"] = "paper"
-    sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True, READ_BY_EACH_STEP: True})
+    sources: Mapping[str, str] = field(default_factory=dict, metadata={INCIDENTAL: True, FREE_IN_A_SHARED_STEP: True})
 
     def __post_init__(self) -> None:
         # a loss of one's own that nobody has registered lacks these, and is refused later by its name
         keeps_all = getattr(self.loss, "stores_unlabelled", False)
         if getattr(self.loss, "needs_pool", False) and self.pool.kind == "none":
-            against = getattr(self.loss, "against", self.loss.kind)
-            raise BadInput(f"loss.against = {against!r} needs a pool; set pool.kind=queue")
+            what = (
+                f"loss.against = {self.loss.against!r}" if hasattr(self.loss, "against") else f"loss {self.loss.kind!r}"
+            )
+            raise BadInput(f"{what} needs a pool; set pool.kind=queue")
         if self.pool.sharded and (self.pool.kind != "prototypes" or keeps_all):
             raise BadInput(
                 f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
@@ -117,7 +119,7 @@ class Recipe:
         if self.views.kind == "crops" and self.views.local is not None:
             if not getattr(self.loss, "takes_local_views", True):
                 raise BadInput(
-                    f"views.local: {self.method} contrasts two views and has no use for local crops; "
+                    f"views.local: {self.method} takes two views and has no use for local crops; "
                     "set views.local=null, or choose simsiam, supsiam, byol or supbyol"
                 )
             if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):

@@ -84,8 +84,7 @@ class Compilation:
     def _exchange(self, recipe: Recipe, model: Model, inputs: StepInputs) -> Any:
         if self.ranks.size > 1:
             return TargetExchange(recipe, model.pool, self.ranks)
-        reads_alpha = inputs.alpha is not None and recipe.loss.takes_alpha
-        return partial(keep_targets, context={"alpha": inputs.alpha} if reads_alpha else {})
+        return partial(keep_targets, context={} if inputs.alpha is None else {"alpha": inputs.alpha})
 
     def _try(self, what: str, function: Any) -> Any:
         def failed(error: Exception) -> None:

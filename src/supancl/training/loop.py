@@ -59,8 +59,10 @@ class Loop:
                     if trainer.captured.is_due:
                         self.writer.wait()  # while a step is recorded, no other thread may wait for the GPU
                         capture_step(trainer, self.reporter)
-                    taken = trainer.advance()
-                    report_compile_failures(trainer, self.reporter)
+                    try:
+                        taken = trainer.advance()
+                    finally:  # said even if the step then fails for another reason
+                        report_compile_failures(trainer, self.reporter)
                     if taken is None:
                         handle_nonfinite(self, trainer.step)
                         continue
@@ -69,7 +71,7 @@ class Loop:
                 epoch_ends = trainer.step % trainer.steps_per_epoch == 0
                 often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
                 logs, saves = trainer.step % settings.log_every == 0 or epoch_ends, epoch_ends or often or bool(stop)
-                seen = trainer.read_log(targets) if logs else None
+                seen = trainer.inputs.drain_log(targets) if logs else None
                 failed = seen.nonfinite_step if seen else trainer.inputs.nonfinite_step() if saves else None
                 if failed is not None:
                     handle_nonfinite(self, failed)

@@ -163,11 +163,11 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
         "train.compile": cuda and steps >= WORTH_COMPILING and not settings.deterministic,
         "train.replay": cuda and not settings.deterministic and settings.on_nan != "skip",
     }
+    left_open = fields_marked(recipe, AUTOMATIC)
     open_ones = {
         key: value
         for key, value in chosen.items()
-        if getattr(settings, key.removeprefix("train.")) == fields_marked(recipe, AUTOMATIC)[key]
-        and (ranks == 1 or key == "train.precision")
+        if getattr(settings, key.removeprefix("train.")) == left_open[key] and (ranks == 1 or key == "train.precision")
     }
     return recipe.with_set(open_ones, because=f"by itself, on {device.type}") if open_ones else recipe
 
@@ -210,7 +210,7 @@ def other_settings(key: str, folder: RunFolder) -> str:
 
 def asked_anew(recipe: Recipe, kept: Recipe) -> dict[str, Any]:
     """Of the settings that a run may change as it goes on, those that are asked for and other than it has them."""
-    old, new = flattened(kept.train, "train"), flattened(recipe.train, "train")
+    old, new = flattened(kept), flattened(recipe)
     return {
         key: new[key]
         for key, nothing in fields_marked(recipe, MAY_CHANGE_ON_RESUME).items()
@@ -258,8 +258,9 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
         flattened(replace(kept, sources={})),
         flattened(replace(with_short_side(resolve_warmup(recipe)), sources={})),
     )
+    free = fields_marked(recipe, MAY_CHANGE_ON_RESUME)
     for key, value in new.items():
-        if key in fields_marked(recipe, MAY_CHANGE_ON_RESUME):
+        if key in free:
             continue
         moved = key == "data.source" and is_same_or_moved(str(value), str(old.get(key)))
         if not moved and not agrees(key, value, old.get(key)):

@@ -79,11 +79,11 @@ def pretrain(
             trainer = trainer_for(chosen, found, device, reporter.reading, ranks)
             with begin_run(trainer, found, folder, resume, init, reporter) as loop:
                 loop.run()
+            encoder = trainer.model.copy_encoder(chosen)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             raise BadInput(too_large(chosen, device)) from None
-        encoder = trainer.model.copy_encoder(chosen)
         return Run(folder.path, encoder, ranks.once(folder.metrics), trainer.monitor.collapsed)
 
 

@@ -1,7 +1,7 @@
 """One training step as the paper writes it: images, views, branches, loss, gradients, weights, EMA, pool.
 
 Everything else wraps it from outside, a file each: compilation.py compiles the functions it is given, cuda/capture.py
-records and replays it, across_ranks.py shares its batch among processes, nonfinite.py says which losses are refused.
+records and replays it, across_ranks.py exchanges its targets between processes, nonfinite.py refuses bad losses.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Step:
     def __call__(self, batch: Batch | None = None) -> Tensor | None:
         """Train on the batch that is next and return its targets z2.
 
-        Returns None, with every weight as it was, if the loss or a gradient is not a finite number. `batch` brings the
-        pixels where they do not lie on the device.
+        Returns None, before the optimizer's step, if every loss is checked and this one or its gradient is not a finite
+        number; `Trainer.advance` then restores what the forward changed. `batch` brings the pixels where they do not
+        lie on the device.
         """
         recipe, model, inputs, run = self.recipe, self.model, self.inputs, self.run
         released = recipe.compat == "released-code"

@@ -15,7 +15,7 @@ from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.compilation import Compilation, is_compiler_error
 from supancl.training.cuda.capture import CapturedStep
-from supancl.training.inputs import StepInputs, StepStats
+from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 from supancl.training.monitor import Monitor
 from supancl.training.nonfinite import FiniteCheck, checks_every_step
@@ -73,14 +73,17 @@ class Trainer:
         self.inputs.move_to(self.step)
         batch = self.next_batch()
         before = self.finite.snapshot_buffers()
-        take_step = self.captured if self.captured.may_replay else self.captured.step
+        failure = ""
         try:
-            targets = take_step(batch)
+            targets = self.captured(batch)
         except Exception as error:
             # several ranks have exchanged by now, and none may begin the step anew
             if not self.compilation.enabled or self.ranks.size > 1 or not is_compiler_error(error):
                 raise
-            self.take_as_written(error)
+            failure = reason(error)
+        if failure:  # outside of `except`, whose traceback holds the failed step's tensors
+            self.finite.restore(before)
+            self.take_as_written(failure)
             targets = self.captured(batch)
         if targets is None:
             self.finite.restore(before)
@@ -93,11 +96,11 @@ class Trainer:
         """The pixels of the next step, where they do not lie on the device."""
         return None if self.feed.resident else self.feed.batch(self.step)
 
-    def take_as_written(self, error: Exception) -> None:
+    def take_as_written(self, failure: str) -> None:
         """Where the compiler failed: this step and all that follow run as they are written."""
         self.compilation.give_up()
         self.compilation.failures.append(
-            f"the step could not be compiled ({reason(error)}); going on as written, at about 0.6 of the speed"
+            f"the step could not be compiled ({failure}); going on as written, at about 0.6 of the speed"
         )
         self.captured.replace_step(self._build_step())
 
@@ -106,9 +109,6 @@ class Trainer:
         batch = self.next_batch()
         self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
         self.captured.capture(self.model.generator, batch)
-
-    def read_log(self, targets: Tensor) -> StepStats:
-        return self.inputs.drain_log(targets)
 
     def mean_losses(self) -> tuple[float, float, float]:
         """Loss, ssl and sup averaged over the steps since this was last asked."""

@@ -156,7 +156,8 @@ class RunFolder:
     def read_plugins(self) -> list[str]:
         """The plugin files that the run was made with; none where there is no recipe.json, or no plugin."""
         try:
-            return [str(file) for file in json.loads(self.recipe_file.read_text()).get("plugins") or ()]
+            listed = json.loads(self.recipe_file.read_text()).get("plugins")
+            return [str(file) for file in listed] if isinstance(listed, list) else []
         except (OSError, ValueError, AttributeError, RecursionError):
             return []
 

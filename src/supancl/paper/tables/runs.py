@@ -133,7 +133,8 @@ def changes(built: Recipe) -> dict[str, Any]:
         return {}
     as_long = resolve_warmup(own.with_set({"train.epochs": built.train.epochs}))  # a cut warm-up follows from them
     own_fields = {**flattened(as_long), "train.epochs": own.train.epochs}
-    ignored = (*fields_marked(built, INCIDENTAL), "views.size")  # encoder.size says that one too
+    # encoder.size says the views' size too, and the short side follows from it
+    ignored = {*fields_marked(built, INCIDENTAL), "views.size", "data.short_side"}
     return {
         key: value
         for key, value in flattened(built).items()

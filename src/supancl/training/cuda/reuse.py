@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 import torch
 
-from supancl.config import READ_BY_EACH_STEP, fields_marked, flattened
+from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.data.splits import Data
 from supancl.data.store.memory import Progress
 from supancl.distributed import ALONE, Ranks
@@ -49,8 +49,9 @@ def trainer_for(
     if kept is None or ranks.size > 1:
         return Trainer(recipe, data, device, progress, ranks)
     mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
-    trainer, images = kept.trainer if kept.fingerprint == mark else None, data.train.store
-    if trainer is not None and serves(trainer, recipe) and images.has_same_pixels(trainer.inputs.images.store):
+    trainer = kept.trainer if kept.fingerprint == mark else None
+    store = data.train.store
+    if trainer is not None and serves(trainer, recipe) and store.has_same_pixels(trainer.inputs.images.store):
         trainer.restart(recipe, data)
         return trainer
     trainer = kept.trainer = None
@@ -69,6 +70,6 @@ def serves(trainer: Trainer, recipe: Recipe) -> bool:
         return False
     shared = []
     for each in (trainer.recipe, recipe):
-        free = fields_marked(each, READ_BY_EACH_STEP)
+        free = fields_marked(each, FREE_IN_A_SHARED_STEP)
         shared.append({key: value for key, value in flattened(each).items() if key not in free})
     return shared[0] == shared[1]
