@@ -306,7 +306,8 @@ def recipe_from_json(text: str, where: str) -> Recipe:
         raise BadInput(f"{where}: not a recipe.json of supancl") from None
     if not isinstance(stored, dict):
         raise BadInput(f"{where}: not a recipe.json of supancl")
-    own = own_sections(stored, content.get("plugins") or ())
+    plugins = content.get("plugins")
+    own = own_sections(stored, plugins if isinstance(plugins, list) else ())
     read = from_json(Recipe, {**stored, **{name: STANDINS[name] for name in own}}, "")
     return resolve_warmup(validated_recipe(replace(read, **own)))  # 0.1.0 wrote what was asked for, and ran this
 
