@@ -69,7 +69,7 @@ class Loop:
                 epoch_ends = trainer.step % trainer.steps_per_epoch == 0
                 often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
                 logs, saves = trainer.step % settings.log_every == 0 or epoch_ends, epoch_ends or often or bool(stop)
-                seen = trainer.read_log(targets) if logs else None
+                seen = trainer.inputs.drain_log(targets) if logs else None
                 failed = seen.nonfinite_step if seen else trainer.inputs.nonfinite_step() if saves else None
                 if failed is not None:
                     handle_nonfinite(self, failed)

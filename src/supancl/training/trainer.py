@@ -15,7 +15,7 @@ from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.compilation import Compilation, is_compiler_error
 from supancl.training.cuda.capture import CapturedStep
-from supancl.training.inputs import StepInputs, StepStats
+from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 from supancl.training.monitor import Monitor
 from supancl.training.nonfinite import FiniteCheck, checks_every_step
@@ -106,13 +106,6 @@ class Trainer:
         batch = self.next_batch()
         self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
         self.captured.capture(self.model.generator, batch)
-
-    def read_log(self, targets: Tensor) -> StepStats:
-        return self.inputs.drain_log(targets)
-
-    def mean_losses(self) -> tuple[float, float, float]:
-        """Loss, ssl and sup averaged over the steps since this was last asked."""
-        return self.inputs.drain_log(torch.empty(0))[:3]
 
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
