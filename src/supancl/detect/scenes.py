@@ -75,11 +75,9 @@ class Scenes:
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
             turned = size == (scene.width, scene.height) and is_sideways(scene.path)
-            how = (
-                "once its EXIF orientation is applied; save it upright, or turn the boxes too"
-                if turned
-                else ("scale the boxes with the image")
-            )
+            how = "scale the boxes with the image"
+            if turned:
+                how = "once its EXIF orientation is applied; save it upright, or turn the boxes too"
             raise BadInput(
                 f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
                 f"{scene.height}{' ' if turned else '; '}{how}"

@@ -174,9 +174,8 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
 
     An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
     """
-    remarks = name_seeds(rows, alphas, "collapsed", "collapsed") + name_seeds(
-        rows, alphas, "failed", "failed and is not compared"
-    )
+    remarks = name_seeds(rows, alphas, "collapsed", "collapsed")
+    remarks += name_seeds(rows, alphas, "failed", "failed and is not compared")
     whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
     of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in whole}
     title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]
