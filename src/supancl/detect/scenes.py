@@ -37,13 +37,8 @@ class Scene:
     crowd: Tensor
 
     def only(self, kept: Tensor) -> Scene:
-        return replace(
-            self,
-            boxes=self.boxes[kept],
-            labels=self.labels[kept],
-            difficult=self.difficult[kept],
-            crowd=self.crowd[kept],
-        )
+        boxes, labels, difficult = self.boxes[kept], self.labels[kept], self.difficult[kept]
+        return replace(self, boxes=boxes, labels=labels, difficult=difficult, crowd=self.crowd[kept])
 
 
 @dataclass(frozen=True, eq=False)

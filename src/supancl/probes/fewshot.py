@@ -237,9 +237,9 @@ def few_shot(
     shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
     accuracies = 100 * torch.cat(shares).cpu()
     asked, interval = (drawn.query >= 0).sum(-1), episode_half_width(accuracies)
-    settings, used = (ways, shots, queries, seed), (int(asked.min()), int(asked.max()))
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
-    told = (*settings, drawn.dropped, digest, used, fill_queries)
+    used = (int(asked.min()), int(asked.max()))
+    told = (ways, shots, queries, seed, drawn.dropped, digest, used, fill_queries)
     return FewShot(float(accuracies.mean()), interval, tuple(accuracies.tolist()), *told)
 
 
