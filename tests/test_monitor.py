@@ -49,9 +49,9 @@ def test_effective_rank_is_that_of_the_singular_values(size: int, width: int) ->
 def test_one_low_reading_is_no_collapse_but_several_in_a_row_are() -> None:
     monitor, flat, spread = Monitor(tiny_data(), True), torch.ones(8, 4), torch.eye(8)
     for targets in [flat] * (IN_A_ROW - 1) + [spread] + [flat] * (IN_A_ROW - 1):
-        monitor.watch(targets)
+        monitor.note(float(relative_std(targets)))
     assert not monitor.collapsed
-    monitor.watch(flat)
+    monitor.note(float(relative_std(flat)))
     assert monitor.collapsed
 
 
@@ -177,7 +177,7 @@ def test_targets_that_use_few_directions_are_a_collapse_though_they_are_spread_o
     trainer = Trainer(tiny_recipe("supsiam"), data, torch.device("cpu"))
     for _ in range(RANKS_IN_A_ROW):
         assert not monitor.collapsed
-        assert monitor.watch(of_rank(rank)) > 0.9
+        assert monitor.note(float(relative_std(of_rank(rank)))) > 0.9
         monitor.measure(trainer.model.branches.encoder, of_rank(rank), None, torch.device("cpu"))
     assert monitor.collapsed == collapsed
     if collapsed:

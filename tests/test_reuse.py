@@ -17,7 +17,7 @@ def losses_of(trainer, steps=4):
     found = []
     for _ in range(steps):
         trainer.advance()
-        found.append(trainer.mean_losses())
+        found.append(trainer.inputs.drain_log(torch.empty(0))[:3])
     return found
 
 

@@ -387,13 +387,13 @@ def test_one_look_tells_losses_spread_and_the_first_bad_step() -> None:
     for _ in range(3):
         targets = trainer.advance()
         losses.append(trainer.inputs.sums[:3] - sum(losses, torch.zeros(3)))
-    seen = trainer.read_log(targets)
+    seen = trainer.inputs.drain_log(targets)
     assert (seen.loss, seen.ssl, seen.sup) == pytest.approx(torch.stack(losses).mean(0).tolist(), rel=1e-12)
     assert seen.std == float(relative_std(targets))
     assert seen.nonfinite_step is None
     assert trainer.inputs.sums.tolist() == [0.0] * 4
     trainer.inputs.first_nonfinite_step.fill_(2)
-    again = trainer.read_log(torch.empty(0))
+    again = trainer.inputs.drain_log(torch.empty(0))
     assert again.nonfinite_step == 2 == trainer.inputs.nonfinite_step()
     assert all(value != value for value in again[:4])  # nothing since, and no targets: not a number
 

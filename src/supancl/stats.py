@@ -50,10 +50,7 @@ def seed_stats(values: Sequence[float], mean: Callable[[Sequence[float]], float]
     (SeedStats(mean=71.0, sd=1.0), SeedStats(mean=70.0, sd=nan), SeedStats(mean=nan, sd=nan))
     """
     has_deviation = len(values) > 1 and not any(math.isnan(value) for value in values)
-    return SeedStats(
-        mean(values) if values else math.nan,
-        statistics.stdev(values) if has_deviation else math.nan,
-    )
+    return SeedStats(mean(values) if values else math.nan, statistics.stdev(values) if has_deviation else math.nan)
 
 
 def seed_stats_numpy(values: Sequence[float]) -> SeedStats:

@@ -111,7 +111,7 @@ def compiled(ranks: Ranks) -> dict[str, Any]:
         losses, before = [], counters["stats"]["unique_graphs"]
         for _ in range(4):
             trainer.advance()
-            losses.append(trainer.mean_losses()[0])
+            losses.append(trainer.inputs.drain_log(torch.empty(0)).loss)
         trainer.feed.close()
         graphs, unsaid = counters["stats"]["unique_graphs"] - before, trainer.compilation.failures
         made[way] = {"losses": losses, "graphs": ranks.everyones(graphs), "unsaid": ranks.everyones(unsaid)}

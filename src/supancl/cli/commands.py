@@ -16,9 +16,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data": "look at data, check a benchmark's layout, keep decoded images",
         "import": "write another library's encoder as an encoder.safetensors",
     },
-    "the paper": {
-        "paper": "the paper's toy study, theory, ablations, tables and figures",
-    },
+    "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 NESTED = ("evaluate", "data", "detect", "paper")  # these have commands of their own below them

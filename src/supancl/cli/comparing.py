@@ -96,8 +96,6 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
 
 def progress_console(form: str, console: Console) -> Console:
     """Where progress is told: beside a text table, but not into a file of another format."""
-    return (
-        console
-        if form == "text"
-        else Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)
-    )
+    if form == "text":
+        return console
+    return Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)

@@ -198,15 +198,8 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
-    result = write_crops(
-        train,
-        test,
-        Path(args.out),
-        margin=args.margin,
-        least=args.least,
-        difficult=args.difficult,
-        progress=terminal.reading,
-    )
+    how = {"margin": args.margin, "least": args.least, "difficult": args.difficult}
+    result = write_crops(train, test, Path(args.out), **how, progress=terminal.reading)
     terminal.ends()
     rows = [
         [name, *(str(result[name][key]) for key in ("images", "boxes", "crops")), str(len(result[name]["classes"]))]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import add_encoder_flags, subjects
+from supancl.cli.encoders import add_encoder_flags, add_view_flag, subjects
 from supancl.evaluate import embed_to_file
 
 
@@ -16,12 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_encoder_flags(parser)
     parser.add_argument("--data", required=True, help="anything that pretrain's --data takes")
     parser.add_argument("--out", required=True, help="the .npz to write")
-    parser.add_argument(
-        "--view",
-        default="margin",
-        choices=("margin", "whole"),
-        help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
-    )
+    add_view_flag(parser)
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -41,6 +41,11 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     add_skip_flag(parser)
 
 
+def add_view_flag(parser: argparse.ArgumentParser) -> None:
+    how = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=how)
+
+
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """What files of other libraries do not say of themselves."""
     parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")

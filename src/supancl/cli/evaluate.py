@@ -11,7 +11,7 @@ from rich.console import Console
 
 from supancl.cli.comparing import add_sets, measured, printed, progress_console, sources
 from supancl.cli.console import Terminal, table
-from supancl.cli.encoders import add_encoder_flags, at_least, names, numbers, subjects, whole_numbers
+from supancl.cli.encoders import add_encoder_flags, add_view_flag, at_least, names, numbers, subjects, whole_numbers
 from supancl.cli.flags import common
 from supancl.errors import BadInput, CheckFailed, counted
 from supancl.evaluate import (
@@ -83,12 +83,7 @@ def add_one(
         help="images judged: val, else test, else a tenth of train; or test",
     )
     if view:
-        parser.add_argument(
-            "--view",
-            default="margin",
-            choices=("margin", "whole"),
-            help="centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer",
-        )
+        add_view_flag(parser)
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:

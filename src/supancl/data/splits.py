@@ -243,11 +243,9 @@ def _held_out_remarks(train: Split, held_out: Split, name: str, classes: Sequenc
     if not train.labelled or not len(held_out):
         return
     if not held_out.labelled:
-        some, them = (
-            (f"the one image of {name} has no", "it")
-            if len(held_out) == 1
-            else (f"none of the {len(held_out)} images of {name} has a", "them")
-        )
+        some, them = f"none of the {len(held_out)} images of {name} has a", "them"
+        if len(held_out) == 1:
+            some, them = f"the one image of {name} has no", "it"
         yield (
             f"{some} label, so nothing can be judged by {them}; to hold labelled images of train out "
             "instead: --set data.holdout=0.1"

@@ -49,13 +49,9 @@ def open_finished(text: str) -> list[Finished]:
     name, equals, place = text.partition("=")
     named = bool(equals) and not Path(text).exists()
     path, name = (Path(place), name) if named else (Path(text), "")
-    folders = (
-        [path]
-        if DetectFolder(path).holds_run
-        else sorted(
-            (file.parent for file in path.glob("seed-*/detect.json")), key=lambda each: (len(each.name), each.name)
-        )
-    )
+    seeds = [file.parent for file in path.glob("seed-*/detect.json")]
+    seeds.sort(key=lambda each: (len(each.name), each.name))
+    folders = [path] if DetectFolder(path).holds_run else seeds
     if not folders:
         raise BadInput(
             f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train makes one"

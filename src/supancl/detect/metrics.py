@@ -85,16 +85,7 @@ def _truth(scenes: Scenes) -> Any:
         for box, label, skip, crowd in zip(
             _xywh(scene.boxes), scene.labels.tolist(), ignored.tolist(), scene.crowd.tolist(), strict=True
         ):
-            rows.append(
-                {
-                    "image_id": number,
-                    "category_id": label,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": int(skip),
-                    "crowd": crowd,
-                }
-            )
+            rows.append(_row(number, label, box) | {"iscrowd": int(skip), "crowd": crowd})
     return _indexed(scenes, rows)
 
 
@@ -102,17 +93,12 @@ def _answers(scenes: Scenes, found: Sequence[Found]) -> Any:
     rows = []
     for number, each in enumerate(found):
         for box, score, label in zip(_xywh(each.boxes), each.scores.tolist(), each.labels.tolist(), strict=True):
-            rows.append(
-                {
-                    "image_id": number,
-                    "category_id": label,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "score": score,
-                    "iscrowd": 0,
-                }
-            )
+            rows.append(_row(number, label, box) | {"score": score, "iscrowd": 0})
     return _indexed(scenes, rows)
+
+
+def _row(number: int, label: int, box: list[float]) -> dict[str, Any]:
+    return {"image_id": number, "category_id": label, "bbox": box, "area": box[2] * box[3]}
 
 
 def _indexed(scenes: Scenes, rows: list[dict[str, Any]]) -> Any:

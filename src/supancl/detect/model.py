@@ -157,10 +157,8 @@ def build_detector(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed if seed is None else seed)
-        parts = (
-            _c4(body, spec, classes, normalization) if spec.arch == "c4" else _fpn(body, spec, classes, normalization)
-        )
-        detector = Detector(parts, spec)
+        parts_of = _c4 if spec.arch == "c4" else _fpn
+        detector = Detector(parts_of(body, spec, classes, normalization), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
     return detector

@@ -37,13 +37,8 @@ class Scene:
     crowd: Tensor
 
     def only(self, kept: Tensor) -> Scene:
-        return replace(
-            self,
-            boxes=self.boxes[kept],
-            labels=self.labels[kept],
-            difficult=self.difficult[kept],
-            crowd=self.crowd[kept],
-        )
+        boxes, labels, difficult = self.boxes[kept], self.labels[kept], self.difficult[kept]
+        return replace(self, boxes=boxes, labels=labels, difficult=difficult, crowd=self.crowd[kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +70,9 @@ class Scenes:
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
             turned = size == (scene.width, scene.height) and is_sideways(scene.path)
-            how = (
-                "once its EXIF orientation is applied; save it upright, or turn the boxes too"
-                if turned
-                else ("scale the boxes with the image")
-            )
+            how = "scale the boxes with the image"
+            if turned:
+                how = "once its EXIF orientation is applied; save it upright, or turn the boxes too"
             raise BadInput(
                 f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
                 f"{scene.height}{' ' if turned else '; '}{how}"

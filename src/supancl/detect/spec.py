@@ -21,7 +21,6 @@ from supancl.config import (
 from supancl.errors import BadInput, counted
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
-STAGES: tuple[Stage, ...] = ("stem", "layer1", "layer2", "layer3", "layer4")
 
 
 @dataclass(frozen=True)

@@ -266,14 +266,8 @@ def _test(
         measure_norms(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
     found = detect(training.detector, test, training.device, training.precision, reporter.reading)
     scores = coco_scores(test, found)
-    log.write(
-        {
-            "kind": "test",
-            "step": training.step,
-            **{name: scores[name] for name in ("AP", "AP50", "AP75")},
-            **_memory(training.device),
-        }
-    )
+    row = {"kind": "test", "step": training.step, **{name: scores[name] for name in ("AP", "AP50", "AP75")}}
+    log.write(row | _memory(training.device))
     reporter.note(f"step {training.step}: {told(scores)}")
     return scores, found
 

@@ -172,11 +172,9 @@ def _told_below(rank: int, store: Any, if_gone: bool) -> bool:
 
 def _lost(error: BaseException) -> bool:
     """Whether what failed is the connection to another rank."""
-    said = str(error)
     signs = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(sign in said for sign in signs)
-    )
+    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return told or isinstance(error, dist.DistError)
 
 
 def _cause(ranks: Ranks, store: Any) -> Ended | None:

@@ -166,15 +166,6 @@ def averaged(found: Results) -> FewShot:
     """The mean of every episode over the seeds."""
     first = found[0]
     episodes = torch.tensor([result["accuracies"] for result in found], dtype=torch.float64).mean(0)
-    return FewShot(
-        float(episodes.mean()),
-        0.0,
-        tuple(episodes.tolist()),
-        first["ways"],
-        first["shots"],
-        first["queries"],
-        first["seed"],
-        (),
-        first["drawn"],
-        tuple(first.get("queries_used", (0, 0))),
-    )
+    ways, shots, queries, seed = (first[name] for name in ("ways", "shots", "queries", "seed"))
+    told = (ways, shots, queries, seed, (), first["drawn"], tuple(first.get("queries_used", (0, 0))))
+    return FewShot(float(episodes.mean()), 0.0, tuple(episodes.tolist()), *told)

@@ -34,14 +34,7 @@ from supancl.evaluate.sources import (
     warn_unknown,
     was_trained_on,
 )
-from supancl.probes import (
-    collapse,
-    knn_accuracies,
-    knn_leave_one_out,
-    linear_probe,
-    sgd_probe,
-    transfer,
-)
+from supancl.probes import collapse, knn_accuracies, knn_leave_one_out, linear_probe, sgd_probe, transfer
 from supancl.probes.sgd import EpochOfBatches
 from supancl.probes.transfer import TransferMetric
 from supancl.weights.provenance import commit, versions

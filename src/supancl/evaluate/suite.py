@@ -85,13 +85,8 @@ class Plan:
         )
 
     def _transfer(self, name: str) -> Task:
-        return Task(
-            "transfer",
-            name,
-            f"transfer-{name}",
-            {},
-            lambda evaluated: evaluate_transfer(evaluated, f"{name}@{self.root}"),
-        )
+        source = f"{name}@{self.root}"
+        return Task("transfer", name, f"transfer-{name}", {}, lambda evaluated: evaluate_transfer(evaluated, source))
 
     def _few_shot(self, name: str, shots: int) -> Task:
         kind, settings = f"{self.ways}w{shots}s", self.episode_settings(shots)

@@ -10,10 +10,11 @@ from supancl.core.branches import BranchSpec
 from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.core.pools import PoolSpec
 from supancl.errors import BadInput
+from supancl.files import write_json
 from supancl.paper.numbers import COLLAPSE
 from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
 from supancl.sweeps.runner import Sweep, check_monitored, data_of
 from supancl.sweeps.runs import Runs, Trained
 from supancl.weights.provenance import commit, versions
@@ -53,7 +54,7 @@ def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
         "versions": versions(),
         "commit": commit(),
     }
-    write_result(sweep.out / "collapse.json", result)
+    write_json(sweep.out / "collapse.json", result)
     return result, runs
 
 

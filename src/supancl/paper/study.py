@@ -12,13 +12,13 @@ from typing import Any
 from supancl.core.losses import Align
 from supancl.data.splits import Data
 from supancl.errors import BadInput, counted
-from supancl.files import jsonable, write_text
+from supancl.files import jsonable, write_json, write_text
 from supancl.paper.study_rows import STUDIES, Rows
 from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import mean_interval
 from supancl.sweeps.measures import Measurement, RunEvaluator, evaluations_of, has_projector, measure_run
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
 from supancl.sweeps.runner import Sweep, data_of, open_held_out, run_name
 from supancl.sweeps.runs import Runs, Trained
 from supancl.weights.provenance import commit, versions
@@ -96,7 +96,7 @@ def write_study(result: Result, title: str, out: Path) -> None:
     remarks = "".join(f"\n- {line}" for line in [*result["differences"], *failed])
     text = to_markdown(Table(columns, cells))
     write_text(out / "study.md", f"{title}; {result['seconds']:.0f} s\n\n{text}{remarks}\n")
-    write_result(out / "study.json", result)
+    write_json(out / "study.json", result)
 
 
 def measure_row(run: Trained, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:

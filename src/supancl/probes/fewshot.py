@@ -236,21 +236,11 @@ def few_shot(
     values = F.normalize(values, dim=1) if normalize else values
     shares = [_shares(values, support, query, strength) for support, query in _chunks(drawn, chunk, values.device)]
     accuracies = 100 * torch.cat(shares).cpu()
-    asked = (drawn.query >= 0).sum(-1)
+    asked, interval = (drawn.query >= 0).sum(-1), episode_half_width(accuracies)
     digest = hashlib.sha256(drawn.support.numpy().tobytes() + drawn.query.numpy().tobytes()).hexdigest()[:16]
-    return FewShot(
-        float(accuracies.mean()),
-        episode_half_width(accuracies),
-        tuple(accuracies.tolist()),
-        ways,
-        shots,
-        queries,
-        seed,
-        drawn.dropped,
-        digest,
-        (int(asked.min()), int(asked.max())),
-        fill_queries,
-    )
+    used = (int(asked.min()), int(asked.max()))
+    told = (ways, shots, queries, seed, drawn.dropped, digest, used, fill_queries)
+    return FewShot(float(accuracies.mean()), interval, tuple(accuracies.tolist()), *told)
 
 
 def paired_difference(a: FewShot, b: FewShot) -> Difference:

@@ -14,16 +14,7 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.errors import BadInput, counted
 from supancl.probes.features import Features, check_features, check_splits
-from supancl.probes.logistic import (
-    POLISHED,
-    Problem,
-    onto_axes,
-    path,
-    polish,
-    predicted,
-    principal_axes,
-    solve,
-)
+from supancl.probes.logistic import POLISHED, Problem, onto_axes, path, polish, predicted, principal_axes, solve
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))
 CHOOSING = 0.05  # tolerance of the solutions by which weights are compared

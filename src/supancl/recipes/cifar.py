@@ -31,14 +31,9 @@ MOCO3_HEADS = HeadSpec(MLP((4096,), 256, last_norm="batch-no-affine"), MLP((4096
 CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
-    "simclr": CONTRAST_HEADS,
-    "supcon": CONTRAST_HEADS,
-    "moco2": CONTRAST_HEADS,
-    "supmoco": CONTRAST_HEADS,
-    "simsiam": SIAM_HEADS,
-    "supsiam": SIAM_HEADS,
-    "byol": BYOL_HEADS,
-    "supbyol": BYOL_HEADS,
+    **dict.fromkeys(("simclr", "supcon", "moco2", "supmoco"), CONTRAST_HEADS),
+    **dict.fromkeys(("simsiam", "supsiam"), SIAM_HEADS),
+    **dict.fromkeys(("byol", "supbyol"), BYOL_HEADS),
     "moco3": MOCO3_HEADS,
     "crossentropy": CLASSIFIER,
 }

@@ -30,14 +30,9 @@ CONTRAST_HEADS = HeadSpec(MLP((2048,), 128, norm="none"))
 CLASSIFIER = HeadSpec(MLP((), None, norm="none"))
 
 HEADS = {
-    "simclr": CONTRAST_HEADS,
-    "supcon": CONTRAST_HEADS,
-    "moco2": CONTRAST_HEADS,
-    "supmoco": CONTRAST_HEADS,
-    "simsiam": SIAM_HEADS,
-    "supsiam": SIAM_HEADS,
-    "byol": BYOL_HEADS,
-    "supbyol": BYOL_HEADS,
+    **dict.fromkeys(("simclr", "supcon", "moco2", "supmoco"), CONTRAST_HEADS),
+    **dict.fromkeys(("simsiam", "supsiam"), SIAM_HEADS),
+    **dict.fromkeys(("byol", "supbyol"), BYOL_HEADS),
     "crossentropy": CLASSIFIER,
 }
 LEARNING_RATE = {

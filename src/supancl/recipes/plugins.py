@@ -129,11 +129,9 @@ def register_benchmark(name: str, row: Benchmark) -> None:
 def _listing_reader(reader: Callable[[Path], OfficialList | Iterable[Entry]]) -> Callable[[Path], OfficialList]:
     def read(folder: Path) -> OfficialList:
         found = reader(folder)
-        return (
-            found
-            if isinstance(found, OfficialList)
-            else OfficialList([(split, Path(file), name) for split, file, name in found])
-        )
+        if isinstance(found, OfficialList):
+            return found
+        return OfficialList([(split, Path(file), name) for split, file, name in found])
 
     return read
 
@@ -224,11 +222,9 @@ def check_known(name: str, section: Any, hint: Any) -> None:
         raise BadInput(
             f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the recipe again"
         )
-    way = (
-        "put @supancl.register above the class (docs/extending.md)"
-        if name in STANDINS
-        else "only losses and pools may be of one's own"
-    )
+    way = "only losses and pools may be of one's own"
+    if name in STANDINS:
+        way = "put @supancl.register above the class (docs/extending.md)"
     raise BadInput(
         f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
         f"recipe.json; {way}"

@@ -269,25 +269,18 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 def describe_resolution(written: Recipe, resolved: Recipe) -> str:
     """One line for the user where `resolve_warmup` changed the recipe; empty where it did not."""
     before, after = written.schedule.warmup_epochs, resolved.schedule.warmup_epochs
+    if before == after:
+        return ""
     return (
-        ""
-        if before == after
-        else (
-            f"schedule.warmup_epochs = {after} instead of {before}: half of the "
-            f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches "
-            "its peak and decays"
-        )
+        f"schedule.warmup_epochs = {after} instead of {before}: half of the "
+        f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
     )
 
 
 def _draws_in_vain(recipe: Recipe) -> bool:
     """Whether M is set where nothing is drawn: prototypes hold one target a class, a batch is taken as a whole."""
-    return (
-        type(recipe.loss) is Align
-        and recipe.loss.samples is not None
-        and type(recipe.pool) is PoolSpec
-        and recipe.pool.kind not in ("queue", "class-queues")
-    )
+    draws = type(recipe.pool) is not PoolSpec or recipe.pool.kind in ("queue", "class-queues")
+    return type(recipe.loss) is Align and recipe.loss.samples is not None and not draws
 
 
 def following(heads: HeadSpec) -> HeadSpec:

@@ -34,10 +34,7 @@ HEADS = {
 }  # fmt: skip
 LEARNING_RATE = {
     "moco3": 1.5e-4,
-    "supmoco": 1.5e-3,
-    "byol": 1.5e-3,
-    "supbyol": 1.5e-3,
-    "supcon": 1.5e-3,
+    **dict.fromkeys(("supmoco", "byol", "supbyol", "supcon"), 1.5e-3),
     "crossentropy": 2.5e-4,
 }
 

@@ -91,13 +91,8 @@ def detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) ->
             points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
-                axis.plot(
-                    list(points),
-                    list(points.values()),
-                    label=escape_label(name),
-                    color=COLOURS[i % len(COLOURS)],
-                    **style,
-                )
+                style |= {"label": escape_label(name), "color": COLOURS[i % len(COLOURS)]}
+                axis.plot(list(points), list(points.values()), **style)
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -127,14 +122,8 @@ def comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path
                 step: sum(values) / len(values) for step, values in sorted(by_step.items()) if len(values) == len(runs)
             }
             style = {"marker": "o"} if kind == "test" else {}
-            axis.plot(
-                list(means),
-                list(means.values()),
-                color=colour,
-                linewidth=2,
-                label=f"{escape_label(name)} ({len(runs)})",
-                **style,
-            )
+            style |= {"label": f"{escape_label(name)} ({len(runs)})", "color": colour}
+            axis.plot(list(means), list(means.values()), linewidth=2, **style)
         if kind == "test":
             axis.set_ylim(bottom=0)
         axis.set_title(title)
@@ -153,13 +142,8 @@ def class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> 
     axis, width = figure.subplots(), 0.8 / len(groups)
     for i, (name, values) in enumerate(groups.items()):
         places = [place + (i - (len(groups) - 1) / 2) * width for place in range(len(order))]
-        axis.bar(
-            places,
-            [values.get(kind) or 0.0 for kind in order],
-            width,
-            label=escape_label(name),
-            color=COLOURS[i % len(COLOURS)],
-        )
+        heights = [values.get(kind) or 0.0 for kind in order]
+        axis.bar(places, heights, width, label=escape_label(name), color=COLOURS[i % len(COLOURS)])
     axis.set_xticks(range(len(order)), [escape_label(kind) for kind in order], rotation=40, ha="right")
     axis.set_ylabel("AP50 (%)")
     axis.grid(axis="y", alpha=0.3)

@@ -144,14 +144,11 @@ def draw_panels(
     there = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
     shown = {group: [label for label in labels if label in there] for group, labels in (groups or {"": there}).items()}
     shown = {group: labels for group, labels in shown.items() if labels}
-    styles = (
-        class_styles(shown)
-        if groups
-        else {
-            label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
-            for label in there
-        }
-    )
+    plain = {
+        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+        for label in there
+    }
+    styles = class_styles(shown) if groups else plain
     names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)

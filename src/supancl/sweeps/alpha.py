@@ -13,11 +13,12 @@ import torch
 from supancl.core.losses import Align
 from supancl.data.splits import Data, Split
 from supancl.errors import BadInput, counted
+from supancl.files import write_json
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
 from supancl.stats import tukey_half_width
 from supancl.sweeps.measures import RunEvaluator, measure_run
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize, write_result
+from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
 from supancl.sweeps.runner import Sweep, data_of, open_held_out, run_name
 from supancl.sweeps.runs import Runs, Trained
 from supancl.training.preflight import pick_device
@@ -94,7 +95,7 @@ def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     """Write alpha.json and the page; returns the page's path."""
     from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl study` has no use for
 
-    write_result(out / "alpha.json", result)
+    write_json(out / "alpha.json", result)
     panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.some(SHOWN))
     return write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
 
@@ -173,9 +174,8 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
 
     An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
     """
-    remarks = name_seeds(rows, alphas, "collapsed", "collapsed") + name_seeds(
-        rows, alphas, "failed", "failed and is not compared"
-    )
+    remarks = name_seeds(rows, alphas, "collapsed", "collapsed")
+    remarks += name_seeds(rows, alphas, "failed", "failed and is not compared")
     whole = [alpha for alpha in alphas if not any(row["failed"] for row in rows if row["alpha"] == alpha)]
     of = {alpha: {row["seed"]: row[by] for row in rows if row["alpha"] == alpha} for alpha in whole}
     title = {"transfer": "transfer to classes it never saw", "linear": "linear accuracy"}[by]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.files import write_json
 from supancl.reports.tables import mean_text
 from supancl.stats import seed_stats
 from supancl.sweeps.runner import Sweep, run_name
@@ -64,7 +63,3 @@ def mean_cells(entry: Result, measures: Measures) -> list[str]:
 def share_cell(count: int, of: int) -> str:
     """How many of a row's runs ended so."""
     return f"{count} of {of}" if count else "no"
-
-
-def write_result(path: Path, result: Result) -> None:
-    write_json(path, result)

@@ -78,12 +78,8 @@ class Monitor:
         self.collapsed = False
         self.alarm_raised = False
 
-    def watch(self, targets: Tensor) -> float:
-        """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
-        return self.note(float(relative_std(targets)) if len(targets) else float("nan"))
-
     def note(self, std: float) -> float:
-        """`watch`, of a spread that has been read already."""
+        """One reading of the spread of a batch's targets; several low ones in a row are a collapse."""
         self.last_std = std
         self.low_readings = self.low_readings + 1 if self.last_std < COLLAPSED_STD else 0
         self.collapsed = self.collapsed or self.low_readings >= IN_A_ROW

@@ -110,10 +110,6 @@ class Trainer:
         self.feed.close()  # while a step is recorded, no other thread may ask the GPU for anything; it opens by itself
         self.captured.capture(self.model.generator, batch)
 
-    def mean_losses(self) -> tuple[float, float, float]:
-        """Loss, ssl and sup averaged over the steps since this was last asked."""
-        return self.inputs.drain_log(torch.empty(0))[:3]
-
     # --- what a checkpoint holds --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

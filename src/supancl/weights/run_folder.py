@@ -62,11 +62,9 @@ class RunFolder:
             raise BadInput(f"{self.path} already holds a run; continue it with --resume, or choose another --out")
         below = [] if self.holds_run else sorted(self.path.glob("*/recipe.json"))
         if below:
-            way = (
-                f"continue one of them: --out {below[0].parent}"
-                if resume
-                else (f"choose another --out: {self.path / 'NAME'}")
-            )
+            way = f"choose another --out: {self.path / 'NAME'}"
+            if resume:
+                way = f"continue one of them: --out {below[0].parent}"
             raise BadInput(f"{self.path} is a folder of runs, such as {below[0].parent.name}, and no run itself; {way}")
         if self.remains:
             raise BadInput(

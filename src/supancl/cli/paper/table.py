@@ -56,18 +56,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
     layout = LAYOUTS[table_name(args.name)]
-    trains = bool(
-        args.overrides
-        or args.benchmarks
-        or args.family
-        or args.recipe
-        or args.rows
-        or args.compat
-        or args.dry_run
-        or args.retry
-        or args.jobs
-        or args.seeds != 1
-    )
+    for_training = (args.overrides, args.benchmarks, args.family, args.recipe, args.rows, args.compat)
+    trains = any((*for_training, args.dry_run, args.retry, args.jobs, args.seeds != 1))
     if trains and args.runs:
         raise BadInput(
             f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "

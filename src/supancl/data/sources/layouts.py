@@ -37,13 +37,12 @@ FileReader = Callable[[Path], OfficialList]
 
 def dtd(folder: Path) -> OfficialList:
     """labels/{train,val,test}1.txt hold 'banded/banded_0002.jpg': split 1 of ten."""
-    return OfficialList(
-        [
-            (split, folder / "images" / line, line.split("/")[0])
-            for split in ("train", "val", "test")
-            for line in _lines(folder / "labels" / f"{split}1.txt", "/")
-        ]
-    )
+    entries = [
+        (split, folder / "images" / line, line.split("/")[0])
+        for split in ("train", "val", "test")
+        for line in _lines(folder / "labels" / f"{split}1.txt", "/")
+    ]
+    return OfficialList(entries)
 
 
 def food101(folder: Path) -> OfficialList:
@@ -65,13 +64,12 @@ def mit67(folder: Path) -> OfficialList:
     images = folder / "Images"
     if not images.is_dir() and (folder / "indoorCVPR_09" / "Images").is_dir():
         images = folder / "indoorCVPR_09" / "Images"
-    return OfficialList(
-        [
-            (split, images / line, line.split("/")[0])
-            for official, split in (("Train", "trainval"), ("Test", "test"))
-            for line in _lines(folder / f"{official}Images.txt", "/")
-        ]
-    )
+    entries = [
+        (split, images / line, line.split("/")[0])
+        for official, split in (("Train", "trainval"), ("Test", "test"))
+        for line in _lines(folder / f"{official}Images.txt", "/")
+    ]
+    return OfficialList(entries)
 
 
 def sun397(folder: Path) -> OfficialList:
@@ -97,24 +95,22 @@ def cub200(folder: Path) -> OfficialList:
             f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
             f"{and_more(unknown)}; unpack CUB_200_2011.tgz again"
         )
-    return OfficialList(
-        [
-            ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
-            for number, image in images.items()
-        ]
-    )
+    entries = [
+        ("trainval" if training[number] == "1" else "test", folder / "images" / image, image.split("/")[0])
+        for number, image in images.items()
+    ]
+    return OfficialList(entries)
 
 
 def dogs(folder: Path) -> OfficialList:
     """train_list.mat and test_list.mat, file_list: 'n02085620-Chihuahua/n02085620_5927.jpg'."""
     lists = folder / "lists" if (folder / "lists").is_dir() else folder
-    return OfficialList(
-        [
-            (split, folder / "Images" / str(image), str(image).split("/")[0])
-            for official, split in (("train", "trainval"), ("test", "test"))
-            for image in _mat(lists / f"{official}_list.mat", "file_list")
-        ]
-    )
+    entries = [
+        (split, folder / "Images" / str(image), str(image).split("/")[0])
+        for official, split in (("train", "trainval"), ("test", "test"))
+        for image in _mat(lists / f"{official}_list.mat", "file_list")
+    ]
+    return OfficialList(entries)
 
 
 def flowers102(folder: Path) -> OfficialList:
@@ -142,13 +138,12 @@ def pets(folder: Path) -> OfficialList:
 
 def aircraft(folder: Path) -> OfficialList:
     """data/images_variant_{train,val,test}.txt hold '1025794 707-320'."""
-    return OfficialList(
-        [
-            (split, folder / "data" / "images" / f"{image}.jpg", variant)
-            for split in ("train", "val", "test")
-            for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
-        ]
-    )
+    entries = [
+        (split, folder / "data" / "images" / f"{image}.jpg", variant)
+        for split in ("train", "val", "test")
+        for image, variant in _pairs(folder / "data" / f"images_variant_{split}.txt").items()
+    ]
+    return OfficialList(entries)
 
 
 def fungi(folder: Path) -> OfficialList:
@@ -171,12 +166,9 @@ def gtsrb(folder: Path) -> OfficialList:
     path = folder / "GT-final_test.csv"
     rows = csv.DictReader(_lines(path, ";"), delimiter=";", skipinitialspace=True)
     try:
-        return OfficialList(
-            [
-                ("test", folder / "GTSRB" / "Final_Test" / "Images" / row["Filename"], f"{int(row['ClassId']):05d}")
-                for row in rows
-            ]
-        )
+        images = folder / "GTSRB" / "Final_Test" / "Images"
+        entries = [("test", images / row["Filename"], f"{int(row['ClassId']):05d}") for row in rows]
+        return OfficialList(entries)
     except (KeyError, TypeError, ValueError):
         raise _garbled(path, "wanted the columns Filename and ClassId, divided by ';'") from None
 
@@ -186,13 +178,8 @@ def gtsrb(folder: Path) -> OfficialList:
 
 def caltech101(folder: Path) -> OfficialList:
     """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
-    return OfficialList(
-        [
-            ("all", path, name)
-            for path, name in _class_folders(folder / "101_ObjectCategories")
-            if name != "BACKGROUND_Google"
-        ]
-    )
+    found = _class_folders(folder / "101_ObjectCategories")
+    return OfficialList([("all", path, name) for path, name in found if name != "BACKGROUND_Google"])
 
 
 def omniglot(folder: Path) -> OfficialList:
@@ -209,14 +196,13 @@ def omniglot(folder: Path) -> OfficialList:
 
 def split_folders(folder: Path) -> OfficialList:
     """SPLIT/CLASS/IMAGE: the official splits of a data set, sorted into class folders."""
-    return OfficialList(
-        [
-            (split, path, name)
-            for split in ("trainval", "train", "val", "test")
-            if (folder / split).is_dir()
-            for path, name in _class_folders(folder / split)
-        ]
-    )
+    entries = [
+        (split, path, name)
+        for split in ("trainval", "train", "val", "test")
+        if (folder / split).is_dir()
+        for path, name in _class_folders(folder / split)
+    ]
+    return OfficialList(entries)
 
 
 def test_folders(folder: Path) -> OfficialList:

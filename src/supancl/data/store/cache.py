@@ -120,10 +120,8 @@ class Cache:
         about = self.folder / "about.json"
         version = _about(self.folder).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
-            found = (
-                "does not say its version" if version is None else f"is of version {version}, this is {DECODE_VERSION}"
-            )
-            tell(f"the cache {self.folder} {found}; built anew")
+            other = f"is of version {version}, this is {DECODE_VERSION}"
+            tell(f"the cache {self.folder} {'does not say its version' if version is None else other}; built anew")
             _empty(self.folder)
         if version != DECODE_VERSION:
             content = {

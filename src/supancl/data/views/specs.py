@@ -182,15 +182,7 @@ class Masks:
         rank = torch.rand(views, n, width, generator=generator, device=vectors.device).argsort(-1)
         return vectors * (rank >= round(self.share * width))  # exactly that share, not that share on average
 
-    def local_views(
-        self,
-        batch: Batch,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        generator: torch.Generator | None = None,
-        renderer: Renderer | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def local_views(self, *_: Any, **_named: Any) -> None:
         """A vector has no small crops."""
 
 

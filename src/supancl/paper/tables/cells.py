@@ -305,25 +305,19 @@ def _way_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
             if len(ways) > 1:
                 note += f"; only {ranked_way([score for _, score in cells if score.how])} is ranked"
             notes.setdefault(note, []).append(title)
-    return [f"{', '.join(titles)}: {note}" for note, titles in notes.items()] + (
-        ["the paper's k-NN and linear accuracies are of test images"]
-        if any("held-out images" in note and ("probe" in note or note.startswith("held-out")) for note in notes)
-        else []
-    )
+    found = [f"{', '.join(titles)}: {note}" for note, titles in notes.items()]
+    if any("held-out images" in note and ("probe" in note or note.startswith("held-out")) for note in notes):
+        found.append("the paper's k-NN and linear accuracies are of test images")
+    return found
 
 
 def _spread_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
     scores = [score for line in lines for score in line.ours.values()]
     notes = []
-    if any(not math.isnan(score.sd) for score in scores):
-        notes.append(
-            "±: standard deviation over the runs"
-            + (
-                ", of a single run over its detectors"
-                if any(score.n == 1 and not math.isnan(score.sd) for score in scores)
-                else ""
-            )
-        )
+    spread = [score for score in scores if not math.isnan(score.sd)]
+    if spread:
+        single = ", of a single run over its detectors" if any(score.n == 1 for score in spread) else ""
+        notes.append(f"±: standard deviation over the runs{single}")
     if any(not math.isnan(score.interval) for score in scores):
         notes.append("± of a single run: the 95% interval of its evaluation")
     for line in lines:

@@ -136,11 +136,8 @@ def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[M
     found = [Measurement("knn", split)] if "knn" in columns else []
     found += [Measurement("linear", split, probe)] if "linear" in columns else []
     if "within" in columns:
-        found.append(
-            Measurement("variance", "train", layer="projector")
-            if has_projector(run.folder)
-            else Measurement("variance", split)
-        )
+        projected = Measurement("variance", "train", layer="projector")
+        found.append(projected if has_projector(run.folder) else Measurement("variance", split))
     return found
 
 

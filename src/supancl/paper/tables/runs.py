@@ -100,13 +100,7 @@ def mean_score(found: Sequence[Found]) -> Score:
     """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
     values, (first, *more) = [each.value for each in found], found
     mean, sd = seed_stats(values)
-    return Score(
-        mean,
-        sd if more else first.sd,
-        math.nan if more else first.interval,
-        len(values),
-        first.how,
-    )
+    return Score(mean, sd if more else first.sd, math.nan if more else first.interval, len(values), first.how)
 
 
 def published(built: Recipe) -> Recipe | None:

@@ -159,16 +159,8 @@ def two_forms(settings: Settings, formulas: Formulas) -> list[Check]:
             # `Align` flips the views of its targets, so they are flipped before
             second = loss_of(1.0, sample)(parts.anchors, target.flip(0), sample.labels).total
             cell = f"alpha={alpha:g}"
-            gaps.append(
-                compare(
-                    "Eq. 4",
-                    f"first form - second form, {where}",
-                    formulas.gap(parts.own(), sup, alpha),
-                    (first - second).detach(),
-                    EXACT,
-                    cell,
-                )
-            )
+            gap, apart = formulas.gap(parts.own(), sup, alpha), (first - second).detach()
+            gaps.append(compare("Eq. 4", f"first form - second form, {where}", gap, apart, EXACT, cell))
             (by_first,) = torch.autograd.grad(first, wp, retain_graph=True)
             (by_second,) = torch.autograd.grad(second, wp)
             slopes.append(compare("Eq. 4", f"d/dWp of both forms, {where}", by_second, by_first, EXACT, cell))
@@ -188,19 +180,12 @@ def expansion(settings: Settings, formulas: Formulas) -> list[Check]:
         sup = loss.supervised_target(parts.own(), sample.labels, parts.pool)
         measured = loss(parts.anchors, parts.targets, sample.labels, parts.pool).total
         predicted = formulas.expansion(parts.anchors, parts.own(), sup, alpha)
-        cells.append(
-            compare("App. A.1", "expanded loss, sign put right", predicted, measured, EXACT, f"alpha={alpha:g}")
-        )
+        cell = f"alpha={alpha:g}"
+        cells.append(compare("App. A.1", "expanded loss, sign put right", predicted, measured, EXACT, cell))
         if alpha == 0.3:
             wrong = printed_expansion(parts.anchors, parts.own(), sup, alpha)
-            printed = compare(
-                "App. A.1",
-                "expanded loss, last line as printed",
-                wrong,
-                measured,
-                None,
-                "alpha=0.3; the printed + is a slip",
-            )
+            note = f"{cell}; the printed + is a slip"
+            printed = compare("App. A.1", "expanded loss, last line as printed", wrong, measured, None, note)
     return [worst(cells), printed]
 
 
@@ -280,26 +265,11 @@ def covariances(settings: Settings, formulas: Formulas) -> list[Check]:
         estimates = _Estimates(world, w, settings.seed)
         for index, (name, formula) in enumerate(zip(NAMES, closed, strict=True)):
             predicted = formula(world, w)
-            checks.append(
-                sampling(
-                    "Prop. 4.5",
-                    f"{name}, C={classes}, d={width}, k={rows}",
-                    predicted,
-                    estimates.of(index),
-                    settings.samples,
-                )
-            )
+            how = predicted, estimates.of(index), settings.samples
+            checks.append(sampling("Prop. 4.5", f"{name}, C={classes}, d={width}, k={rows}", *how))
             if classes == 5:
-                slopes.append(
-                    sampling_slope(
-                        "Prop. 4.5",
-                        f"exponent of the error of {name}",
-                        predicted,
-                        estimates.of(index),
-                        settings.samples,
-                        formulas.sampling_rate,
-                    )
-                )
+                quantity = f"exponent of the error of {name}"
+                slopes.append(sampling_slope("Prop. 4.5", quantity, *how, formulas.sampling_rate))
     return checks + slopes
 
 
@@ -311,43 +281,20 @@ def eigenspaces(settings: Settings, formulas: Formulas) -> list[Check]:
     tall = make_weights(9, 6, settings.seed)
     inverse = torch.linalg.pinv(tall)  # W+ W = I for W of full column rank
     inner = [inverse @ matrix @ inverse.mT for matrix in covariances_of(sample, tall)]
-    checks = [
-        compare(
-            "Prop. 4.5",
-            f"V' W+ {name} W+' V, diagonal",
-            torch.diag(values),
-            shared.vectors.mT @ matrix @ shared.vectors,
-            EXACT,
-            "W 9 x 6, full column rank",
-        )
-        for name, matrix, values in zip(NAMES, inner, shared[1:], strict=True)
-    ]
-    identity = torch.eye(6, dtype=tall.dtype)
-    checks.append(
-        compare(
-            "Prop. 4.5",
-            "commutator in data space",
-            formulas.commutator(world, identity),
-            inner[0] @ inner[2] - inner[2] @ inner[0],
-            EXACT,
-        )
-    )
+    checks = []
+    for name, matrix, values in zip(NAMES, inner, shared[1:], strict=True):
+        predicted, measured = torch.diag(values), shared.vectors.mT @ matrix @ shared.vectors
+        quantity, note = f"V' W+ {name} W+' V, diagonal", "W 9 x 6, full column rank"
+        checks.append(compare("Prop. 4.5", quantity, predicted, measured, EXACT, note))
+    predicted = formulas.commutator(world, torch.eye(6, dtype=tall.dtype))
+    measured = inner[0] @ inner[2] - inner[2] @ inner[0]
+    checks.append(compare("Prop. 4.5", "commutator in data space", predicted, measured, EXACT))
     basis = torch.linalg.eigh(world.between).eigenvectors
-    for w, which in (
-        (make_weights(9, 6, settings.seed, basis=basis), "W'W commutes with S_B"),
-        (tall, "any W"),
-    ):
+    for w, which in ((make_weights(9, 6, settings.seed, basis=basis), "W'W commutes with S_B"), (tall, "any W")):
         view, _, supervised = covariances_of(sample, w)
-        checks.append(
-            compare(
-                "Prop. 4.5",
-                f"commutator in feature space, {which}",
-                formulas.commutator(world, w),
-                view @ supervised - supervised @ view,
-                EXACT,
-                "not zero: no shared eigenspace here" if which == "any W" else "",
-            )
-        )
+        predicted, measured = formulas.commutator(world, w), view @ supervised - supervised @ view
+        note = "not zero: no shared eigenspace here" if which == "any W" else ""
+        checks.append(compare("Prop. 4.5", f"commutator in feature space, {which}", predicted, measured, EXACT, note))
     return checks
 
 

@@ -46,14 +46,10 @@ def closed_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
         for lambda3 in (1.0, 2.0):
             by_wp, by_w = gradients(sample, w, wp, alpha, lambda3)
             cell = f"alpha={alpha:g}, lambda3={lambda3:g}"
-            predictor.append(
-                compare(
-                    "App. A.3", "dL/dWp", formulas.predictor_gradient(world, w, wp, alpha, lambda3), by_wp, EXACT, cell
-                )
-            )
-            encoder.append(
-                compare("App. A.4", "dL/dW", formulas.encoder_gradient(world, w, wp, alpha, lambda3), by_w, EXACT, cell)
-            )
+            predicted = formulas.predictor_gradient(world, w, wp, alpha, lambda3)
+            predictor.append(compare("App. A.3", "dL/dWp", predicted, by_wp, EXACT, cell))
+            predicted = formulas.encoder_gradient(world, w, wp, alpha, lambda3)
+            encoder.append(compare("App. A.4", "dL/dW", predicted, by_w, EXACT, cell))
     return [worst(predictor), worst(encoder)]
 
 
@@ -71,29 +67,12 @@ def aligned_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
         left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "cosine", True))
         cosine.append(compare(STATEMENT, "the same, cosine loss on unit-norm features", left, right, EXACT, cell))
         left, right = formulas.aligned_sides(wp, w, *_batch_gradients(sample, w, wp, alpha, "squared", False))
-        leaking.append(
-            compare(
-                STATEMENT,
-                "dL/dW W' - Wp' dL/dWp without stop-gradient",
-                formulas.leak(world, w, wp, alpha),
-                right - left,
-                EXACT,
-                cell,
-            )
-        )
-        share = (torch.linalg.matrix_norm(right - left) / torch.linalg.matrix_norm(left)).item()
+        leak, leaked = formulas.leak(world, w, wp, alpha), right - left
+        leaking.append(compare(STATEMENT, "dL/dW W' - Wp' dL/dWp without stop-gradient", leak, leaked, EXACT, cell))
+        share = (torch.linalg.matrix_norm(leaked) / torch.linalg.matrix_norm(left)).item()
         # or the rows above would prove nothing
-        broken.append(
-            Check(
-                STATEMENT,
-                "share by which it fails without stop-gradient",
-                None,
-                share,
-                max(0.0, FAILS - share),
-                0.0,
-                f"{cell}; asserted to exceed {FAILS:g}",
-            )
-        )
+        quantity, note = "share by which it fails without stop-gradient", f"{cell}; asserted to exceed {FAILS:g}"
+        broken.append(Check(STATEMENT, quantity, None, share, max(0.0, FAILS - share), 0.0, note))
     return [worst(squared), worst(cosine), worst(leaking), min(broken, key=_measured)]
 
 
@@ -182,28 +161,12 @@ def decay(settings: Settings, formulas: Formulas) -> list[Check]:
         error = abs(path.rate / expected - 1)
         checks.append(Check(STATEMENT, f"decay rate, {which}", expected, path.rate, error, RATE))
         faded = math.exp(-expected * flow.duration)
-        turned.append(
-            compare(
-                STATEMENT,
-                "Wp'Wp - WW' at the end, e^(-2 eta t) c",
-                faded * path.first_difference,
-                path.last_difference,
-                SOLVED,
-                which,
-            )
-        )
-        left = faded * path.differences[0] / path.sizes[-1]
-        checks.append(
-            Check(
-                STATEMENT,
-                f"||Wp'Wp - WW'|| / ||WW'|| at the end, {which}",
-                left,
-                path.ratios[-1],
-                abs(path.ratios[-1] / left - 1),
-                RATE,
-                f"{path.ratios[0]:.3g} at the start; ||WW'|| {path.sizes[0]:.3g} -> {path.sizes[-1]:.3g}",
-            )
-        )
+        first, last = faded * path.first_difference, path.last_difference
+        turned.append(compare(STATEMENT, "Wp'Wp - WW' at the end, e^(-2 eta t) c", first, last, SOLVED, which))
+        left, ratio = faded * path.differences[0] / path.sizes[-1], path.ratios[-1]
+        quantity = f"||Wp'Wp - WW'|| / ||WW'|| at the end, {which}"
+        note = f"{path.ratios[0]:.3g} at the start; ||WW'|| {path.sizes[0]:.3g} -> {path.sizes[-1]:.3g}"
+        checks.append(Check(STATEMENT, quantity, left, ratio, abs(ratio / left - 1), RATE, note))
         if flow.decay == 0.1 and flow.lambda3 == 1:
             checks.append(_within_share(path, world, flow.alpha))
     return [*checks, worst(turned), *limits(settings, formulas, world)]
@@ -213,54 +176,23 @@ def limits(settings: Settings, formulas: Formulas, world: World) -> list[Check]:
     """Where the theorem's premises end: no weight decay, two learning rates, W that vanishes."""
     still = follow(Flow(decay=0.0), world, settings.seed)
     expected = formulas.decay_rate(0.0)
-    checks = [
-        Check(
-            STATEMENT,
-            "decay rate, eta=0",
-            expected,
-            still.rate,
-            abs(still.rate - expected),
-            SOLVED,
-            "without weight decay the difference stays",
-        )
-    ]
+    error, note = abs(still.rate - expected), "without weight decay the difference stays"
+    checks = [Check(STATEMENT, "decay rate, eta=0", expected, still.rate, error, SOLVED, note)]
     uneven = follow(Flow(predictor_speed=2.0), world, settings.seed)
     expected = formulas.decay_rate(0.1)
-    checks.append(
-        Check(
-            STATEMENT,
-            "decay rate, predictor's learning rate doubled, eta=0.1",
-            expected,
-            uneven.rate,
-            abs(uneven.rate / expected - 1),
-            note=f"ratio to ||WW'|| ends at {uneven.ratios[-1]:.3g}",
-        )
-    )
+    error, note = abs(uneven.rate / expected - 1), f"ratio to ||WW'|| ends at {uneven.ratios[-1]:.3g}"
+    quantity = "decay rate, predictor's learning rate doubled, eta=0.1"
+    checks.append(Check(STATEMENT, quantity, expected, uneven.rate, error, note=note))
     weighted = uneven.rate_of(uneven.weighted)
-    checks.append(
-        Check(
-            STATEMENT,
-            "the same of ||Wp'Wp / 2 - WW'||",
-            expected,
-            weighted,
-            abs(weighted / expected - 1),
-            RATE,
-            "two learning rates: Wp'Wp tends to their ratio times WW'",
-        )
-    )
+    error, note = abs(weighted / expected - 1), "two learning rates: Wp'Wp tends to their ratio times WW'"
+    checks.append(Check(STATEMENT, "the same of ||Wp'Wp / 2 - WW'||", expected, weighted, error, RATE, note))
     lost = follow(Flow(start=0.1, decay=0.5, length=8.0), world, settings.seed)
-    checks.append(
-        Check(
-            STATEMENT,
-            "||Wp'Wp - WW'|| / ||WW'|| where W vanishes, eta=0.5",
-            None,
-            lost.ratios[-1],
-            None,
-            note=f"{lost.ratios[0]:.3g} at the start, {lost.ratios[POINTS // 2]:.3g} halfway; ||WW'|| "
-            f"{lost.sizes[0]:.2g} -> {lost.sizes[-1]:.2g}: both vanish alike",
-        )
+    quantity = "||Wp'Wp - WW'|| / ||WW'|| where W vanishes, eta=0.5"
+    note = (
+        f"{lost.ratios[0]:.3g} at the start, {lost.ratios[POINTS // 2]:.3g} halfway; ||WW'|| "
+        f"{lost.sizes[0]:.2g} -> {lost.sizes[-1]:.2g}: both vanish alike"
     )
-    return checks
+    return [*checks, Check(STATEMENT, quantity, None, lost.ratios[-1], None, note=note)]
 
 
 def _within_share(path: Path, world: World, alpha: float) -> Check:
@@ -269,14 +201,8 @@ def _within_share(path: Path, world: World, alpha: float) -> Check:
     def share(w: Tensor) -> float:
         return (torch.trace(w @ world.within @ w.mT) / torch.trace(w @ w.mT)).item()
 
-    return Check(
-        "Sec. 4.2",
-        f"tr(W S_W W') / tr(W W') at the end, alpha={alpha:g}",
-        None,
-        share(path.end),
-        None,
-        note=f"{share(path.start):.4g} at the start",
-    )
+    quantity, note = f"tr(W S_W W') / tr(W W') at the end, alpha={alpha:g}", f"{share(path.start):.4g} at the start"
+    return Check("Sec. 4.2", quantity, None, share(path.end), None, note=note)
 
 
 def _batch_gradients(

@@ -77,6 +77,7 @@ def optimum(settings: Settings, formulas: Formulas) -> list[Check]:
     checks = []
     for alpha in ALPHAS:
         optimal, identity, ranks = [], [], []
+        weights = formulas.coefficients(alpha)
         for noise in NOISES:
             world = make_world(CLASSES, WIDTH, noise, settings.seed)
             sample = exact(world, settings.seed)
@@ -85,16 +86,9 @@ def optimum(settings: Settings, formulas: Formulas) -> list[Check]:
                 found = minimiser(sample, w, alpha, lambda3)
                 predicted = formulas.optimal_predictor(world, w, alpha, lambda3)
                 optimal.append(compare(STATEMENT, f"Wp*, alpha={alpha:g}", predicted, found, EXACT, cell))
-                identity.append(
-                    compare(
-                        STATEMENT,
-                        f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}",
-                        _combination(world, w, formulas.coefficients(alpha)),
-                        lambda3 * found @ covariances_of(sample, w)[0],
-                        EXACT,
-                        cell,
-                    )
-                )
+                quantity, predicted = f"lambda3 Wp* E[z1 z1'], alpha={alpha:g}", _combination(world, w, weights)
+                measured = lambda3 * found @ covariances_of(sample, w)[0]
+                identity.append(compare(STATEMENT, quantity, predicted, measured, EXACT, cell))
                 ranks.append(_rank_check(found, formulas.rank(world, alpha, ROWS), alpha, cell))
         checks += [worst(optimal), worst(identity), worst(ranks)]
     return checks
@@ -119,17 +113,9 @@ def coefficients(settings: Settings, formulas: Formulas) -> list[Check]:
         fitted = torch.linalg.lstsq(torch.cat(columns), torch.cat(values)[:, None]).solution[:, 0]
         predicted = list(formulas.coefficients(alpha))
         error = (fitted - torch.tensor(predicted, dtype=DTYPE)).abs().max().item()
-        checks.append(
-            Check(
-                STATEMENT,
-                f"weights of S_B, S_W, S_e, alpha={alpha:g}",
-                predicted,
-                fitted.tolist(),
-                error,
-                EXACT,
-                f"one fit over sigma_e={', '.join(f'{noise:g}' for noise in NOISES)}",
-            )
-        )
+        quantity = f"weights of S_B, S_W, S_e, alpha={alpha:g}"
+        note = f"one fit over sigma_e={', '.join(f'{noise:g}' for noise in NOISES)}"
+        checks.append(Check(STATEMENT, quantity, predicted, fitted.tolist(), error, EXACT, note))
     return checks
 
 
@@ -147,26 +133,15 @@ def gains(settings: Settings, formulas: Formulas) -> list[Check]:
                 for lambda3 in MULTIPLIERS:
                     found = minimiser(sample, w, alpha, lambda3)
                     predicted = formulas.gain(between[-kept:], alpha, noise, lambda3)
-                    cells.append(
-                        _gain_check(
-                            found,
-                            w @ vectors[:, -kept:],
-                            predicted,
-                            f"{which}, alpha={alpha:g}",
-                            f"sigma_e={noise:g}, lambda3={lambda3:g}",
-                        )
-                    )
+                    where, cell = f"{which}, alpha={alpha:g}", f"sigma_e={noise:g}, lambda3={lambda3:g}"
+                    cells.append(_gain_check(found, w @ vectors[:, -kept:], predicted, where, cell))
             checks.append(worst(cells))
     general = make_weights(ROWS, WIDTH, settings.seed)
     sample = exact(make_world(CLASSES, WIDTH, 0.5, settings.seed), settings.seed)
     found = minimiser(sample, general, 0.5, 1.0)
-    outside = _gain_check(
-        found,
-        general @ vectors,
-        formulas.gain(between, 0.5, 0.5, 1.0),
-        f"any {ROWS} x {WIDTH} W, alpha=0.5",
-        "v is outside the row space of W: no such gain",
-    )
+    predicted = formulas.gain(between, 0.5, 0.5, 1.0)
+    where, note = f"any {ROWS} x {WIDTH} W, alpha=0.5", "v is outside the row space of W: no such gain"
+    outside = _gain_check(found, general @ vectors, predicted, where, note)
     return [*checks, dataclasses.replace(outside, tolerance=None)]
 
 
@@ -181,30 +156,15 @@ def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
         predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
         # rounding leaves an eigenvalue of 1e-16 where there is none: 0 is compared as 0
         predicted = torch.where(predicted < 1e-12, 0.0, predicted)
-        checks.append(
-            compare(
-                STATEMENT,
-                f"least curvature in Wp, W {which}",
-                predicted,
-                least,
-                EXACT,
-                "" if w is wide else "many minimisers; Wp* is one of them",
-            )
-        )
+        note = "" if w is wide else "many minimisers; Wp* is one of them"
+        checks.append(compare(STATEMENT, f"least curvature in Wp, W {which}", predicted, least, EXACT, note))
         by_wp, _ = gradients(sample, w, formulas.optimal_predictor(world, w, 0.5, 2.0), 0.5, 2.0)
         checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp, EXACT))
     lambda3 = formulas.multiplier(world, wide, 0.5)
     found = minimiser(sample, wide, 0.5, lambda3)
-    checks.append(
-        compare(
-            STATEMENT,
-            "E ||Wp* z1||^2 at the constraint's own lambda3",
-            torch.ones((), dtype=DTYPE),
-            norm_squared(features(sample, wide, found).anchors),
-            EXACT,
-            f"lambda3={lambda3:.4f}",
-        )
-    )
+    quantity, one = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
+    measured = norm_squared(features(sample, wide, found).anchors)
+    checks.append(compare(STATEMENT, quantity, one, measured, EXACT, f"lambda3={lambda3:.4f}"))
     single = minimiser(exact(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
     predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
     checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single, EXACT))
@@ -214,17 +174,8 @@ def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
         with seeded(seed):
             return minimiser(drawn(world, size, seed), wide, 0.5, 1.0)
 
-    checks.append(
-        sampling_slope(
-            STATEMENT,
-            "exponent of the error of a drawn sample's minimiser",
-            predicted,
-            estimate,
-            settings.samples,
-            formulas.sampling_rate,
-        )
-    )
-    return checks
+    quantity, expected = "exponent of the error of a drawn sample's minimiser", formulas.sampling_rate
+    return [*checks, sampling_slope(STATEMENT, quantity, predicted, estimate, settings.samples, expected)]
 
 
 def distances(settings: Settings, formulas: Formulas) -> list[Check]:
@@ -237,31 +188,15 @@ def distances(settings: Settings, formulas: Formulas) -> list[Check]:
         optimal = formulas.optimal_predictor(world, w, alpha, 1.0)
         size = torch.linalg.matrix_norm(optimal)
         skew = (torch.linalg.matrix_norm(optimal - optimal.mT) / size).item()
-        checks.append(
-            Check(
-                STATEMENT,
-                f"asymmetry ||Wp* - Wp*'|| / ||Wp*||, alpha={alpha:g}",
-                0.0,
-                skew,
-                skew,
-                note="0 would be Assumption 4.1",
-            )
-        )
+        quantity = f"asymmetry ||Wp* - Wp*'|| / ||Wp*||, alpha={alpha:g}"
+        checks.append(Check(STATEMENT, quantity, 0.0, skew, skew, note="0 would be Assumption 4.1"))
         symmetric = minimiser(exact(world, settings.seed), w, alpha, 1.0, symmetric=True)
         checks.append(compare(STATEMENT, f"minimiser over symmetric Wp, alpha={alpha:g}", optimal, symmetric, None))
         found = _normalised_minimiser(sample, w, alpha, optimal)
         # the normalised loss does not see the scale of Wp, so the scale that fits best is taken
         scaled = found * ((found * optimal).sum() / found.square().sum())
-        checks.append(
-            compare(
-                STATEMENT,
-                f"minimiser of the normalised loss, alpha={alpha:g}",
-                optimal,
-                scaled,
-                None,
-                f"best scale; N = {settings.samples}",
-            )
-        )
+        quantity, note = f"minimiser of the normalised loss, alpha={alpha:g}", f"best scale; N = {settings.samples}"
+        checks.append(compare(STATEMENT, quantity, optimal, scaled, None, note))
     return checks
 
 
@@ -298,12 +233,5 @@ def _gain_check(wp: Tensor, inside: Tensor, predicted: Tensor, which: str, note:
 def _rank_check(found: Tensor, predicted: int, alpha: float, cell: str) -> Check:
     values = torch.linalg.svdvals(found)
     measured = int((values > SMALLEST * values[0]).sum())
-    return Check(
-        STATEMENT,
-        f"rank of Wp*, alpha={alpha:g}",
-        float(predicted),
-        float(measured),
-        float(abs(measured - predicted)),
-        0.5,
-        cell,
-    )
+    error = float(abs(measured - predicted))
+    return Check(STATEMENT, f"rank of Wp*, alpha={alpha:g}", float(predicted), float(measured), error, 0.5, cell)
