@@ -12,7 +12,7 @@ from supancl import moved
 @pytest.mark.parametrize("old", [f"supancl.{name}" for name in (*moved.RENAMED_MODULES, *moved.DIVIDED_MODULES)])
 def test_an_old_path_still_imports_with_a_warning(old, monkeypatch):
     monkeypatch.delitem(sys.modules, old, raising=False)
-    with pytest.warns(DeprecationWarning, match=f"{old} is now {moved.new_path(old)}; "):
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {moved.new_path(old)}"):
         found = import_module(old)
     parts = moved.DIVIDED_MODULES.get(old.removeprefix("supancl."), ())
     for part in parts:
@@ -28,6 +28,14 @@ def test_a_folder_that_an_older_checkout_left_behind_does_not_hide_the_new_path(
     monkeypatch.delitem(sys.modules, "supancl.judge", raising=False)
     with pytest.warns(DeprecationWarning, match="supancl.judge is now supancl.evaluate"):
         assert import_module("supancl.judge").EvaluatedEncoder
+
+
+def test_an_old_module_as_an_attribute_warns_where_it_is_used(monkeypatch):
+    monkeypatch.delitem(sys.modules, "supancl.pools", raising=False)
+    vars(supancl).pop("pools", None)
+    with pytest.warns(DeprecationWarning, match=r"supancl\.pools is now supancl\.core\.pools") as said:
+        assert supancl.pools.Queue
+    assert [one.filename for one in said] == [__file__]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -103,6 +103,10 @@ def new_path(old: str) -> str | None:
     return _TABLE.get(old)
 
 
+def _now(old: str) -> str:
+    return " and ".join(_DIVIDED.get(old, [_TABLE[old]]))
+
+
 def warn_moved(old: str, new: str, frames: int) -> None:
     """`frames`: how many calls lie between this one and the code that imports; the import system's own do not count."""
     warnings.warn(f"{old} is now {new}; the old path goes in supancl 0.3.0", DeprecationWarning, stacklevel=frames + 2)
@@ -123,7 +127,7 @@ class MovedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warn_moved(old, _TABLE[old], frames=1)
+        warn_moved(old, _now(old), frames=1)
         parts = [import_module(part) for part in _DIVIDED.get(old, [_TABLE[old]])]
         if len(parts) == 1 and not hasattr(module, "__path__"):
             sys.modules[old] = parts[0]
@@ -134,8 +138,11 @@ class MovedModules(MetaPathFinder, Loader):
 
 def moved_attribute(package: str, name: str) -> Any:
     """A name or a submodule that a package had in 0.1.0; AttributeError if it never had it."""
-    if f"{package}.{name}" in _TABLE:
-        return import_module(f"{package}.{name}")
+    if (old := f"{package}.{name}") in _TABLE:
+        warn_moved(old, _now(old), frames=2)
+        with warnings.catch_warnings():  # said already, with the right place
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return import_module(old)
     for path in MOVED_NAMES.get(package, ()):
         new = import_module(path)
         if not name.startswith("__") and not isinstance(getattr(new, name, new), ModuleType):

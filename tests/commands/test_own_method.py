@@ -122,6 +122,27 @@ def test_the_commands_of_two_methods_with_seeds_run(tmp_path, forks):
 
 
 @pytest.mark.parametrize(
+    ("gave", "told"),
+    [
+        (None, "its reader gave NoneType; wanted (split, file, class) of every image"),
+        ([("train", "a.png")], "its reader gave ('train', 'a.png'); wanted (split, file, class) of every image"),
+        ([("tset", "a.png", "cat")], "unknown split 'tset'; give train, val, test or trainval"),
+    ],
+)
+def test_a_reader_of_ones_own_that_lists_no_images_is_named(gave, told, tmp_path):
+    with pytest.raises(BadInput, match=re.escape(f"benchmark 'mine': {told}")):
+        own._listing_reader("mine", lambda folder: gave)(tmp_path)
+
+
+def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
+    monkeypatch.setattr(own, "OWN_BENCHMARKS", {"shapes"})
+    monkeypatch.setattr(own, "LOADED", [Path("mine.py")])
+    usual = recipe("digits.supsiam")
+    assert own.plugins_of(usual) == []
+    assert own.plugins_of(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("evaluate", "knn", "runs/spread"),

@@ -121,7 +121,7 @@ def test_sizes_and_metrics_are_the_papers_but_for_cub200_whose_published_ones_di
 def test_other_names_and_unknown_names():
     assert benchmark("flowers") is BENCHMARKS["flowers102"]
     assert benchmark("gtsrb") is BENCHMARKS["traffic-signs"]
-    assert message(benchmark, "pet") == "no benchmark 'pet'; did you mean 'pets'?"
+    assert message(benchmark, "pet") == "no benchmark 'pet'; did you mean 'pets'? (one of your own: --plugin FILE)"
 
 
 def test_the_imagenet100_list_is_the_published_one_in_its_order():

@@ -309,7 +309,7 @@ def test_a_copy_or_the_same_seed_again_is_refused(root, tmp_path, counted):
 
 @pytest.mark.parametrize(("settings", "line"), [
     ({"protocols": ("knn", "transfr")}, "no protocol 'transfr' in the suite; did you mean 'transfer'?"),
-    ({"sets": ("petz",)}, "no benchmark 'petz'; did you mean 'pets'?"),
+    ({"sets": ("petz",)}, "no benchmark 'petz'; did you mean 'pets'? (one of your own: --plugin FILE)"),
     ({"sets": ("flowers",)}, "flowers102 is not in ROOT; see: supancl data where flowers102"),
     ({"protocols": ("transfer",), "sets": ("omniglot",)}, "no data set for transfer is in ROOT; supancl data where "
                                                            "NAME says how to lay one out"),

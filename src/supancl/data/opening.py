@@ -161,6 +161,11 @@ def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
         hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, arrays.BUILT_IN))
+        known_as, at, root = name.partition("@")
+        if at and Path(root).is_dir():
+            raise BadInput(
+                f"no benchmark {known_as!r}, so nothing is known at {name!r}; one of your own: --plugin FILE"
+            )
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     return path
 

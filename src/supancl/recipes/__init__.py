@@ -37,10 +37,8 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
             )
         close = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
         families = dict.fromkeys(f"{known.partition('.')[0]}.METHOD" for known in RECIPES)
-        raise BadInput(
-            f"unknown recipe {name!r}; "
-            + (f"did you mean {close[0]!r}?" if close else f"known: {', '.join(families)} (supancl recipes lists them)")
-        )
+        listed = f"known: {', '.join(families)} (supancl recipes lists them; one of your own: --plugin FILE)"
+        raise BadInput(f"unknown recipe {name!r}; " + (f"did you mean {close[0]!r}?" if close else listed))
     built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
     if compat == "released-code":
         built = released(built)

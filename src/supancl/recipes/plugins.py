@@ -122,16 +122,28 @@ def register_benchmark(name: str, row: Benchmark) -> None:
             "file or folder/ MARK is what it is known by (docs/extending.md)"
         )
     OWN_BENCHMARKS.add(name)
-    files = {mark: _listing_reader(reader) for mark, reader in row.files.items()}
+    files = {mark: _listing_reader(name, reader) for mark, reader in row.files.items()}
     BENCHMARKS[name] = dataclasses.replace(row, files=files)
 
 
-def _listing_reader(reader: Callable[[Path], OfficialList | Iterable[Entry]]) -> Callable[[Path], OfficialList]:
+def _listing_reader(
+    name: str, reader: Callable[[Path], OfficialList | Iterable[Entry]]
+) -> Callable[[Path], OfficialList]:
     def read(folder: Path) -> OfficialList:
         found = reader(folder)
         if isinstance(found, OfficialList):
             return found
-        return OfficialList([(split, Path(file), name) for split, file, name in found])
+        wanted = f"benchmark {name!r}: its reader gave {{}}; wanted (split, file, class) of every image"
+        if not isinstance(found, Iterable):
+            raise BadInput(wanted.format(type(found).__name__))
+        rows = list(found)
+        for row in rows:
+            if not isinstance(row, (tuple, list)) or len(row) != 3:
+                raise BadInput(wanted.format(repr(row)))
+        entries = [(split, Path(file), label) for split, file, label in rows]
+        for split in {split for split, _, _ in entries} - {"train", "val", "test", "trainval"}:
+            raise BadInput(f"benchmark {name!r}: unknown split {split!r}; give train, val, test or trainval")
+        return OfficialList(entries)
 
     return read
 
@@ -190,14 +202,20 @@ def plugins_of(recipe: Any) -> list[str]:
     own = [OWN.get(("encoder", recipe.encoder.name))]
     own += [type(section) for section in (recipe.loss, recipe.pool) if type(section) in OWN.values()]
     places = dict.fromkeys(os.path.abspath(_place(each)) for each in own if each is not None)
-    return list(loaded_plugins() if places and LOADED else filter(os.path.isfile, places))
+    needs_one = bool(places) or recipe.data.source.partition("@")[0] in OWN_BENCHMARKS
+    return list(loaded_plugins() if needs_one and LOADED else filter(os.path.isfile, places))
+
+
+def plugin_flags(files: Sequence[str]) -> str:
+    """The flags that load these plugins, to be added to a command that is shown; empty of none."""
+    return "".join(f" --plugin {shlex.quote(file)}" for file in files)
 
 
 def way_to_plugin(files: Sequence[str]) -> str:
     """What to do about something that is not registered; `files` are those that the run was made with."""
     if not files:
         return "if it is your own, pass the file that registers it: --plugin FILE, see docs/extending.md"
-    return f"the run was made with a plugin; pass it: {' '.join(f'--plugin {shlex.quote(file)}' for file in files)}"
+    return f"the run was made with a plugin; pass it:{plugin_flags(files)}"
 
 
 # --- reading runs back ------------------------------------------------------------------------------------------------

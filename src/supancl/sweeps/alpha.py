@@ -93,7 +93,7 @@ def train_alphas(
 
 def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     """Write alpha.json and the page; returns the page's path."""
-    from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl study` has no use for
+    from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl paper study` has no use for
 
     write_json(out / "alpha.json", result)
     panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.some(SHOWN))

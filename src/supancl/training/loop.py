@@ -17,6 +17,7 @@ from supancl.data.splits import Data
 from supancl.errors import Collapsed, Interrupted, NonFinite, program
 from supancl.files import reason
 from supancl.recipes import Recipe
+from supancl.recipes.plugins import plugin_flags
 from supancl.reporter import Reporter
 from supancl.training.inputs import StepStats
 from supancl.training.monitor import alarm, all_the_same
@@ -166,7 +167,8 @@ class Loop:
         """End at a signal, with the run saved."""
         self.wait_for_writer()
         name, at = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
-        how = f"{program()} pretrain --resume --out {shlex.quote(str(self.folder.path))}"
+        plugins = plugin_flags(self.folder.read_plugins())
+        how = f"{program()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
         raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", number)
 
     def go_back(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from supancl.errors import NonFinite, program
 from supancl.recipes import Recipe
+from supancl.recipes.plugins import plugin_flags
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
 
@@ -67,6 +68,7 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     anew = "start anew with a lower --set optimizer.lr"
     anew += " or --precision fp32" if settings.precision == "bf16" else ""
     resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
+    resume += plugin_flags(loop.folder.read_plugins())
     ways = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {anew}"
     if settings.on_nan == "stop":
         raise NonFinite(what, ways)

@@ -38,7 +38,7 @@ def official_name(name: str) -> str:
     """The name in the table; `flowers` and `gtsrb`, say, have longer ones there."""
     name = ALIASES.get(name, name)
     if name not in BENCHMARKS:
-        raise BadInput(f"no benchmark {name!r}{nearest(name, BENCHMARKS)}")
+        raise BadInput(f"no benchmark {name!r}{nearest(name, BENCHMARKS)} (one of your own: --plugin FILE)")
     return name
 
 
