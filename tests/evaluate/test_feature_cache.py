@@ -17,7 +17,7 @@ from supancl.core.encoders import EncoderSpec
 from supancl.data.splits import Split, whole_split
 from supancl.data.store import memory
 from supancl.data.store.cache import Cache
-from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages
+from supancl.data.store.memory import ArrayImages, Batch, FileImages, ImageStore, PackedImages
 from supancl.evaluate import EvaluationOptions
 from supancl.evaluate import feature_cache as kept
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, pixels_key
@@ -247,6 +247,9 @@ def test_a_store_of_another_kind_is_never_kept():
     class Unknown(ImageStore):
         def __len__(self):
             return 1
+
+        def batch(self, indices):
+            return Batch(PIXELS[indices])
 
     assert pixels_key(split_of(Unknown())) is None
     assert FeatureCache().path("weights", split_of(Unknown()), "how") is None

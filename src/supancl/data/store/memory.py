@@ -6,6 +6,7 @@ What differs between stores is a method or an attribute of `ImageStore`; nobody 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -61,15 +62,15 @@ class Batch(NamedTuple):
         return Batch(pixels, sizes, self.labels)
 
 
-class ImageStore:
-    """Images that can be had by their row. What is not overridden holds for images that are read when asked for."""
+class ImageStore(ABC):
+    """Images by their row. A store that overrides no more than `len` and `batch` reads its images when asked for."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def batch(self, indices: Tensor) -> Batch:
         """The images at these rows."""
-        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
