@@ -333,7 +333,7 @@ def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
 
 @pytest.mark.parametrize("method", ["simclr", "supcon", "moco2", "moco3", "supmoco"])
 def test_a_contrastive_method_with_local_crops_is_refused(method):
-    with pytest.raises(BadInput, match=rf"views.local: {method} contrasts two views .*; set views.local=null"):
+    with pytest.raises(BadInput, match=rf"views.local: {method} takes two views .*; set views.local=null"):
         tiny_recipe(method, views__local={"count": 2, "size": 5})
 
 

@@ -404,7 +404,7 @@ NUMBERS = "wanted whole numbers with commas between them, such as 1,5"
     ((*TRANSFER, "--root", "root"),
      "no data set for transfer is in root; supancl data where NAME says how to lay one out"),
     ((*TRANSFER, "--root", "rot"), "no folder 'rot'; give the one that holds the data sets' folders"),
-    ((*TRANSFER, "--root", "root", "--sets", "petz"), "no benchmark 'petz'; did you mean 'pets'?"),
+    ((*TRANSFER, "--root", "root", "--sets", "petz"), "no benchmark 'petz'; did you mean 'pets'? (one of your own: --plugin FILE)"),
     ((*TRANSFER, "--root", "root", "--sets", "pets"), "pets is not in root; see: supancl data where pets"),
     ((*TRANSFER, "run0/", "--data", "x.npz"),
      "run0 is named twice; name each encoder once: a second one would count as a seed"),
