@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Reporter:
-    """Who is told what happens while training. This one tells nobody; the terminal's is in cli/console.py."""
+    """Hears what happens while training. This one ignores it; the terminal's is in cli/console.py."""
 
     def note(self, text: str) -> None: ...
 

@@ -31,7 +31,7 @@ from supancl.weights.writer import Writer
 
 
 def resume_settings(recipe: Recipe) -> list[str]:
-    """Settings that recipe.json keeps and that a run may go on with otherwise than it began."""
+    """Settings that may change when a run is resumed; recipe.json then records the new value."""
     automatic = fields_marked(recipe, AUTOMATIC)
     return [name for name in fields_marked(recipe, MAY_CHANGE_ON_RESUME) if name not in automatic]
 

@@ -22,7 +22,7 @@ MOST_ROLLBACKS = 3
 
 
 def checks_every_step(recipe: Recipe, device: torch.device) -> bool:
-    """On a GPU that would make the host wait; there the log's interval is soon enough, unless steps are skipped."""
+    """Whether the host looks at every loss; on a GPU it would wait for each, so there only where steps are skipped."""
     return device.type == "cpu" or recipe.train.on_nan == "skip"
 
 
