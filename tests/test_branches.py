@@ -20,6 +20,7 @@ from supancl.data.views.specs import LocalCrops
 from supancl.errors import BadInput
 from supancl.recipes.recipe import recipe_from_json
 from supancl.training.trainer import Trainer
+from tests.files import mentions
 from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
@@ -333,7 +334,7 @@ def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
 
 @pytest.mark.parametrize("method", ["simclr", "supcon", "moco2", "moco3", "supmoco"])
 def test_a_contrastive_method_with_local_crops_is_refused(method):
-    with pytest.raises(BadInput, match=rf"views.local: {method} takes two views .*; set views.local=null"):
+    with pytest.raises(BadInput, match=mentions(f"{method}", "views.local=null")):
         tiny_recipe(method, views__local={"count": 2, "size": 5})
 
 

@@ -23,6 +23,7 @@ from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import FORMATS, identify, import_checkpoint, open_encoder
+from tests.files import mentions
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[1] / "docs" / "import.md"
@@ -164,7 +165,7 @@ def test_features_are_those_of_the_librarys_own_model(checkpoint):
         assert features.shape == (2, encoder.width)
         assert same(features, expected)
         if case.target is None:
-            with pytest.raises(BadInput, match="without a target branch"):
+            with pytest.raises(BadInput, match=mentions("target", "branch")):
                 open_encoder(path, branch="target")
             return
         average = open_encoder(path, branch="target")(images)
@@ -220,7 +221,7 @@ def test_where_lightly_trains_the_copy_the_copy_is_online():
 
 def test_a_target_alone_is_taken_only_when_asked_for():
     names = {name: shape for name, shape in kept("moco").items() if "encoder_q" not in name}
-    with pytest.raises(BadInput, match=re.escape("holds a target branch ('module.encoder_k.') and no online one; ask")):
+    with pytest.raises(BadInput, match=mentions("module.encoder_k.", "target", "online")):
         identify(on_meta(names))
     assert identify(on_meta(names), "target") == ("moco", "module.encoder_k.", "resnet18")
 
@@ -250,7 +251,7 @@ def test_the_vits_of_moco_v3_and_of_timm():
     tiny = state_of("timm", "")
     learned = {**tiny, "pos_embed": torch.randn_like(tiny["pos_embed"])}
     assert identify(learned) == ("plain", "", "timm:vit_tiny_patch16_224")
-    with pytest.raises(BadInput, match="MoCo-v3's kind with width 192"):
+    with pytest.raises(BadInput, match=mentions("MoCo-v3", "width 192")):
         identify(tiny)  # sines and cosines: 12 heads, as solo-learn's vit_tiny for MoCo-v3; or MAE's 3
 
 
@@ -287,7 +288,7 @@ def test_a_prefix_that_no_format_has_can_be_named(tmp_path):
         open_encoder(tmp_path / "x.pth")
     encoder = open_encoder(tmp_path / "x.pth", prefix="net.trunk.")
     assert torch.equal(encoder.body.conv1.weight, state["net.trunk.conv1.weight"])
-    with pytest.raises(BadInput, match=r"no backbone under the prefix 'trunk.'; backbones were found under: 'net"):
+    with pytest.raises(BadInput, match=mentions("prefix", "trunk.", "net.")):
         open_encoder(tmp_path / "x.pth", prefix="trunk.")
 
 
@@ -359,9 +360,9 @@ def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     with torch.no_grad():
         assert torch.equal(first(images), second(images))
         assert torch.equal(first(images), third(images))
-    with pytest.raises(BadInput, match=r"encoder.safetensors exists already; choose another --out"):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "--out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder")
-    with pytest.raises(BadInput, match=r"cannot write in .*x.ckpt \(Not a directory\); choose another --out"):
+    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "--out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "x.ckpt")
 
 
@@ -445,7 +446,7 @@ class Payload:
 def test_nothing_in_a_file_is_executed(wrap, place):
     torch.save({"state_dict": resnet().state_dict(), "extra": wrap(Payload(place / "ran"))}, "x.ckpt")
     for text in ("x.ckpt", "torchvision:resnet18@x.ckpt"):
-        with pytest.raises(BadInput, match=r"x.ckpt holds \S+ and is not opened, because loading it could run code"):
+        with pytest.raises(BadInput, match=mentions("x.ckpt", "run code")):
             open_encoder(text)
     assert not (place / "ran").exists()
     torch.load("x.ckpt", weights_only=False)
@@ -588,7 +589,7 @@ def test_a_layer_that_gives_no_tensor_is_bad_input():
 
     encoder = EncoderSpec("cnn", size=8, width=8).build()
     encoder.body = nn.Sequential(encoder.body, Pair())
-    with pytest.raises(BadInput, match="layer '1' of encoder 'cnn' gives neither vectors, tokens nor maps"):
+    with pytest.raises(BadInput, match=mentions("layer '1'", "cnn", "vectors")):
         encoder.features(torch.randn(2, 3, 8, 8), "1")
 
 
@@ -642,11 +643,11 @@ def test_a_recognised_vit_of_another_library_has_imagenets_mean(tmp_path: Path) 
 
 def test_a_pickled_module_is_refused_with_what_saves_its_weights(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
-    with pytest.raises(BadInput, match=r"torch\.load\(IN, weights_only=False\)\.state_dict\(\)\}, OUT\)"):
+    with pytest.raises(BadInput, match=mentions("torch.load(IN, weights_only=False).state_dict()}, OUT)")):
         open_encoder(tmp_path / "model.pt")
 
 
 def test_a_text_file_is_said_to_hold_no_tensors(tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("encoder weights, version 2")
-    with pytest.raises(BadInput, match="it is no file of tensors"):
+    with pytest.raises(BadInput, match=mentions("damaged", "tensors")):
         open_encoder(tmp_path / "text.pth")

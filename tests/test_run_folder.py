@@ -18,7 +18,7 @@ from supancl.files import jsonable, write_atomically
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.provenance import versions
 from supancl.weights.run_folder import RunFolder, next_folder
-from tests.files import TINY, class_folders, contents, supancl
+from tests.files import TINY, class_folders, contents, mentions, supancl
 from tests.tiny import tiny_data, tiny_recipe
 
 # --- one writer at a time ---------------------------------------------------------------------------------------------
@@ -83,7 +83,10 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
         raise ZeroDivisionError
     with folder.locked():
         assert (folder.path / ".lock").read_text() == str(os.getpid())
-        with pytest.raises(BadInput, match=f"in use by process {os.getpid()}"), RunFolder(folder.path).locked():
+        with (
+            pytest.raises(BadInput, match=mentions("in use", f"process {os.getpid()}")),
+            RunFolder(folder.path).locked(),
+        ):
             raise AssertionError("two writers")
 
 
@@ -362,7 +365,7 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path):
 
 def test_a_place_that_is_no_folder_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(BadInput, match=r"cannot be written \(Not a directory\)"):
+    with pytest.raises(BadInput, match=mentions("written", "Not a directory")):
         write_atomically(tmp_path / "file" / "x", lambda path: path.write_text("x") and None)
     assert contents(tmp_path) == {"file": b"mine"}
 
@@ -386,7 +389,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(tmp_path, mo
     before = contents(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full_disk)
-        with pytest.raises(BadInput, match=r"step-000000003\.pt cannot be written \(No space left on device\)"):
+        with pytest.raises(BadInput, match=mentions("step-000000003.pt", "No space left on device")):
             save_checkpoint(tmp_path, 3, {"step": 3})
     assert contents(tmp_path) == before
     save_checkpoint(tmp_path, 3, {"step": 3})
@@ -399,9 +402,9 @@ def test_settings_that_differ_are_refused_from_python_too(tmp_path):
     pretrain(recipe, data, tmp_path / "run")
     before = contents(tmp_path)
     other = replace(recipe, optimizer=replace(recipe.optimizer, lr=0.123))
-    with pytest.raises(BadInput, match=r"optimizer\.lr = 0\.123 differs from 0\.05 in .*recipe\.json"):
+    with pytest.raises(BadInput, match=mentions("optimizer.lr", "0.123", "0.05", "recipe.json")):
         pretrain(other, data, tmp_path / "run", resume=True)
-    with pytest.raises(BadInput, match="already holds a run; continue it with --resume, or choose another --out"):
+    with pytest.raises(BadInput, match=mentions("holds a run", "--resume", "--out")):
         pretrain(recipe, data, tmp_path / "run")
     assert contents(tmp_path) == before
 

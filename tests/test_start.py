@@ -32,7 +32,7 @@ from supancl.training.step import Step
 from supancl.training.trainer import Trainer, can_replay
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from supancl.weights.run_folder import RunFolder
-from tests.files import class_folders, contents
+from tests.files import class_folders, contents, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -79,14 +79,14 @@ def test_what_is_asked_for_is_kept_and_the_choice_has_a_source(gpu) -> None:
 def test_a_gpu_without_bf16_trains_in_fp32_or_says_so(gpu) -> None:
     gpu(bf16=False)
     assert chosen(recipe("cifar100.supsiam"), CUDA, 50_000)[0] == "fp32"
-    with pytest.raises(BadInput, match="--precision bf16: an old GPU has no bf16; take --precision fp32"):
+    with pytest.raises(BadInput, match=mentions("--precision bf16", "GPU", "--precision fp32")):
         with_speed(recipe("cifar100.supsiam").with_set({"train.precision": "bf16"}), CUDA, 50_000)
 
 
 def test_without_a_gpu_auto_takes_the_cpu_and_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == CPU
-    with pytest.raises(BadInput, match=r"^--device cuda: no GPU that torch can use; take --device cpu$"):
+    with pytest.raises(BadInput, match=mentions("--device cuda", "--device cpu")):
         pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device("auto") == CUDA
@@ -98,7 +98,7 @@ def test_a_run_keeps_what_was_chosen_and_continues_when_it_is_left_open_again(tm
     kept = RunFolder(tmp_path / "run").read_recipe()[0].train
     assert (made.train.precision, kept.precision, kept.compile, kept.replay) == ("auto", "fp32", False, False)
     pretrain(made, data, tmp_path / "run", resume=True)
-    with pytest.raises(BadInput, match=r"train\.precision = 'bf16' differs from 'fp32'"):
+    with pytest.raises(BadInput, match=mentions("train.precision", "bf16", "fp32")):
         pretrain(made.with_set({"train.precision": "bf16"}), data, tmp_path / "run", resume=True)
     assert agrees("train.compile", None, True)
     assert not agrees("train.epochs", None, 3)
@@ -208,7 +208,7 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
     assert torch.equal(recorded.batch.pixels, pixels)
     assert torch.equal(recorded.batch.sizes, sizes)
     for other in (Batch(pixels[:1], sizes), Batch(pixels, sizes[:1]), Batch(pixels), Batch(pixels, sizes, sizes), None):
-        with pytest.raises(ValueError, match="the recorded step takes batches of"):
+        with pytest.raises(ValueError, match=mentions("recorded", "batches")):
             recorded.take(other)
     recorded.batch = None
     recorded.take(None)
@@ -268,7 +268,7 @@ def test_a_run_of_a_gpu_is_refused_here_before_anything_changes(tmp_path: Path) 
     content["rng"] |= {"cuda": torch.zeros(16, dtype=torch.uint8), "views": torch.zeros(16, dtype=torch.uint8)}
     save_checkpoint(newest.parent, content["step"], content)
     before = contents(tmp_path)
-    with pytest.raises(BadInput, match="was begun on a GPU"):
+    with pytest.raises(BadInput, match=mentions("begun", "GPU")):
         pretrain(None, tiny_data(), tmp_path / "run", resume=True)
     assert contents(tmp_path) == before
 
@@ -386,7 +386,7 @@ def test_a_place_or_a_start_that_cannot_be_is_told_before_the_data_are_read(tmp_
     }.items():
         with pytest.raises(BadInput, match=told):
             pretrain(recipe("digits.supsiam"), out=out)
-    with pytest.raises(BadInput, match=r"no file .*nothing"):
+    with pytest.raises(BadInput, match=mentions("nothing", "file")):
         pretrain(recipe("digits.supsiam"), out=tmp_path / "new", init=tmp_path / "nothing")
     assert contents(tmp_path) == before
     with pytest.raises(AssertionError, match="the data were read"):
@@ -412,10 +412,10 @@ def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
         (split, split / "unlabelled" / "a"),
         (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a"),
     ):
-        with pytest.raises(BadInput, match="choose another --out"):
+        with pytest.raises(BadInput, match=mentions("another", "--out")):
             check_apart(str(source), out)
     (tmp_path / "link").symlink_to(tmp_path / "flat")
-    with pytest.raises(BadInput, match="choose another --out"):
+    with pytest.raises(BadInput, match=mentions("another", "--out")):
         check_apart(str(tmp_path / "link"), tmp_path / "flat" / "runs")
 
 
@@ -432,6 +432,6 @@ def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path,
 def test_a_study_in_its_own_data_is_refused_before_it_trains(tmp_path):
     data = class_folders(tmp_path / "data")
     base = recipe("digits.supsiam").with_set({"data.source": str(data), "train.batch_size": 4})
-    with pytest.raises(BadInput, match=r"data/study lies in .*choose another --out$"):
+    with pytest.raises(BadInput, match=mentions("data/study", "--out")):
         Sweep(data / "study").train({"row": base}, open_data(base.data, 1))
     assert not (data / "study").exists()

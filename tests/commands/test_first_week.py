@@ -19,7 +19,7 @@ from supancl.weights.encoder_file import load_encoder
 from supancl.weights.importing import open_encoder
 from supancl.weights.run_folder import RunFolder
 from tests.evaluate.made import run_folder
-from tests.files import TINY, class_folders, contents, supancl
+from tests.files import TINY, class_folders, contents, mentions, supancl
 from tests.tiny import assert_same_bits, final_state, tiny_data, tiny_recipe
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_method.py"
@@ -218,7 +218,7 @@ def test_a_table_in_another_encoding_is_told_which(tmp_path, capsys):
 
 def test_a_damaged_checkpoint_is_to_be_fetched_again(tmp_path):
     (tmp_path / "page.pth").write_text("<!DOCTYPE html>")
-    with pytest.raises(BadInput, match=r"is damaged \(it is no file of tensors\); copy or fetch it again"):
+    with pytest.raises(BadInput, match=mentions("damaged", "tensors", "again")):
         open_encoder(tmp_path / "page.pth")
 
 
@@ -277,15 +277,17 @@ def inherited(monkeypatch):
 
 def test_a_loss_is_held_to_what_it_gives_where_its_call_is_that_of_a_class_above(tmp_path, inherited):
     chosen = replace(tiny_recipe("simsiam"), loss=inherited["bare"]())
-    with pytest.raises(BadInput, match=r"bare: gave a Tensor of shape \(\); wanted Terms"):
+    with pytest.raises(BadInput, match=mentions("bare", "Tensor", "Terms")):
         pretrain(chosen, tiny_data(), out=tmp_path / "run")
 
 
 def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tmp_path, inherited):
     chosen = replace(recipe("digits.simsiam").with_set({"data.limit": 128}), loss=inherited["broken"]())
-    with pytest.raises(BadInput, match=r"test_first_week.py line \d+, in __call__: AttributeError: 'Tensor' .*nothing"):
+    with pytest.raises(BadInput, match=mentions("test_first_week.py", "__call__", "AttributeError", "nothing")):
         runner._train_in_worker(chosen, tmp_path / "run")
-    with pytest.raises(BadInput, match="already holds a run") as told:  # what says itself what is wrong stays
+    with pytest.raises(
+        BadInput, match=mentions("holds a run", "--resume")
+    ) as told:  # what says itself what is wrong stays
         pretrain(chosen, out=tmp_path / "run")
     assert own.fault_in_own(told.value) == ""
 

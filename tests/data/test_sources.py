@@ -20,7 +20,7 @@ from supancl.data.opening import from_arrays, open_data, open_source, remarks_on
 from supancl.data.splits import DataSpec, draw_stratified
 from supancl.data.store.memory import ArrayImages, FileImages, PackedImages
 from supancl.errors import BadInput
-from tests.files import archive, class_folders, noise, picture, table
+from tests.files import archive, class_folders, mentions, noise, picture, table
 from tests.helpers import property_test
 
 
@@ -236,7 +236,7 @@ def test_a_folder_within_a_folder_is_the_only_class_and_this_is_said(tmp_path):
 def test_a_link_that_leads_nowhere_is_an_unreadable_image_and_no_class(tmp_path):
     class_folders(tmp_path, each=2)
     (tmp_path / "0.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(BadInput, match=r"0.png: cannot be read as an image \(No such file or directory\)"):
+    with pytest.raises(BadInput, match=mentions("0.png", "No such file or directory")):
         source(tmp_path)
     found = source(tmp_path, skip_bad_images=True)
     assert (len(found.splits["train"]), found.skipped) == (4, (str(tmp_path / "0.png"),))
@@ -443,8 +443,7 @@ def test_a_value_too_many_in_a_table_is_refused_not_dropped(tmp_path):
     listing.write_text("path,label\n0.png,cat, grey\n")
     with pytest.raises(
         BadInput,
-        match=r"list.csv line 2: more values than the 2 columns of the first line; put a "
-        "value that has a comma in double quotes",
+        match=mentions("list.csv", "line 2", "2 columns", "double"),
     ):
         source(listing)
     listing.write_text('path,label\n0.png,"cat, grey"\n0.png,dog,\n')  # a comma at the end says nothing
@@ -476,16 +475,16 @@ def test_in_a_table_an_empty_label_or_minus_one_means_unlabelled(tmp_path):
 def test_a_quote_that_is_not_closed_does_not_swallow_the_lines_below_it(tmp_path):
     for name in "abc":
         picture(tmp_path / f"{name}.png")
-    with pytest.raises(BadInput, match=r"l\.csv, up to line 4: a value reaches over several lines; close its doubl"):
+    with pytest.raises(BadInput, match=mentions("l.csv", "line 4", "double quote")):
         source(table(tmp_path / "l.csv", "path,label", 'a.png,"cat', "b.png,dog", "c.png,dog"))
-    with pytest.raises(BadInput, match=r"l\.csv: 2 columns are called 'path'; keep one of them"):
+    with pytest.raises(BadInput, match=mentions("l.csv", "2 columns", "path")):
         source(table(tmp_path / "l.csv", "path,label,path", "a.png,cat,b.png"))
 
 
 def test_files_that_a_table_lists_and_that_are_not_there_are_skipped_when_asked_for(tmp_path):
     picture(tmp_path / "a.png")
     listed = table(tmp_path / "l.csv", "path,label", "a.png,cat", "gone.png,cat", "sub/../a.png,cat")
-    with pytest.raises(BadInput, match=r"line 3: no file 'gone\.png' .*, or pass --skip-bad-images$"):
+    with pytest.raises(BadInput, match=mentions("line 3", "gone.png", "--skip-bad-images")):
         source(listed)
     (tmp_path / "sub").mkdir()
     found = source(listed, skip_bad_images=True)

@@ -32,7 +32,7 @@ from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import StreamImages, StreamSplit, WholeStream
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions
-from tests.files import TINY, noise, picture
+from tests.files import TINY, mentions, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
@@ -380,7 +380,7 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
     train = open_data(spec(shards(tmp_path), skip_bad_images=True), 3).train
     train.batch(torch.tensor([0]))
     (tmp_path / "train-000.tar").unlink()
-    with pytest.raises(BadInput, match=r"train-000.tar: could be read before and cannot any more \(No such file"):
+    with pytest.raises(BadInput, match=mentions("train-000.tar", "No such file")):
         train.batch(torch.tensor([1]))
     assert train.store.new_remarks() == []
 
@@ -430,8 +430,7 @@ def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkey
     monkeypatch.setattr(tar_index, "_index", lambda tar: None)
     with pytest.raises(
         BadInput,
-        match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
-        "go on with --resume",
+        match=mentions("train-000.tar", "No such file or directory", "--resume"),
     ):
         data.train.batch(torch.tensor([0]))
 
@@ -453,8 +452,7 @@ def test_an_unreadable_image_is_refused_in_the_words_of_any_other_source(tmp_pat
     train = open_data(spec(tmp_path), 3).train
     with pytest.raises(
         BadInput,
-        match=r"a.tar::00004.png: cannot be read as an image \(no known image format\); mend "
-        r"or remove it, or pass --skip-bad-images to go on without",
+        match=mentions("a.tar", ":00004.png", "--skip-bad-images"),
     ):
         train.batch(torch.arange(12))
     with pytest.raises(BadInput, match="no known image format"):
@@ -476,7 +474,7 @@ def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_spli
     part = train.take(torch.tensor([1, 4, 13]))  # the others of the class are of another split, or of another shard
     assert part.batch(torch.tensor([1])).pixels.equal(part.batch(torch.tensor([0])).pixels)
     alone = train.take(torch.tensor([0, 4, 13]))
-    with pytest.raises(BadInput, match=r"a.tar::00004.png: cannot be read as an image"):
+    with pytest.raises(BadInput, match=mentions("a.tar::00004.png", "image")):
         alone.batch(torch.tensor([1]))
 
 
@@ -564,7 +562,7 @@ def test_a_streamed_run_learns_on_the_same_images_as_its_shards_say(tmp_path):
     packed = [path for path in Path(os.environ["SUPANCL_CACHE"]).rglob("*") if path.suffix == ".bin"]
     assert packed == []
     shard(tmp_path / "s" / "train-002.tar", range(600, 603))
-    with pytest.raises(BadInput, match="the data have changed since the run began"):
+    with pytest.raises(BadInput, match=mentions("data", "changed")):
         pretrain(None, None, tmp_path / "run", resume=True)
 
 

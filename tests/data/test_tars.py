@@ -22,7 +22,7 @@ from supancl.data.opening import absolute_source, open_data, open_source
 from supancl.data.sources.tars import is_tar, samples, split_of, tar_files
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from tests.files import noise, picture
+from tests.files import mentions, noise, picture
 
 
 def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -312,7 +312,7 @@ def test_a_label_that_cannot_be_read_is_named(tmp_path, part, content):
 def test_an_unreadable_image_in_a_tar_is_named_or_skipped(tmp_path):
     shard(tmp_path / "a.tar", [{"png": png(0), "cls": 0}, {"png": b"broken", "cls": 1}, {"png": png(2), "cls": 0}])
     for cache in ("never", "always"):
-        with pytest.raises(BadInput, match=r"a.tar::0001.png: cannot be read as an image \(no known image format\)"):
+        with pytest.raises(BadInput, match=mentions("a.tar::0001.png", "image format")):
             opened(tmp_path / "a.tar", cache=cache)
         found, _ = opened(tmp_path / "a.tar", cache=cache, skip_bad_images=True)
         assert len(found.splits["train"]) == 2
@@ -332,5 +332,5 @@ def test_a_changed_shard_gives_its_new_pixels_from_the_cache(tmp_path):
         wanted = torch.from_numpy(noise(6 + i % 3, 7, 3, seed=90 + i)).permute(2, 0, 1)
         assert torch.equal(data.train.batch(torch.tensor([i])).pixels[0], wanted)
     path.unlink()
-    with pytest.raises(BadInput, match="no tar shard"):
+    with pytest.raises(BadInput, match=mentions("no tar", "shard")):
         open_data(spec, 3)

@@ -16,6 +16,7 @@ from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.reports.detection_table import comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves
+from tests.files import mentions
 
 SPEC = DetectSpec(batch_size=10, iters=40)
 
@@ -114,17 +115,17 @@ def test_a_name_holds_however_its_path_is_written(runs, monkeypatch):
 
 
 def test_what_cannot_be_compared(runs):
-    with pytest.raises(BadInput, match="holds no detector run"):
+    with pytest.raises(BadInput, match=mentions("no detector", "run")):
         open_finished(str(runs))
     one, two = open_finished(str(runs / "nothing-0"))[0], open_finished(str(runs / "nothing-1"))[0]
-    with pytest.raises(BadInput, match=r"are one seed of random:resnet18; leave one out"):
+    with pytest.raises(BadInput, match=mentions("one seed", "random:resnet18")):
         compared([one, one])
-    with pytest.raises(BadInput, match=r"nothing-0 is both random:resnet18 and twin; leave one out"):
+    with pytest.raises(BadInput, match=mentions("nothing-0", "random:resnet18", "twin")):
         compared([one, replace(one, name="twin")])
-    with pytest.raises(BadInput, match=r"is both random:resnet18 and other; tell them apart with NAME=RUN"):
+    with pytest.raises(BadInput, match=mentions("random:resnet18", "other", "NAME=RUN")):
         compared([one, replace(two, encoder="other")])
     (runs / "nothing-0" / "evaluate" / "detect.json").write_text("{}")
-    with pytest.raises(BadInput, match="not the scores of a detector"):
+    with pytest.raises(BadInput, match=mentions("scores", "detector")):
         open_finished(str(runs / "nothing-0"))
     (runs / "nothing-0" / "evaluate" / "detect.json").unlink()
     with pytest.raises(BadInput, match="has not been tested"):

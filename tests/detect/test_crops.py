@@ -11,6 +11,7 @@ from supancl.data.splits import DataSpec
 from supancl.detect.crops import grown, taken, write_crops
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.errors import BadInput
+from tests.files import mentions
 
 from .drawn import annotation, write_coco, write_voc
 
@@ -100,7 +101,7 @@ def test_bad_settings_are_refused(place, given, told):
 def test_a_class_that_cannot_be_a_folder_is_refused(place):
     file = place / "VOCdevkit" / "VOC2012" / "Annotations" / "000000.xml"
     file.write_text(annotation([("a/b", 1, 1, 40, 40)]))
-    with pytest.raises(BadInput, match=r"class 'a/b' of .* cannot be the name of a folder"):
+    with pytest.raises(BadInput, match=mentions("a/b", "folder")):
         write_crops(*opened(place), place / "crops")
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from supancl.errors import BadInput
 from supancl.probes import Features, knn_accuracies, knn_accuracy, knn_leave_one_out, knn_predict, neighbours
 from supancl.probes.knn import best
+from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -124,7 +125,7 @@ def test_bad_input_is_one_line(arguments, line: str) -> None:
 def test_a_reference_that_is_no_number_is_named_by_its_row_in_the_whole() -> None:
     reference = blobs(40)
     reference.values[33, 1] = float("inf")
-    with pytest.raises(BadInput, match="reference features: row 33 holds an infinite value"):
+    with pytest.raises(BadInput, match=mentions("reference features", "row 33", "infinite")):
         knn_accuracy(reference, blobs(8, seed=1), reference_chunk=10)
-    with pytest.raises(BadInput, match="leave-one-out needs two labelled images, there are 1"):
+    with pytest.raises(BadInput, match=mentions("leave-one-out", "labelled", "1")):
         knn_leave_one_out(Features(torch.randn(2, 3), torch.tensor([0, -1])))
