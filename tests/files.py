@@ -79,16 +79,20 @@ def assert_mentions(text: str, *nouns: object) -> None:
     assert not missing, f"not mentioned: {missing} in: {text}"
 
 
+def assert_one_line(text: str, *nouns: object) -> None:
+    """The text is a single line that names all of these."""
+    assert len(text.splitlines()) == 1, text
+    assert_mentions(text, *nouns)
+
+
 def assert_refused(said: Said | str, *nouns: object, code: int = 2) -> None:
     """One line without a traceback that names the thing, the place and the way out; of a command its exit code too."""
-    line = said
     if not isinstance(said, str):
         assert said.code == code, said.err
         assert "Traceback" not in said.out
-        assert said.err.startswith("supancl: ")
-        line = said.err
-    assert len(line.splitlines()) == 1, line
-    assert_mentions(line, *nouns)
+        assert said.err.startswith("supancl: "), said.err
+        said = said.err
+    assert_one_line(said, *nouns)
 
 
 def contents(root: Path) -> dict[str, bytes | None]:
