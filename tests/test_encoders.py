@@ -189,11 +189,8 @@ def test_a_cnn_of_any_width_gives_that_width(width):
      ("torchvision:convnext_tiny", 66, 4, 2, "64 or 68")],
 )  # fmt: skip
 def test_a_size_of_no_whole_patches_is_refused_for_its_border_would_never_be_seen(name, size, patch, rest, take):
-    line = (
-        f"encoder.size = {size}: {name} cuts images into patches of {patch} px and would never see the last {rest} "
-        f"px of their rows and columns; take {take}$"
-    )
-    with pytest.raises(BadInput, match=line):
+    nouns = ("encoder.size", size, name, f"{patch} px", f"last {rest}", take)
+    with pytest.raises(BadInput, match=mentions(*nouns)):
         EncoderSpec(name, size=size).build()
 
 

@@ -24,7 +24,7 @@ from supancl.cli.pretrain import check_agrees
 from supancl.errors import Collapsed, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.weights.run_folder import RunFolder
-from tests.files import mentions
+from tests.files import assert_mentions, assert_one_line, mentions
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
 
@@ -228,7 +228,7 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     assert "at step 5" in capsys.readouterr().err
     assert RunFolder(folder).read_recipe()[0].train.on_nan == "skip"
     assert main(["pretrain", "--resume", "--out", str(folder), "--set", "optimizer.lr=0.01"]) == 2
-    assert "optimizer.lr=0.01 differs from optimizer.lr" in capsys.readouterr().err.replace("\n", " ")
+    assert_mentions(capsys.readouterr().err.replace("\n", " "), "optimizer.lr=0.01", "optimizer.lr =")
 
 
 def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_is(monkeypatch, tmp_path):
@@ -328,7 +328,7 @@ def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, c
     assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
     assert capsys.readouterr().err.endswith(told)
     assert main(shlex.split(told)) == 0
-    assert capsys.readouterr().err == "warning: the representation had collapsed by step 3; going on all the same\n"
+    assert_one_line(capsys.readouterr().err, "warning", "collapsed", "step 3")
     assert main(["pretrain", "--resume", "--out", str(folder), "--on-collapse", "stop"]) == 0  # it is at its end
     assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
 

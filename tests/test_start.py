@@ -217,9 +217,9 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
 @pytest.mark.parametrize(
     ("settings", "ways"),
     [
-        ({}, "--accumulate 2 or --batch-size 4"),
-        ({"train.accumulate": 4}, "--batch-size 4"),
-        ({"train.batch_size": 2}, r"smaller views \(--set views.size\) or a smaller encoder"),
+        ({}, ("batches of 8", "--accumulate 2", "--batch-size 4")),
+        ({"train.accumulate": 4}, ("batches of 2", "--batch-size 4")),
+        ({"train.batch_size": 2}, ("batches of 2", "--set views.size", "encoder")),
     ],
 )
 def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_path: Path) -> None:
@@ -227,13 +227,12 @@ def test_too_little_memory_says_what_to_lower(settings, ways, monkeypatch, tmp_p
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(Trainer, "advance", full)
-    with pytest.raises(BadInput, match=f"memory is too small for batches of [28]; try {ways}$"):
+    with pytest.raises(BadInput, match=mentions("memory", *ways)):
         pretrain(tiny_recipe().with_set(settings), tiny_data(), tmp_path / "run")
 
 
 def test_too_little_memory_on_a_cpu_is_said_as_well(tmp_path: Path) -> None:
-    line = "this machine's memory is too small for batches of 8; try .* or a smaller --set pool.size$"
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions("memory", "batches of 8", "--set pool.size")):
         pretrain(tiny_recipe(pool__size=10**13), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -250,13 +249,13 @@ def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(monkeypatch, tm
 @pytest.mark.parametrize(
     ("kept", "device", "line"),
     [
-        (torch.zeros(16), CPU, "begun on a GPU and cannot go on on a CPU; continue it where there is one, or start"),
-        (None, CUDA, "begun on a CPU and cannot go on on a GPU; hide the GPU with CUDA_VISIBLE_DEVICES=, or start"),
+        (torch.zeros(16), CPU, ("begun on a GPU", "CPU")),
+        (None, CUDA, ("begun on a CPU", "GPU", "CUDA_VISIBLE_DEVICES=")),
     ],
 )
-def test_a_run_goes_on_only_on_the_kind_of_device_it_began_on(kept, device, line: str) -> None:
+def test_a_run_goes_on_only_on_the_kind_of_device_it_began_on(kept, device, line: tuple[str, ...]) -> None:
     folder, state = RunFolder(Path("run")), {"rng": {"cuda": kept}}
-    with pytest.raises(BadInput, match=f"run was {line} another run from its encoder with --init run$"):
+    with pytest.raises(BadInput, match=mentions("run", *line, "--init run")):
         check_same_device(folder, state, device)
     check_same_device(folder, state, CUDA if device is CPU else CPU)
 
@@ -378,13 +377,13 @@ def test_a_place_or_a_start_that_cannot_be_is_told_before_the_data_are_read(tmp_
     (left / "metrics.jsonl").write_text("")
     before = contents(tmp_path)
     for out, told in {
-        taken: "already holds a run",
-        left: "holds metrics.jsonl of a run but no recipe.json",
-        tmp_path / "file": r"file \(Not a directory\)",
-        tmp_path / "file" / "x": r"x \(Not a directory\)",
-        tmp_path / ("n" * 300): "File name too long",
+        taken: ("taken", "holds a run"),
+        left: ("left", "metrics.jsonl", "no recipe.json"),
+        tmp_path / "file": ("file", "Not a directory"),
+        tmp_path / "file" / "x": ("file/x", "Not a directory"),
+        tmp_path / ("n" * 300): ("File name too long",),
     }.items():
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=mentions(*told)):
             pretrain(recipe("digits.supsiam"), out=out)
     with pytest.raises(BadInput, match=mentions("nothing", "file")):
         pretrain(recipe("digits.supsiam"), out=tmp_path / "new", init=tmp_path / "nothing")

@@ -365,7 +365,7 @@ def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [(1e37, "features of held-out images are not finite"), (np.inf, "weights are not finite")]
+    ("value", "what"), [(1e37, ("features", "held-out images", "finite")), (np.inf, ("weights", "finite"))]
 )
 def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path, monkeypatch) -> None:
     """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
@@ -379,7 +379,7 @@ def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, wh
         return targets
 
     monkeypatch.setattr(Step, "__call__", take)
-    with pytest.raises(NonFinite, match=what):
+    with pytest.raises(NonFinite, match=mentions(*what)):
         pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
@@ -433,13 +433,13 @@ def test_two_runs_without_a_folder_take_two_numbers(tmp_path: Path, monkeypatch)
 @pytest.mark.parametrize(
     ("method", "overrides", "line"),
     [
-        ("moco2", {"pool__kind": "none"}, "loss.against = 'pool' needs a pool"),
-        ("simsiam", {"views__scale": [1.0, 0.2]}, "views.scale = .1, 0.2.: the first must not be above"),
-        ("simsiam", {"views__hue": 0.7}, "views.hue = 0.7: must lie in"),
+        ("moco2", {"pool__kind": "none"}, ("loss.against", "'pool'", "needs a pool")),
+        ("simsiam", {"views__scale": [1.0, 0.2]}, ("views.scale", "0.2", "above")),
+        ("simsiam", {"views__hue": 0.7}, ("views.hue", "0.7")),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(method: str, overrides: dict, line: str) -> None:
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         tiny_recipe(method, **overrides)
 
 

@@ -225,11 +225,11 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"schema_version": "99"}, r"written by a newer supancl \(schema 99, known"),
-        ({"schema_version": "x"}, "its description is damaged"),
-        ({"classes": "["}, "its description is damaged"),
-        ({"classes": '["a"]'}, "its tensors do not fit its description"),
-        ({"spec": '{"iters": 0}'}, "iters = 0: must be at least 1"),
+        ({"schema_version": "99"}, ("schema 99", "newer")),
+        ({"schema_version": "x"}, ("description", "damaged")),
+        ({"classes": "["}, ("description", "damaged")),
+        ({"classes": '["a"]'}, ("description", "tensors")),
+        ({"spec": '{"iters": 0}'}, ("iters = 0", "at least 1")),
     ],
 )
 def test_a_damaged_detector_is_refused(tmp_path, changes, told):
@@ -237,5 +237,5 @@ def test_a_damaged_detector_is_refused(tmp_path, changes, told):
     saved_detector(file, "c4", **TINY)
     weights, metadata = read_safetensors(file)
     save_file(weights, file, metadata={**metadata, **changes})
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=mentions(*told)):
         load_detector(file)

@@ -193,15 +193,15 @@ def test_paired_differences_have_their_own_interval() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"ways": 9}, "8 classes have the 6 images that 5 shots and a query need, 9 ways need 9 of them; use fewer"),
-        ({"shots": 25}, r"0 classes have the 26 images .*too small: 0, 1, 2, 3, 4, 5, 6, 7\)"),
-        ({"ways": 1}, "ways = 1: must be at least 2"),
-        ({"shots": 0}, "shots = 0: must be at least 1"),
-        ({"episodes": 0}, "episodes = 0: must be at least 1"),
+        ({"ways": 9}, ("8 classes", "6 images", "5 shots", "9 ways")),
+        ({"shots": 25}, ("0 classes", "26 images", "0, 1, 2, 3, 4, 5, 6, 7")),
+        ({"ways": 1}, ("ways = 1", "at least 2")),
+        ({"shots": 0}, ("shots = 0", "at least 1")),
+        ({"episodes": 0}, ("episodes = 0", "at least 1")),
     ],
 )
 def test_bad_input_is_one_line(arguments: dict[str, int], line: str) -> None:
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         few_shot(blobs(200, classes=8), **arguments)
 
 
