@@ -34,7 +34,7 @@ from supancl.core.methods import METHODS
 from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.views.specs import Crops, Masks, ViewSpec
-from supancl.errors import BadInput, SupanclError, nearest
+from supancl.errors import BadInput, SupanclError, did_you_mean
 from tests.helpers import property_test
 
 INF, NAN = float("inf"), float("nan")
@@ -279,5 +279,5 @@ def test_bad_input_is_exit_code_2_and_the_base_is_1():
 
 
 def test_nearest_suggests_one_name_or_lists_all():
-    assert nearest("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
-    assert nearest("zzz", ["b", "a"]) == "; known: a, b"
+    assert did_you_mean("quue", ["queue", "prototypes"]) == "; did you mean 'queue'?"
+    assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"

@@ -9,7 +9,7 @@ from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
 from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.recipes import recipe
 from supancl.stats import Pooled, pooled
 
@@ -184,7 +184,7 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
 
 def left_over(known: Evidence) -> str:
     left = waiting(known.plan, known.results)
-    missing = f"{counted(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
+    missing = f"{plural(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
     return f"""### Failed, collapsed and not run
 
 {problem_lines(known)}

@@ -16,7 +16,7 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def from_json(section: type[Section], values: Any, path: str) -> Section:
     kinds = hints(section)
     unknown = sorted(set(values) - set(kinds))
     if unknown:
-        raise BadInput(f"unknown field {path + '.' if path else ''}{unknown[0]}{nearest(unknown[0], kinds)}")
+        raise BadInput(f"unknown field {path + '.' if path else ''}{unknown[0]}{did_you_mean(unknown[0], kinds)}")
     where = f"{path}." if path else ""
     try:
         return section(**{name: checked(value, kinds[name], where + name) for name, value in values.items()})
@@ -221,7 +221,7 @@ def replaced(section: Section, dotted: str, value: Any, path: str = "") -> Secti
     where = f"{path}.{name}" if path else name
     if name not in fields:
         beside = tuple(sorted(f"{path}.{each}" if path else each for each in fields))
-        raise UnknownField(f"unknown field {where!r}{nearest(name, fields)}", beside)
+        raise UnknownField(f"unknown field {where!r}{did_you_mean(name, fields)}", beside)
     if rest:
         inner = getattr(section, name)
         if inner is None:  # a section that is off: naming a field of it turns it on, if it has a default for the others

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from supancl.data.splits import Data
 from supancl.distributed import speaks, tells
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 
@@ -84,8 +84,8 @@ class Terminal(Reporter):
         share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "
-            f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
-            f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+            f"{plural(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
+            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(

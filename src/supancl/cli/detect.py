@@ -24,7 +24,7 @@ from supancl.detect.scenes import for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
-from supancl.errors import BadInput, Interrupted, counted
+from supancl.errors import BadInput, Interrupted, plural
 from supancl.files import check_place, jsonable, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
@@ -223,7 +223,7 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name, text in texts.items():
         write_text(out / name, text)
     rows = [comparison_row(name, group) for name, group in result["groups"].items()]
-    console.print(table(f"{counted(len(runs), 'run')} -> {out}", COLUMNS, rows))
+    console.print(table(f"{plural(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
 
 

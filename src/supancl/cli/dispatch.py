@@ -23,7 +23,7 @@ from supancl.cli import commands
 from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
 from supancl.files import jsonable
 from supancl.recipes.plugins import fault_in_own, load_plugin
 
@@ -160,5 +160,5 @@ def entry() -> None:
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
+        set_program_name(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
     sys.exit(main())

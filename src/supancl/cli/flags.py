@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from supancl.cli.console import say_error
 from supancl.config import parsed
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
 
 # what others call a field of the recipe
@@ -77,7 +77,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _nearest_command(self, given: str, choices: Iterable[str]) -> str:
         close = get_close_matches(given, sorted(self.spellings), n=1, cutoff=0.5)
-        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(given, choices)
+        return f"; did you mean {self.spellings[close[0]]!r}?" if close else did_you_mean(given, choices)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:

@@ -14,7 +14,7 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.errors import BadInput, program
+from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.training.preflight import is_same_or_moved, other_settings
@@ -48,7 +48,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     made = RunFolder(run.folder)
     labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
     console.print(
-        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program_name()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )

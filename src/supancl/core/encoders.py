@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from supancl.config import Count, Positive
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 
 # vision transformers whose names say how large the patches are that they cut an image into
 PATCH = re.compile(r"timm:.*patch(\d+)|torchvision:vit_[a-z]+_(\d+)$")
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
         if len(spec.mean) != len(spec.std) or len(spec.mean) not in (1, spec.channels):
             raise BadInput(
                 f"encoder.mean has {len(spec.mean)} and encoder.std "
-                f"{counted(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
+                f"{plural(len(spec.std), 'entry', 'entries')}; give each {spec.channels}, one per channel "
                 "(encoder.channels)"
             )
         self.spec = spec
@@ -159,7 +159,7 @@ def _build(spec: EncoderSpec) -> tuple[nn.Module, int]:
     if spec.name.startswith("torchvision:"):
         return _torchvision(spec)
     if spec.name not in BUILDERS and spec.name not in VARIANTS:
-        raise UnknownEncoder(f"unknown encoder {spec.name!r}{nearest(spec.name, [*BUILDERS, 'timm:NAME'])}")
+        raise UnknownEncoder(f"unknown encoder {spec.name!r}{did_you_mean(spec.name, [*BUILDERS, 'timm:NAME'])}")
     built: tuple[nn.Module, int] = {**VARIANTS, **BUILDERS}[spec.name](spec)
     return built
 
@@ -255,7 +255,7 @@ def _timm(spec: EncoderSpec) -> tuple[nn.Module, int]:
 
     name = spec.name.removeprefix("timm:")
     if not timm.is_model(name):
-        raise BadInput(f"timm has no model {name!r}{nearest(name, timm.list_models())}")
+        raise BadInput(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": spec.channels}
     with _size_at_fault(spec, f"timm's {name}"):
         try:
@@ -314,7 +314,7 @@ def _torchvision(spec: EncoderSpec) -> tuple[nn.Module, int]:
     name = spec.name.removeprefix("torchvision:")
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise BadInput(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+        raise BadInput(f"torchvision has no classifier {name!r}{did_you_mean(name, known)}")
     if spec.channels != 3:
         raise BadInput(f"encoder.channels = {spec.channels}: torchvision's {name} takes 3; timm:NAME takes any number")
     options = {"image_size": spec.size} if name.startswith("vit_") else {}  # the others take any size, or one alone

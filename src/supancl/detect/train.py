@@ -36,7 +36,7 @@ from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import detect, measure_norms
 from supancl.distributed import by_one
-from supancl.errors import BadInput, Interrupted, NonFinite, counted
+from supancl.errors import BadInput, Interrupted, NonFinite, plural
 from supancl.reporter import Reporter
 from supancl.stats import seed_stats
 from supancl.training.begin import state_to_resume
@@ -188,8 +188,8 @@ def _begin(
     folder.keep_metrics_until(training.step)
     reporter.note(
         f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-        f"and {counted(settings['test_images'], 'test image')}, "
-        f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
+        f"and {plural(settings['test_images'], 'test image')}, "
+        f"{plural(len(settings['classes']), 'class', 'classes')}; {training.device}, "
         f"{training.precision} -> {folder.path}"
     )
 

@@ -15,7 +15,7 @@ import torch
 
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
-from supancl.errors import BadInput, Interrupted, SupanclError, nearest
+from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
 from supancl.evaluate.compared import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
@@ -49,7 +49,7 @@ class Plan:
     def __post_init__(self) -> None:
         for protocol in self.protocols:
             if protocol not in PROTOCOLS:
-                raise BadInput(f"no protocol {protocol!r} in the suite{nearest(protocol, PROTOCOLS)}")
+                raise BadInput(f"no protocol {protocol!r} in the suite{did_you_mean(protocol, PROTOCOLS)}")
         object.__setattr__(self, "sets", tuple(official_name(name) for name in self.sets))
 
     def tasks(self) -> list[Task]:

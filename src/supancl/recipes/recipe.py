@@ -34,7 +34,7 @@ from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, ViewSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.recipes.plugins import STANDINS, check_known, own_sections
 
 OUR_CHOICE = "our choice"
@@ -273,7 +273,7 @@ def describe_resolution(written: Recipe, resolved: Recipe) -> str:
         return ""
     return (
         f"schedule.warmup_epochs = {after} instead of {before}: half of the "
-        f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
+        f"{plural(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
     )
 
 

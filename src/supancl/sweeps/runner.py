@@ -23,7 +23,7 @@ from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import Data
 from supancl.distributed import by_one
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, counted, nearest
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
@@ -116,7 +116,7 @@ class Sweep:
             if name not in finished and not self.retry and (failure := failure_of(self.out / name)) is not None
         }
         waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-        done, total = len(recipes) - len(waiting), counted(len(recipes), "run")
+        done, total = len(recipes) - len(waiting), plural(len(recipes), "run")
         if finished:
             self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
         if failed:
@@ -160,7 +160,7 @@ def choose_rows(rows: Mapping[str, T], asked: str | None, where: str) -> dict[st
     names = list(rows) if asked is None else [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{nearest(name, rows)}")
+            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{did_you_mean(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
 from supancl.data.opening import same_source
-from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, counted
+from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import write_text
 from supancl.recipes import Recipe
 from supancl.training.preflight import agrees
@@ -72,7 +72,7 @@ class RunsFailed(CheckFailed):
     def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
         first = next(iter(failed))
         are = "is" if len(failed) == 1 else "are"
-        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
+        count = f"{len(failed)} of {plural(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
         anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
         super().__init__(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked
 from supancl.data.splits import Data
-from supancl.errors import Collapsed, Interrupted, NonFinite, program
+from supancl.errors import Collapsed, Interrupted, NonFinite, program_name
 from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import plugin_flags
@@ -168,7 +168,7 @@ class Loop:
         self.wait_for_writer()
         name, at = signal.Signals(number).name, f"step {self.trainer.step} of {self.trainer.steps}"
         plugins = plugin_flags(self.folder.read_plugins())
-        how = f"{program()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
+        how = f"{program_name()} pretrain --resume --out {shlex.quote(str(self.folder.path))}{plugins}"
         raise Interrupted(f"stopped by {name} at {at}, saved; continue with: {how}", number)
 
     def go_back(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from supancl.core.encoders import Encoder
 from supancl.core.pools import Pool
 from supancl.data.splits import Data, Split
-from supancl.errors import Collapsed, NonFinite, program
+from supancl.errors import Collapsed, NonFinite, program_name
 from supancl.probes import Features, effective_rank, embed, knn_accuracy, variance
 from supancl.probes.linear import fixed_ridge_accuracy
 
@@ -187,7 +187,7 @@ def going_on(recipe: Recipe, step: int, run: Path) -> str:
 
 def all_the_same(run: Path) -> str:
     """The way on for who wants the run to its end."""
-    how = f"{program()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
+    how = f"{program_name()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
     return f"to go on with this run all the same: {how}"
 
 

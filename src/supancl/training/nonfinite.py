@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from supancl.errors import NonFinite, program
+from supancl.errors import NonFinite, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import plugin_flags
 from supancl.training.inputs import StepInputs
@@ -67,7 +67,7 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     what = f"the loss or its gradient is not a finite number at step {step} (images {shown})"
     anew = "start anew with a lower --set optimizer.lr"
     anew += " or --precision fp32" if settings.precision == "bf16" else ""
-    resume = f"{program()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
+    resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
     resume += plugin_flags(loop.folder.read_plugins())
     ways = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {anew}"
     if settings.on_nan == "stop":

@@ -18,7 +18,7 @@ from supancl.data.sources.folder import check_apart
 from supancl.data.sources.tars import is_tar, tar_files
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import TrainSpec, resolve_warmup, validated_recipe
 from supancl.weights.encoder_file import find_encoder_file
@@ -39,7 +39,7 @@ def pick_device(name: str, local: int | None = None) -> torch.device:
         if local >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise BadInput(
-                f"{counted(count, 'GPU is', 'GPUs are')} too few for at least {local + 1} ranks on this "
+                f"{plural(count, 'GPU is', 'GPUs are')} too few for at least {local + 1} ranks on this "
                 f"machine; take torchrun --nproc-per-node {count}, or --device cpu"
             )
         torch.cuda.set_device(local)
@@ -54,7 +54,7 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
     if ranks > 1 and micro < ranks * least:
         why = "" if settings.sync_norm else " at 2 each, which batch norm needs with train.sync_norm=false"
         raise BadInput(
-            f"{counted(micro, 'image')} at a time (train.batch_size / train.accumulate) "
+            f"{plural(micro, 'image')} at a time (train.batch_size / train.accumulate) "
             f"{'is' if micro == 1 else 'are'} too few for {ranks} ranks{why}; use --batch-size "
             f"{ranks * least * settings.accumulate} or more, or fewer ranks"
         )
@@ -73,19 +73,19 @@ def check_data(recipe: Recipe, data: Data) -> None:
         raise BadInput(f"{where} holds vectors, encoder {recipe.encoder.name!r} takes images; choose linear")
     if pixels.ndim == 4 and pixels.shape[1] != recipe.encoder.channels:
         raise BadInput(
-            f"{where}: images have {counted(pixels.shape[1], 'channel')}, recipe {recipe.name} takes "
+            f"{where}: images have {plural(pixels.shape[1], 'channel')}, recipe {recipe.name} takes "
             f"{recipe.encoder.channels}; --set encoder.channels={pixels.shape[1]} or convert them"
         )
     if len(data.train) < recipe.train.batch_size:
         raise BadInput(
-            f"{where}: {counted(len(data.train), 'training image is', 'training images are')} fewer than a "
+            f"{where}: {plural(len(data.train), 'training image is', 'training images are')} fewer than a "
             f"batch of {recipe.train.batch_size}; "
             + (f"use --batch-size {len(data.train)} or less" if len(data.train) > 1 else "add images")
         )
     per_epoch = len(data.train) // recipe.train.batch_size
     if per_epoch * recipe.train.epochs > MOST_STEPS:
         raise BadInput(
-            f"train.epochs = {recipe.train.epochs} of {counted(per_epoch, 'step')} each are "
+            f"train.epochs = {recipe.train.epochs} of {plural(per_epoch, 'step')} each are "
             f"{per_epoch * recipe.train.epochs:,} steps, more than {MOST_STEPS:,}; use --epochs "
             f"{max(1, MOST_STEPS // per_epoch)} or less"
         )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.files import beside, check_place, make_folder
 from supancl.weights.checkpoint import Damaged, Refused, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
@@ -180,8 +180,8 @@ def _build(
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
-            f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {counted(channels, 'number')} each (--mean, --std)"
+            f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
+            f"mean and std with {plural(channels, 'number')} each (--mean, --std)"
         )
     side = side_of(names)
     if size is not None and side is not None and size != side:

@@ -11,7 +11,7 @@ from rich.console import Console
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.files import unwritable, write_text
 from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS
@@ -119,7 +119,7 @@ def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
     """The runs with their states, and how long the rest will take; returns the states."""
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(table(f"Table {plan.layout.name}: {plural(len(rows), 'run')}", ["run", "recipe", "state"], rows))
     console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
     if plan.lacking:
         console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
