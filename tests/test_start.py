@@ -14,7 +14,7 @@ from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import whole_split
 from supancl.data.store.memory import Batch, PackedImages
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.sweeps.runner import Sweep
 from supancl.training.cuda.capture import WARM_UP, Replay
 from supancl.training.loop import capture_step, report_compile_failures
@@ -187,7 +187,7 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
 
 def test_a_step_is_captured_on_one_gpu_with_batches_of_one_shape_and_losses_nobody_waits_for() -> None:
     one, another = packed_trainer((8, 8), replay=True), packed_trainer((8, 8), (9, 8))
-    usual = {"recipe": one.recipe, "device": CUDA, "ranks": ALONE, "feed": one.feed}
+    usual = {"recipe": one.recipe, "device": CUDA, "ranks": SINGLE_PROCESS, "feed": one.feed}
     assert not one.captured.may_replay
     assert can_replay(**usual)
     for changed in (

@@ -259,7 +259,7 @@ class Base:
     def sees_batch(self, pool):
         return False
 
-    def __call__(self, anchors, targets, labels, pool=None, whole=None):
+    def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
         return anchors.mean() if self.kind == "bare" else anchors.nothing
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.sweeps.alpha import check_alpha, laid_out, train_alphas, write_alphas
@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
     out = Path(args.out or next_folder("alpha"))

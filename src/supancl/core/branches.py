@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Fraction, marked
 from supancl.core.heads import MLP
-from supancl.distributed.norms import PerView
+from supancl.distributed.norms import PerViewBatchNorm
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class HeadSpec:
     predictor: MLP | None = None
 
 
-class PerViewBatchNorm1d(PerView, nn.BatchNorm1d):
+class PerViewBatchNorm1d(PerViewBatchNorm, nn.BatchNorm1d):
     """BatchNorm1d, per view."""
 
 
-class PerViewBatchNorm2d(PerView, nn.BatchNorm2d):
+class PerViewBatchNorm2d(PerViewBatchNorm, nn.BatchNorm2d):
     """BatchNorm2d, per view."""
 
 
@@ -115,11 +115,11 @@ class Branches(nn.Module):
     def join(self, views: int) -> bool:
         """Let that many views go through as one batch; 1 takes it back. Gives whether every norm can."""
         norms = [module for module in self.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        if not all(type(norm) in PER_VIEW or isinstance(norm, PerView) for norm in norms):
+        if not all(type(norm) in PER_VIEW or isinstance(norm, PerViewBatchNorm) for norm in norms):
             return False
         for norm in norms:
             norm.__class__ = PER_VIEW.get(type(norm), type(norm))
-            cast(PerView, norm).views = views
+            cast(PerViewBatchNorm, norm).views = views
         self.joined = views > 1
         return True
 

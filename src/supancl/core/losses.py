@@ -8,8 +8,11 @@ Local views add anchors (2 + L, B, D), never targets: `Align` and `CrossEntropy`
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, ParamSpec
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +20,9 @@ from torch import Tensor
 
 from supancl.config import FREE_IN_A_SHARED_STEP, Count, Fraction, Positive, marked
 from supancl.core.pools import Pool
-from supancl.distributed import Part
+from supancl.distributed import RowRange
+
+Params = ParamSpec("Params")
 
 
 class Terms(NamedTuple):
@@ -28,21 +33,34 @@ class Terms(NamedTuple):
     sup: Tensor
 
 
-class Whole(NamedTuple):
+class GlobalBatch(NamedTuple):
     """The targets (2, N, D) and labels (N,) of a whole batch, where anchors are of a part of its rows."""
 
     targets: Tensor
     labels: Tensor
-    part: Part
+    row_range: RowRange
 
     @classmethod
-    def of(cls, targets: Tensor, labels: Tensor) -> Whole:
+    def from_all_rows(cls, targets: Tensor, labels: Tensor) -> GlobalBatch:
         """The batch itself, where all of it is here."""
-        return cls(targets, labels, Part(0, len(labels), len(labels)))
+        return cls(targets, labels, RowRange(0, len(labels), len(labels)))
 
-    def themselves(self) -> Tensor:
+    def self_mask(self) -> Tensor:
         """(B, N): which of all the samples each row is."""
-        return self.part.of(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
+        return self.row_range.select(torch.eye(len(self.labels), dtype=torch.bool, device=self.labels.device))
+
+
+def accept_old_name(call: Callable[Params, Terms]) -> Callable[Params, Terms]:
+    """Let `global_batch` be passed under its name in 0.1.0, `whole`, until 0.3.0."""
+
+    @functools.wraps(call)
+    def renamed(*args: Params.args, **named: Params.kwargs) -> Terms:
+        if "whole" in named:
+            warnings.warn("whole is now global_batch; the old name goes in supancl 0.3.0", DeprecationWarning, 2)
+            named["global_batch"] = named.pop("whole")
+        return call(*args, **named)
+
+    return renamed
 
 
 class LossTraits:
@@ -101,6 +119,7 @@ class Align(LossTraits):
         """Whether one sample's loss depends on the others of its (micro-)batch."""
         return self.supervised and pool is None
 
+    @accept_old_name
     def __call__(
         self,
         anchors: Tensor,
@@ -108,7 +127,7 @@ class Align(LossTraits):
         labels: Tensor,
         pool: Pool | None = None,
         alpha: Tensor | None = None,
-        whole: Whole | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
         """`alpha`, one value per sample (B,), takes the place of the run's single value.
 
@@ -120,7 +139,7 @@ class Align(LossTraits):
         ssl = self.distance(anchors, own)
         if alpha is None and not self.supervised and pool is None:
             return Terms(ssl.mean(), ssl.mean().detach(), ssl.mean().detach())
-        sup = self.distance(anchors, self.supervised_target(own, labels, pool, whole))
+        sup = self.distance(anchors, self.supervised_target(own, labels, pool, global_batch))
         weight = self.alpha if alpha is None else alpha.to(anchors.dtype)
         total = weight * ssl + (1 - weight) * sup
         return Terms(total.mean(), ssl.mean().detach(), sup.mean().detach())
@@ -130,14 +149,16 @@ class Align(LossTraits):
             return (anchors - targets).square().sum(-1)
         return -(anchors * targets).sum(-1)
 
-    def supervised_target(self, own: Tensor, labels: Tensor, pool: Pool | None, whole: Whole | None = None) -> Tensor:
+    def supervised_target(
+        self, own: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch | None = None
+    ) -> Tensor:
         """z_sup: the mean of same-class targets, not re-normalised (Eq. 2); the own target where there are none."""
         if pool is not None:
-            return pool.class_mean(labels, own, self.samples, None if whole is None else whole.part)
+            return pool.class_mean(labels, own, self.samples, None if global_batch is None else global_batch.row_range)
         # without a pool (Table 8): the batch's other-view targets of the class, the own one included
-        candidates = own if whole is None else _facing(whole.targets, own)
-        whole = whole or Whole.of(own, labels)
-        weight = (same_class(labels, whole.labels) | whole.themselves()).to(own.dtype)
+        candidates = own if global_batch is None else _facing(global_batch.targets, own)
+        global_batch = global_batch or GlobalBatch.from_all_rows(own, labels)
+        weight = (same_class(labels, global_batch.labels) | global_batch.self_mask()).to(own.dtype)
         return (weight / weight.sum(1, keepdim=True)) @ candidates
 
 
@@ -171,21 +192,31 @@ class Contrast(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return self.against != "pool"
 
+    @accept_old_name
     def __call__(
-        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        pool: Pool | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
         """The mean over these anchors, which are compared with the targets of the `whole` batch they are a part of."""
         # bf16 has 8 bits: at temperature 0.07 a similarity off by 0.004 moves a logit by 0.06
         with torch.autocast(anchors.device.type, enabled=False):
-            if whole is None or self.against == "pool":  # there an anchor needs no target of the batch but its own
-                whole = Whole.of(targets, labels)
-            total = self._mean_over_anchors(anchors, labels, pool, whole)
+            if (
+                global_batch is None or self.against == "pool"
+            ):  # there an anchor needs no target of the batch but its own
+                global_batch = GlobalBatch.from_all_rows(targets, labels)
+            total = self._mean_over_anchors(anchors, labels, pool, global_batch)
         return Terms(total, total.detach(), total.detach())
 
-    def _mean_over_anchors(self, anchors: Tensor, labels: Tensor, pool: Pool | None, whole: Whole) -> Tensor:
+    def _mean_over_anchors(
+        self, anchors: Tensor, labels: Tensor, pool: Pool | None, global_batch: GlobalBatch
+    ) -> Tensor:
         dtype = torch.promote_types(anchors.dtype, torch.float32)
-        anchors, whole = anchors.to(dtype), whole._replace(targets=whole.targets.to(dtype))
-        logits, positive = self._batch_candidates(anchors, labels, whole)
+        anchors, global_batch = anchors.to(dtype), global_batch._replace(targets=global_batch.targets.to(dtype))
+        logits, positive = self._batch_candidates(anchors, labels, global_batch)
         if self.needs_pool:
             if pool is None:
                 raise ValueError(f"Contrast against {self.against!r} needs a pool")
@@ -197,9 +228,9 @@ class Contrast(LossTraits):
         matched = torch.where(positive, log_probability, torch.zeros_like(log_probability)).sum(-1)
         return -(matched / positive.sum(-1)).mean()
 
-    def _batch_candidates(self, anchors: Tensor, labels: Tensor, whole: Whole) -> tuple[Tensor, Tensor]:
-        targets, itself = whole.targets, whole.themselves()
-        same = (itself | same_class(labels, whole.labels)) if self.supervised else itself
+    def _batch_candidates(self, anchors: Tensor, labels: Tensor, global_batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+        targets, itself = global_batch.targets, global_batch.self_mask()
+        same = (itself | same_class(labels, global_batch.labels)) if self.supervised else itself
         other = anchors @ targets.flip(0).mT / self.temperature  # (2, B, N): the other view's targets
         if self.against == "pool":
             return other.diagonal(dim1=1, dim2=2).unsqueeze(-1), torch.ones_like(anchors[..., :1], dtype=torch.bool)
@@ -237,8 +268,14 @@ class CrossEntropy(LossTraits):
     def sees_batch(self, pool: Pool | None) -> bool:
         return False
 
+    @accept_old_name
     def __call__(
-        self, anchors: Tensor, targets: Tensor, labels: Tensor, pool: Pool | None = None, whole: Whole | None = None
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        labels: Tensor,
+        pool: Pool | None = None,
+        global_batch: GlobalBatch | None = None,
     ) -> Terms:
         logits = anchors.flatten(0, 1).to(torch.promote_types(anchors.dtype, torch.float32))
         summed = F.cross_entropy(

@@ -17,7 +17,7 @@ from supancl.core.branches import Branches, BranchSpec, HeadSpec
 from supancl.core.encoders import EncoderSpec
 from supancl.core.losses import Align, Contrast, CrossEntropy, Loss
 from supancl.core.pools import Pool, PoolSpec
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def assemble(
     pool: PoolSpec,
     loss: Loss,
     classes: int,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> tuple[Branches, Pool | None]:
     """The two things of a run that hold tensors: the branches and the pool."""
     body = encoder.build()

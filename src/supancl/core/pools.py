@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from supancl.config import Count, Fraction
-from supancl.distributed import ALONE, Part, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks, RowRange
 
 EMPTY = -2  # the label of a slot that holds nothing
 UNLABELLED = -1  # that of a target without a label
@@ -41,7 +41,7 @@ class PoolSpec:
     sharded: bool = False  # prototypes: each of several ranks holds those of its share of the classes
     start: Literal["empty", "random"] = "empty"  # random: a queue full of unit vectors without a label, as in MoCo
 
-    def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = ALONE) -> Pool | None:
+    def build(self, width: int, classes: int, unlabelled: bool = False, ranks: Ranks = SINGLE_PROCESS) -> Pool | None:
         if self.kind == "none":
             return None
         if self.kind == "queue":
@@ -73,7 +73,7 @@ class Pool(nn.Module, ABC):
 
     @abstractmethod
     def class_mean(
-        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
         """Per label the mean of the held targets of that class; `fallback` (..., B, D) where there is none.
 
@@ -165,7 +165,7 @@ class _Rings(Pool):
         self.sums.index_fill_(0, torch.where(self.tally[row] > 0, self.classes, row), 0.0)
 
     def class_mean(
-        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
         _check_labels(labels, self.classes)
         row = torch.where(labels >= 0, labels, self.classes)
@@ -173,17 +173,19 @@ class _Rings(Pool):
         if samples is None:
             mean = self.sums[row] / count.clamp(min=1)[:, None]
         else:
-            mean = self._sampled(row, count, samples, fallback.shape[:-1], part)
+            mean = self._sampled(row, count, samples, fallback.shape[:-1], row_range)
         return torch.where((count > 0)[:, None], mean.to(fallback.dtype), fallback)
 
-    def _sampled(self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, part: Part | None) -> Tensor:
+    def _sampled(
+        self, row: Tensor, count: Tensor, samples: int, shape: torch.Size, row_range: RowRange | None
+    ) -> Tensor:
         """The mean of `samples` draws with replacement, drawn anew for every anchor."""
         # sorting by label makes each class one run of slots, so that a draw is an offset into it
         label, tally, count = self.labels[:-1], self.tally.long(), count.long()
         order = torch.where(label >= 0, label, self.classes).argsort(stable=True)
         first = tally.cumsum(0) - tally
-        part = part or Part(0, len(row), len(row))
-        chance = part.of(torch.rand(*shape[:-1], part.total, samples, device=row.device), -2)
+        row_range = row_range or RowRange(0, len(row), len(row))
+        chance = row_range.select(torch.rand(*shape[:-1], row_range.total, samples, device=row.device), -2)
         draws = (chance * count[:, None]).long()
         offset = torch.minimum(draws, (count - 1).clamp(min=0)[:, None])
         chosen = order[(first[row][:, None] + offset).clamp(max=len(order) - 1)]
@@ -275,7 +277,7 @@ class Prototypes(Pool):
         self.seen[-1].fill_(False)
 
     def class_mean(
-        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
         _check_labels(labels, self.classes)
         row = self._row_of(labels)
@@ -306,13 +308,13 @@ class ShardedPrototypes(Prototypes):
         return torch.where(mine, labels // self.ranks.size, self.held)
 
     def class_mean(
-        self, labels: Tensor, fallback: Tensor, samples: int | None = None, part: Part | None = None
+        self, labels: Tensor, fallback: Tensor, samples: int | None = None, row_range: RowRange | None = None
     ) -> Tensor:
-        part = part or Part(0, len(labels), len(labels))
+        row_range = row_range or RowRange(0, len(labels), len(labels))
         _check_labels(labels, self.classes)
-        row = self._row_of(labels if part.whole else self.ranks.gather(labels, part.total))
+        row = self._row_of(labels if row_range.is_whole_batch else self.ranks.gather(labels, row_range.total))
         known = torch.cat([self.prototypes[row], self.seen[row][:, None].to(self.prototypes.dtype)], dim=1)
-        known = part.of(self.ranks.summed(torch.where(row[:, None] < self.held, known, 0.0)))
+        known = row_range.select(self.ranks.all_reduce(torch.where(row[:, None] < self.held, known, 0.0)))
         return torch.where(known[:, -1:] > 0, known[:, :-1].to(fallback.dtype), fallback)
 
     def stored(self) -> Stored:
@@ -331,7 +333,7 @@ class ShardedPrototypes(Prototypes):
         """Elsewhere than on the first rank its own rows: all of them would not fit the hosts of all ranks."""
         size, most = self.ranks.size, -(-self.classes // self.ranks.size)
         spare = rows.new_zeros(most - self.held, *rows.shape[1:])
-        shards = self.ranks.to_first(torch.cat([rows[:-1], spare]))
+        shards = self.ranks.gather_on_rank0(torch.cat([rows[:-1], spare]))
         if not shards:
             return rows
         everyones = shards[0].new_empty(self.classes + 1, *rows.shape[1:])

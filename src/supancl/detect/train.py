@@ -35,7 +35,7 @@ from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import detect, measure_norms
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Interrupted, NonFinite, plural
 from supancl.reporter import Reporter
 from supancl.stats import seed_stats
@@ -117,7 +117,7 @@ def train_detector(
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
     """Fine-tune a detector from an encoder (see `open_body`), test it, and keep everything in `out`."""
-    by_one("a detector")
+    require_single_process("a detector")
     reporter, encoder = reporter or Reporter(), absolute_encoder(encoder)
     coco_counter()  # whether the test can be counted is asked before the work
     device = pick_device(spec.device)

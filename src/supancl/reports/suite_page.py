@@ -103,7 +103,8 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
             "validation, refitted on train and validation, tested once."
         )
     used = queries_of([result for result in results if result["task"] == protocol])
-    return f"{plural(one['episodes'], 'episode', number_format=',')} of {used}, seed {one['seed']}, the same for every encoder."
+    episodes = plural(one["episodes"], "episode", number_format=",")
+    return f"{episodes} of {used}, seed {one['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

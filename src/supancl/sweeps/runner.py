@@ -22,7 +22,7 @@ from supancl.data.decode import cores
 from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_apart
 from supancl.data.splits import Data
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
@@ -93,7 +93,7 @@ class Sweep:
         A run that fails is recorded and does not end the sweep. All are refused, before any is trained, where one
         of them cannot be: other settings, or data that have changed, would make two sweeps of it.
         """
-        by_one("a study")
+        require_single_process("a study")
         resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
         for line in dict.fromkeys(describe_resolution(recipes[name], recipe) for name, recipe in resolved.items()):
             if line:

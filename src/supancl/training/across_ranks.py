@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from supancl.core.losses import Whole
+from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Pool
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 
 
@@ -22,10 +22,10 @@ class TargetExchange:
         self.ranks, self.sees_batch = ranks, recipe.loss.sees_batch(pool)
         self.first_pushed = 0 if recipe.compat == "released-code" else 1  # z1 travels only where it is pushed
 
-    def __call__(self, targets: Tensor, labels: Tensor, part: Part) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, targets: Tensor, labels: Tensor, row_range: RowRange) -> tuple[Tensor, dict[str, Any]]:
         """A loss that compares samples gets all targets, with their gradients; another one its own, and z2 travels."""
         if self.sees_batch:
-            everyones = self.ranks.gather(targets, part.total, 1)
-            return everyones, {"whole": Whole(everyones, labels, part)}
-        everyones = self.ranks.gather(targets.detach()[self.first_pushed :], part.total, 1)
-        return everyones, {"whole": Whole(targets, labels, part)}
+            everyones = self.ranks.gather(targets, row_range.total, 1)
+            return everyones, {"global_batch": GlobalBatch(everyones, labels, row_range)}
+        everyones = self.ranks.gather(targets.detach()[self.first_pushed :], row_range.total, 1)
+        return everyones, {"global_batch": GlobalBatch(targets, labels, row_range)}

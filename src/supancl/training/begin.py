@@ -30,8 +30,8 @@ def begin_run(
     """The loop of a run, ready at its first step or where it was left; files and threads are closed however it ends."""
     with Writer() as writer:  # what is being written is first finished
         state = _load_start(trainer, data, folder, resume, init, reporter)
-        trainer.ranks.once(lambda: _write_start(trainer, data, folder))
-        log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.leads else NoLog()
+        trainer.ranks.on_rank0(lambda: _write_start(trainer, data, folder))
+        log = MetricsLog(folder, trainer.step if resume else None) if trainer.ranks.is_rank0 else NoLog()
         loop = Loop(trainer, data, folder, log, reporter, writer)
         try:
             if trainer.recipe.train.on_nan == "rollback" and state is None:
@@ -59,11 +59,11 @@ def _load_start(
     """Bring the trainer to where the run begins or goes on; the checkpoint it goes on from, if there is one."""
     ranks, branches = trainer.ranks, trainer.model.branches
     if init is not None:
-        branches.encoder.load_state_dict(ranks.once(lambda: _initial(branches.encoder, init)))
+        branches.encoder.load_state_dict(ranks.on_rank0(lambda: _initial(branches.encoder, init)))
         branches.copy_to_target()
-    state = ranks.once(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
+    state = ranks.on_rank0(lambda: state_to_resume(folder.checkpoints, reporter)) if resume else None
     if state is not None:
-        ranks.once(lambda: check_same_data(folder, data))
+        ranks.on_rank0(lambda: check_same_data(folder, data))
         check_same_device(folder, state, trainer.device)
         trainer.load(state)
         if trainer.monitor.collapsed and trainer.step < trainer.steps:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from supancl.data.views.specs import draw_and_render
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.files import reason
 from supancl.recipes import Recipe
 from supancl.training.across_ranks import TargetExchange
@@ -97,6 +97,8 @@ def leave_as_written(function: T) -> T:
     return function
 
 
-def keep_targets(targets: Tensor, labels: Tensor, part: Part, context: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def keep_targets(
+    targets: Tensor, labels: Tensor, row_range: RowRange, context: dict[str, Any]
+) -> tuple[Tensor, dict[str, Any]]:
     """What one process alone exchanges: nothing. Alpha comes from the device where a captured step reads it there."""
     return targets, context

@@ -16,7 +16,7 @@ from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch, Progress
 from supancl.data.views.specs import ViewSpec, in_part
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
 
@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
     """Some rows of a batch: which, which of them this rank takes, where those are in what it reads, and their views."""
 
     rows: Tensor
-    part: Part
+    row_range: RowRange
     read: Tensor
     augment: ViewSpec
 
@@ -72,8 +72,8 @@ class StepInputs:
         streamed = data.train.is_streamed  # then batches bring their labels
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         self.micro_batches = [
-            MicroBatch(rows, part, read, in_part(recipe.views, part))
-            for rows, part, read in ranks.micros(recipe.train.batch_size, recipe.train.accumulate, device)
+            MicroBatch(rows, row_range, read, in_part(recipe.views, row_range))
+            for rows, row_range, read in ranks.micro_batches(recipe.train.batch_size, recipe.train.accumulate, device)
         ]
         self.schedule = Schedule(recipe, data.train)
         self.values = torch.zeros(3, self.schedule.steps_per_epoch, dtype=torch.float64, device=device)  # of this epoch
@@ -127,7 +127,7 @@ class StepInputs:
         positions: Tensor = self.schedule.order.positions(step)
         if self.ranks.size == 1:
             return positions
-        return torch.cat([positions[micro.part.of(micro.rows).cpu()] for micro in self.micro_batches])
+        return torch.cat([positions[micro.row_range.select(micro.rows).cpu()] for micro in self.micro_batches])
 
     def drain_log(self, targets: Tensor) -> StepStats:
         """What the log wants to know, the std of these targets included, in one copy from the device."""
@@ -157,7 +157,7 @@ class StepInputs:
         """Those of every rank, from those that came with this rank's images."""
         if self.ranks.size == 1:
             return labels
-        return torch.cat([self.ranks.gather(labels[micro.read], micro.part.total) for micro in self.micro_batches])
+        return torch.cat([self.ranks.gather(labels[micro.read], micro.row_range.total) for micro in self.micro_batches])
 
     def set_rates(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Give the optimizer this step's learning rates; return this step's momentum."""

@@ -68,7 +68,7 @@ class Loop:
                         handle_nonfinite(self, trainer.step)
                         continue
                     targets, images = taken, images + settings.batch_size
-                stop = trainer.ranks.stopped(received)  # whichever rank got the signal
+                stop = trainer.ranks.signal_on_any_rank(received)  # whichever rank got the signal
                 epoch_ends = trainer.step % trainer.steps_per_epoch == 0
                 often = settings.checkpoint_every is not None and trainer.step % settings.checkpoint_every == 0
                 logs, saves = trainer.step % settings.log_every == 0 or epoch_ends, epoch_ends or often or bool(stop)
@@ -121,16 +121,16 @@ class Loop:
         done = trainer.step // trainer.steps_per_epoch
         if settings.monitor_every and (done % settings.monitor_every == 0 or done == settings.epochs):
             row = {"kind": "monitor", "step": trainer.step, "epoch": done - 1}
-            row |= ranks.once(lambda: self.monitor_values(targets, last=done == settings.epochs))
-            trainer.monitor.load(ranks.once(trainer.monitor.state))  # the first rank has seen more than the others
+            row |= ranks.on_rank0(lambda: self.monitor_values(targets, last=done == settings.epochs))
+            trainer.monitor.load(ranks.on_rank0(trainer.monitor.state))  # the first rank has seen more than the others
             self.log.write(row)
             self.reporter.epoch_ended(row)
         own = [*trainer.inputs.images.store.new_remarks(), *compile_failures(trainer)]  # each rank read other images
-        for remark in dict.fromkeys(chain.from_iterable(ranks.everyones(own))):
+        for remark in dict.fromkeys(chain.from_iterable(ranks.all_gather_object(own))):
             self.reporter.warn(remark)
         encoder: Any = branches.encoder
-        ranks.once(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
-        ranks.once(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
+        ranks.on_rank0(lambda: self.writer.save_encoder(self.folder.encoder, encoder, self.data.classes, recipe.name))
+        ranks.on_rank0(lambda: self.writer.save_projector(self.folder.projector, branches.projector, recipe.name))
 
     def monitor_values(self, targets: Tensor, last: bool) -> dict[str, Any]:
         trainer, model = self.trainer, self.trainer.model
@@ -142,10 +142,10 @@ class Loop:
 
     def save(self) -> None:
         state = self.trainer.state()
-        self.trainer.ranks.once(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
+        self.trainer.ranks.on_rank0(lambda: self.writer.save(self.folder.checkpoints, self.trainer.step, state))
 
     def wait_for_writer(self) -> None:
-        self.trainer.ranks.once(self.writer.wait)
+        self.trainer.ranks.on_rank0(self.writer.wait)
 
     def save_and_warn(self, saves: bool) -> None:
         """A checkpoint where one is due, and one before the alarm of a collapse, which is raised once."""
@@ -175,7 +175,7 @@ class Loop:
         """To the newest checkpoint, with the steps to skip as they are known now."""
         trainer, known = self.trainer, self.trainer.skipped_steps
         self.wait_for_writer()
-        state, _ = trainer.ranks.once(lambda: load_newest(self.folder.checkpoints))
+        state, _ = trainer.ranks.on_rank0(lambda: load_newest(self.folder.checkpoints))
         if state is not None:
             trainer.load(state)
             self.log.rewind(trainer.step)
@@ -184,13 +184,13 @@ class Loop:
 
 def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
     """What the compiler could not do is said by the first rank; the others wait for the end of the epoch."""
-    for line in compile_failures(trainer) if trainer.ranks.leads else ():
+    for line in compile_failures(trainer) if trainer.ranks.is_rank0 else ():
         reporter.warn(line)
 
 
 def compile_failures(trainer: Trainer) -> list[str]:
     """Lines about what the compiler could not do since this was last asked."""
-    who = "" if trainer.ranks.leads else "another rank: "
+    who = "" if trainer.ranks.is_rank0 else "another rank: "
     return [f"{who}{line}; --set train.compile=false tries no more" for line in trainer.compilation.take_failures()]
 
 

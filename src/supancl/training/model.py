@@ -12,7 +12,7 @@ from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
 from supancl.data.order import seeded
 from supancl.data.views.specs import Crops
-from supancl.distributed import Ranks, synchronize
+from supancl.distributed import Ranks, synchronize_norms
 from supancl.recipes import Recipe
 from supancl.training.cuda.layers import optimize_for_cuda
 
@@ -33,8 +33,8 @@ class Model:
             if not isinstance(recipe.views, Crops) or recipe.views.local is None:
                 self.branches.join(2)
         if ranks.size > 1 and recipe.train.sync_norm:
-            synchronize(self.branches, device)
-        self.ddp_branches = ranks.wrapped(self.branches, device, recipe.train.gradients)
+            synchronize_norms(self.branches, device)
+        self.ddp_branches = ranks.wrap_in_ddp(self.branches, device, recipe.train.gradients)
         self.optimizer = build_optimizer(recipe, self.branches, device)
         self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
 

@@ -12,7 +12,7 @@ import torch
 from supancl.core.encoders import Encoder
 from supancl.data.opening import open_data
 from supancl.data.splits import Data
-from supancl.distributed import Ranks, opened
+from supancl.distributed import Ranks, join_ranks
 from supancl.errors import BadInput
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import describe_resolution
@@ -61,21 +61,21 @@ def pretrain(
     """
     if recipe is not None and data is not None and "source" in data.described:
         recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
-    with opened(torch.cuda.is_available()) as ranks, ExitStack() as stack:
-        reporter = reporter if reporter is not None and ranks.leads else Reporter()
-        asked = ranks.once(lambda: resolve_recipe(recipe, folder_of(recipe, out), resume, init))
+    with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
+        reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
+        asked = ranks.on_rank0(lambda: resolve_recipe(recipe, folder_of(recipe, out), resume, init))
         if recipe is not None and (line := describe_resolution(recipe, asked)):
             reporter.note(line)
-        device, found = ranks.each(lambda: open_device_and_data(asked, data, reporter, ranks))
+        device, found = ranks.on_every_rank(lambda: open_device_and_data(asked, data, reporter, ranks))
         chosen = with_speed(asked, device, len(found.train), ranks.size)
         say_what_differs(recipe, chosen, reporter)
         for remark in found.remarks:
             reporter.warn(remark)
-        folder = RunFolder(ranks.once(lambda: stack.enter_context(own_folder(chosen, out, resume))))
+        folder = RunFolder(ranks.on_rank0(lambda: stack.enter_context(own_folder(chosen, out, resume))))
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(determinism(chosen.train.deterministic))
         try:
-            ranks.alike(found.described.get("fingerprint"), "the data")
+            ranks.assert_equal(found.described.get("fingerprint"), "the data")
             trainer = trainer_for(chosen, found, device, reporter.reading, ranks)
             with begin_run(trainer, found, folder, resume, init, reporter) as loop:
                 loop.run()
@@ -84,14 +84,14 @@ def pretrain(
             if not out_of_memory(error):
                 raise
             raise BadInput(too_large(chosen, device)) from None
-        return Run(folder.path, encoder, ranks.once(folder.metrics), trainer.monitor.collapsed)
+        return Run(folder.path, encoder, ranks.on_rank0(folder.metrics), trainer.monitor.collapsed)
 
 
 def open_device_and_data(
     recipe: Recipe, data: Data | None, reporter: Reporter, ranks: Ranks
 ) -> tuple[torch.device, Data]:
     """The device and the data of this process, which fit the recipe and each other."""
-    device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local)
+    device = pick_device(recipe.train.device, None if ranks.size == 1 else ranks.local_rank)
     if data is None:
         data = open_data(recipe.data, recipe.encoder.channels, reporter.reading)
     check_data(recipe, data)

@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.core.losses import Terms
 from supancl.core.precision import autocast_for
 from supancl.data.store.memory import Batch
-from supancl.distributed import Part, Ranks
+from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.inputs import StepInputs
 from supancl.training.model import Model
@@ -28,7 +28,7 @@ class StepFunctions:
 
     render: Callable[..., Tensor]  # data/views: draw_and_render
     branches: Callable[..., tuple[Tensor, Tensor]]  # core/branches: Branches
-    exchange: Callable[[Tensor, Tensor, Part], tuple[Tensor, dict[str, Any]]]  # keep_targets, or across_ranks.py
+    exchange: Callable[[Tensor, Tensor, RowRange], tuple[Tensor, dict[str, Any]]]  # keep_targets, or across_ranks.py
     compiler: Callable[[Any], Any]  # torch.compile, or nothing
     push: Callable[[Tensor, Tensor], None]  # core/pools: Pool.push
     is_finite: Callable[[Tensor], bool]  # nonfinite.py
@@ -44,12 +44,14 @@ class Step:
         self.view_dtype = torch.bfloat16 if half else torch.float32  # as the encoder reads them; on a CPU always single
         self.compute_loss = run.compiler(self.forward_and_loss)  # compiled, or as it is written
 
-    def forward_and_loss(self, views: Tensor, local: Tensor | None, labels: Tensor, part: Part) -> tuple[Terms, Tensor]:
+    def forward_and_loss(
+        self, views: Tensor, local: Tensor | None, labels: Tensor, row_range: RowRange
+    ) -> tuple[Terms, Tensor]:
         """The loss of these views, and their targets: one graph to the compiler."""
         with autocast_for(self.model.device, self.recipe.train.precision, cache_weights=self.run.keeps_casts):
             anchors, targets = self.run.branches(views, local)  # (2, B, D) each, unit norm
-        everyones, context = self.run.exchange(targets, labels, part)  # alone: these targets, and nothing to add
-        terms = self.recipe.loss(anchors, targets, part.of(labels), self.model.pool, **context)
+        everyones, context = self.run.exchange(targets, labels, row_range)  # alone: these targets, and nothing to add
+        terms = self.recipe.loss(anchors, targets, row_range.select(labels), self.model.pool, **context)
         return terms, everyones.detach()
 
     def __call__(self, batch: Batch | None = None) -> Tensor | None:
@@ -67,18 +69,18 @@ class Step:
         if released:
             model.branches.update_target(momentum)  # the released code moves the target before its forward
         losses, seen = [], []
-        for number, (rows, part, read, augment) in enumerate(inputs.micro_batches, start=1):
-            images = inputs.images.batch(positions[part.of(rows)]) if batch is None else batch.take(read)
+        for number, (rows, row_range, read, augment) in enumerate(inputs.micro_batches, start=1):
+            images = inputs.images.batch(positions[row_range.select(rows)]) if batch is None else batch.take(read)
             pixels = images, recipe.encoder.mean, recipe.encoder.std, model.generator
             views = augment(*pixels, renderer=run.render, dtype=self.view_dtype)  # (2, B, C, H, W)
             local = augment.local_views(*pixels, renderer=run.render, dtype=self.view_dtype)
-            with self.ranks.apart(model.ddp_branches, yes=number < len(inputs.micro_batches)):
-                terms, targets = self.compute_loss(views, local, labels[rows], part)
-                weighted = torch.stack(terms) * recipe.loss.batch_weight(part.of(labels[rows]), labels)
+            with self.ranks.no_sync(model.ddp_branches, enabled=number < len(inputs.micro_batches)):
+                terms, targets = self.compute_loss(views, local, labels[rows], row_range)
+                weighted = torch.stack(terms) * recipe.loss.batch_weight(row_range.select(labels[rows]), labels)
                 (weighted[0] * self.ranks.size).backward()  # gradients are averaged over the ranks
             losses.append(weighted)
             seen.append(targets)
-        total = self.ranks.summed(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the whole batch
+        total = self.ranks.all_reduce(torch.stack(losses).detach().double().sum(0))  # loss, ssl, sup of the whole batch
         targets = torch.cat(seen, dim=1)
         if not run.is_finite(total):
             return None

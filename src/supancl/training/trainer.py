@@ -9,7 +9,7 @@ from torch import Tensor
 
 from supancl.data.splits import Data, Feed
 from supancl.data.store.memory import Progress
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.errors import BadInput
 from supancl.files import reason
 from supancl.recipes import Recipe
@@ -26,7 +26,12 @@ class Trainer:
     """`advance()` takes the next step; `state()` and `load()` are what a checkpoint holds."""
 
     def __init__(
-        self, recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
+        self,
+        recipe: Recipe,
+        data: Data,
+        device: torch.device,
+        progress: Progress | None = None,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.recipe, self.device, self.ranks = recipe, device, ranks
         self.inputs = StepInputs(recipe, data, device, ranks, progress)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import plural
 from supancl.paper.collapse import check_base, laid_out, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base = recipe_from_flags(args.recipe, args)
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     check_base(base)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import check_place
 from supancl.paper.figure import Asked, draw_figure, panel_note
@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a figure")
+    require_single_process("a figure")
     answers = figures()
     number = re.sub(r"^fig(ure)?\.?\s*", "", (args.number or "").strip().lower())
     if number and number not in answers:

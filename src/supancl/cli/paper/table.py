@@ -10,7 +10,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
 from supancl.files import unwritable, write_text
 from supancl.paper.tables.cells import fill
@@ -89,7 +89,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
 
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
-    by_one("a table")
+    require_single_process("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     plan = make_plan(layout, request_of(args), sweep)

@@ -16,7 +16,7 @@ import torch
 from supancl.config import FREE_IN_A_SHARED_STEP, fields_marked, flattened
 from supancl.data.splits import Data
 from supancl.data.store.memory import Progress
-from supancl.distributed import ALONE, Ranks
+from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.recipes import Recipe
 from supancl.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ def one_step() -> Iterator[None]:
 
 
 def trainer_for(
-    recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = ALONE
+    recipe: Recipe, data: Data, device: torch.device, progress: Progress | None = None, ranks: Ranks = SINGLE_PROCESS
 ) -> Trainer:
     """A trainer at step 0: that of the run before, begun anew, where there is one and its step fits."""
     kept = _KEPT.get()
