@@ -48,7 +48,7 @@ class _AllReduceBatchNorm(nn.modules.batchnorm._BatchNorm):
         values = features.to(torch.promote_types(features.dtype, torch.float32))
         centred = values - mean.to(values.dtype).view(shape)
         variance = variance.to(values.dtype)
-        normalized = centred * (variance + self.eps).rsqrt().view(shape)
+        normalized: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             normalized = normalized * self.weight.view(shape) + self.bias.view(shape)
         return normalized.to(features.dtype)
