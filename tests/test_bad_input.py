@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl.files import digest, temporary_of
+from supancl.files import digest, temporary_path
 from supancl.weights import checkpoint
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
@@ -784,7 +784,7 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], str]]:
 def full(path: Path) -> None:
     """Whatever is written to the temporary file of `path` meets a disk without room."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_of(path).symlink_to("/dev/full")
+    temporary_path(path).symlink_to("/dev/full")
 
 
 UNTOUCHED = "what was there before is untouched. Make room (a run then continues with --resume) or choose another --out"

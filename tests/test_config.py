@@ -21,7 +21,7 @@ from supancl.config import (
     checked,
     flattened,
     from_json,
-    parsed,
+    parse_value,
     replaced,
     to_json,
     validated,
@@ -249,8 +249,8 @@ def test_every_row_of_the_method_table_is_valid(name):
      ("1e-3", 0.001), ("", ""), ("[1,", "[1,"), ("data/train", "data/train"), ("1_0", "1_0")],
 )  # fmt: skip
 def test_an_override_is_json_or_else_the_text_itself(text, value):
-    assert parsed(text) == value
-    assert type(parsed(text)) is type(value)
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
 
 
 def test_leaves_are_listed_by_their_dotted_names():

@@ -11,7 +11,7 @@ from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean
 from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
 from supancl.errors import plural
 from supancl.recipes import recipe
-from supancl.stats import Pooled, pooled
+from supancl.stats import PooledDeviation, pooled_deviation
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
@@ -105,9 +105,9 @@ collapsing at this learning rate, not how far labels help one that trains well a
     )
 
 
-def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
+def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
     """How far seeds lie apart, over the methods that have several."""
-    return pooled(one.values(measure) for one in rows.values() if not one.collapsed)
+    return pooled_deviation(one.values(measure) for one in rows.values() if not one.collapsed)
 
 
 def differences(rows: Mapping[str, Row]) -> str:

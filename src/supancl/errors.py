@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each with the exit code of the command line (docs/own-data.md)."""
+"""Failures that a user can meet, each with the exit code of the command line (docs/own-data.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class SupanclError(Exception):
-    """A failure explained in one line: what, where, and the way out."""
+    """A failure explained in one line: the thing, the place and the way out."""
 
     exit_code = 1
 
@@ -19,11 +19,11 @@ class BadInput(SupanclError):
 
 
 class Stopped(SupanclError):
-    """Training stopped by itself; `what` is why, without the ways out."""
+    """Training stopped automatically; `cause` is the message without the advice."""
 
-    def __init__(self, what: str, ways: str = "") -> None:
-        super().__init__(f"{what}; {ways}" if ways else what)
-        self.what = what
+    def __init__(self, cause: str, advice: str = "") -> None:
+        super().__init__(f"{cause}; {advice}" if advice else cause)
+        self.cause = cause
 
 
 class Collapsed(Stopped):
@@ -39,7 +39,7 @@ class NonFinite(Stopped):
 
 
 class CheckFailed(SupanclError):
-    """A numerical check did not hold; `result` is what would have been returned, to be written all the same."""
+    """A numerical check failed; `result` is what the command computed, so that it can still be written."""
 
     exit_code = 1
 
@@ -57,7 +57,7 @@ class Interrupted(SupanclError):
         self.exit_code = 128 + signal_number
 
     def __reduce__(self) -> tuple[type, tuple[str, int]]:
-        return type(self), (str(self), self.signal_number)  # it crosses processes in a study
+        return type(self), (str(self), self.signal_number)  # a sweep pickles it between processes
 
 
 _program_name = "supancl"

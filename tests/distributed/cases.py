@@ -134,7 +134,7 @@ def trained(
     with in_double():
         trainer = Trainer(recipe_of(case), data_of(case), CPU, ranks=ranks)
         if case.joined:
-            trainer.model.branches.join(2)
+            trainer.model.branches.join_views()
         if state is not None:
             trainer.load(state)
         trainer.losses = []

@@ -33,7 +33,7 @@ from supancl.distributed import (
     traffic,
 )
 from supancl.distributed.norms import CpuCrossRankBatchNorm, GpuCrossRankBatchNorm, synchronize_norms
-from supancl.training.loop import compile_failures, report_compile_failures
+from supancl.training.loop import report_compile_failures, take_compile_failures
 from supancl.training.preflight import check_ranks, pick_device, with_speed
 from supancl.training.trainer import Trainer
 from tests.tiny import Notes, tiny_data, tiny_recipe
@@ -358,8 +358,8 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     report_compile_failures(trainer, notes)
     assert notes.warnings == []
     said = "the branches: done; --set train.compile=false tries no more"
-    assert compile_failures(trainer) == [f"another rank: {said}"]
-    assert compile_failures(trainer) == []
+    assert take_compile_failures(trainer) == [f"another rank: {said}"]
+    assert take_compile_failures(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))
     trainer.advance()
     report_compile_failures(trainer, notes)
@@ -437,18 +437,17 @@ def test_a_sharded_pool_must_be_one_of_prototypes() -> None:
 
 
 @pytest.mark.parametrize(("device", "kind"), [(CPU, CpuCrossRankBatchNorm), (CUDA, GpuCrossRankBatchNorm)])
-def test_norms_become_synchronised_and_plain_again(device: torch.device, kind: type) -> None:
+def test_norms_become_synchronised(device: torch.device, kind: type) -> None:
     body = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten())
     branches = Branches(body, nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), None, "momentum")
     names = list(branches.state_dict())
-    branches.join(2)
+    branches.join_views()
     synchronize_norms(branches, device)
     synchronize_norms(branches, device)  # a second time changes nothing
     norms = [module for module in branches.modules() if isinstance(module, kind)]
     assert len(norms) == 4
     assert {norm.views for norm in norms} == {2}
     assert list(branches.state_dict()) == names
-    assert branches.join(1)
 
 
 def test_synchronised_norms_use_running_statistics_when_judged() -> None:

@@ -25,7 +25,7 @@ from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
 from supancl.errors import BadInput, Interrupted, plural
-from supancl.files import check_place, jsonable, write_text
+from supancl.files import check_writable, jsonable, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.training.preflight import pick_device
@@ -243,7 +243,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
     kept = folder.read_settings()[1] if folder.holds_run else None
     asked, out = data_of(args, kept), Path(args.out) if args.out else folder.path / "evaluate"
-    check_place(out)
+    check_writable(out)
     test = open_test(asked)
     for remark in test.remarks:
         terminal.warn(remark)

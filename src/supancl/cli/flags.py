@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from supancl.cli.console import say_error
-from supancl.config import parsed
+from supancl.config import parse_value
 from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
 
@@ -129,12 +129,12 @@ class Override(argparse.Action):
             name, equals, value = str(values).partition("=")
             if not equals:
                 parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
-            given[name] = (parsed(value), f"--set {values}")
+            given[name] = (parse_value(value), f"--set {values}")
         elif self.nargs == 0:
             given[self.dest] = (True, str(option))
         else:
             # strings that look like numbers stay what they are where a name is wanted
-            literal = values if self.dest == "data.source" else parsed(values)
+            literal = values if self.dest == "data.source" else parse_value(values)
             given[self.dest] = (literal, f"{option} {values}")
         namespace.overrides = given
 

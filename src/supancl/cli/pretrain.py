@@ -17,7 +17,7 @@ from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.training.preflight import is_same_or_moved, other_settings
+from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import pretrain
 from supancl.weights.run_folder import RunFolder
 
@@ -78,5 +78,5 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
             now = flattened(kept).get(field)
             raise BadInput(
                 f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
-                f"{other_settings(field, folder)}"
+                f"{advice_for_changed_setting(field, folder)}"
             )

@@ -23,7 +23,7 @@ from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
 from supancl.errors import BadInput, did_you_mean, plural
-from supancl.files import beside
+from supancl.files import did_you_mean_path
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
 LOOKED_AT = 64  # images that stand for all of them, where every one would take too long
@@ -160,7 +160,7 @@ def _is_benchmark(name: str) -> bool:
 def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
+        hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
         known_as, at, root = name.partition("@")
         if at and Path(root).is_dir():
             raise BadInput(

@@ -22,7 +22,7 @@ from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.files import check_place, make_folder, write_json
+from supancl.files import check_writable, make_folder, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -157,7 +157,7 @@ def make_out(out: Path) -> None:
     """Make the folder before the work, so that a place that cannot be written in is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
-    check_place(out)
+    check_writable(out)
     make_folder(out)
 
 

@@ -172,7 +172,7 @@ class Recipe:
             try:
                 sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
             except UnknownField as error:
-                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.beside)}") from None
+                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.siblings)}") from None
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
         if out in overrides and changed.heads != following(changed.heads):

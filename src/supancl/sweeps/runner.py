@@ -39,8 +39,8 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cuda.reuse import one_step
-from supancl.training.preflight import asked_anew, check_data, check_same_data, pick_device, with_short_side
+from supancl.training.cuda.reuse import share_step
+from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
@@ -220,7 +220,7 @@ def default_jobs(recipe: Recipe) -> int:
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
     """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
     if jobs == 1 or len(recipes) <= 1:
-        with one_step():
+        with share_step():
             for name, recipe in recipes.items():
                 yield name, train_run(recipe, out / name)
         return
@@ -288,12 +288,12 @@ def train_run(recipe: Recipe, path: Path) -> Failed | None:
     chosen: Recipe | None = recipe
     if folder.holds_run:
         kept = folder.read_recipe()[0]
-        asked = asked_anew(recipe, kept)
+        asked = changed_settings(recipe, kept)
         chosen = kept.with_set(asked) if asked else None
     try:
         pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(error.what, error.exit_code)
+        failure = Failed(error.cause, error.exit_code)
         record_failure(path, failure)
         return failure
     return None

@@ -14,7 +14,7 @@ from supancl.data.opening import same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import write_text
 from supancl.recipes import Recipe
-from supancl.training.preflight import agrees
+from supancl.training.preflight import is_same_or_automatic
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
@@ -114,7 +114,7 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     trained_with = flattened(folder.read_recipe()[0])
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
-        if key in free or agrees(key, value, trained_with.get(key)):
+        if key in free or is_same_or_automatic(key, value, trained_with.get(key)):
             continue
         if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(

@@ -13,7 +13,7 @@ from rich.console import Console
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, did_you_mean, plural, program_name
-from supancl.files import check_place
+from supancl.files import check_writable
 from supancl.paper.figure import Asked, draw_figure, panel_note
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -99,7 +99,7 @@ def check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
     if out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
-    check_place(out.parent)
+    check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
 
 

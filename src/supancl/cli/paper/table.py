@@ -12,7 +12,7 @@ from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, plural
-from supancl.files import unwritable, write_text
+from supancl.files import why_unwritable, write_text
 from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS
 from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
@@ -71,7 +71,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
-    if out is not None and (why := unwritable(out.parent)):
+    if out is not None and (why := why_unwritable(out.parent)):
         raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
     text = FORMATS[args.format](filled)
