@@ -14,7 +14,7 @@ from torch import Tensor
 
 from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
 from supancl.data.decode import Item
-from supancl.data.order import Order, WindowedOrder, seeded
+from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
 from supancl.errors import BadInput, counted, nearest
 
@@ -58,7 +58,7 @@ class Split:
     names: Sequence[str]
 
     is_streamed: ClassVar[bool] = False  # then batches bring their labels
-    is_listed: ClassVar[bool] = True  # rows and labels are in memory
+    is_materialized: ClassVar[bool] = True  # rows and labels are in memory
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,42 +79,42 @@ class Split:
         store = self.store.place_on(device, progress)
         return self if store is self.store else replace(self, store=store, index=self.index.to(device))
 
-    def named(self, positions: Tensor) -> list[str]:
+    def names_at(self, positions: Tensor) -> list[str]:
         return [self.names[i] for i in self.index.cpu()[positions.cpu()].tolist()]
 
     def take(self, positions: Tensor) -> Split:
         return replace(self, index=self.index[positions], labels=self.labels[positions])
 
-    def listed(self) -> Split:
+    def materialize(self) -> Split:
         """The split with rows and labels in memory."""
         return self
 
     @property
-    def labelled(self) -> int:
+    def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
 
-    def present(self) -> list[int]:
+    def class_ids(self) -> list[int]:
         """The classes that have an image, by id."""
-        found: list[int] = torch.unique(self.labels[self.labels >= 0]).tolist()
-        return found
+        ids: list[int] = torch.unique(self.labels[self.labels >= 0]).tolist()
+        return ids
 
-    def some(self, count: int) -> Split:
+    def sample(self, count: int) -> Split:
         """At most so many images, the same ones every time."""
         if len(self) <= count:
             return self
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
         return self.take(order[:count].sort().values)
 
-    def content(self) -> Iterator[bytes]:
+    def iter_content(self) -> Iterator[bytes]:
         """File names and labels: the same wherever the files lie, different for other files or other labels."""
         yield self.labels.numpy().tobytes()
-        names = "\n".join(Path(name).name for name in self.named(torch.arange(len(self))))
+        names = "\n".join(Path(name).name for name in self.names_at(torch.arange(len(self))))
         yield names.encode("utf-8", "surrogateescape")  # the name of a file may be in any encoding
 
     def relabelled(self, ids: Tensor) -> Split:
         """Labels replaced by ids[label]; -1 stays."""
-        known = self.labels >= 0
-        return replace(self, labels=torch.where(known, ids[self.labels.clamp(min=0)], self.labels))
+        has_label = self.labels >= 0
+        return replace(self, labels=torch.where(has_label, ids[self.labels.clamp(min=0)], self.labels))
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class Listing:
     """Image files that a reader found; nothing is decoded yet."""
 
     entries: Sequence[Entry]
-    where: Path
+    location: Path
     remarks: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None  # in label order; None: the names in the entries, sorted
     by_number: bool = False  # sort names that are all numbers as numbers: 2 before 10
-    empty: tuple[str, ...] = ()  # class folders without an image
+    empty_folders: tuple[str, ...] = ()  # class folders without an image
     cache_name: str = ""  # the packed cache is found by it; '': by the name of the source
 
 
@@ -139,7 +139,7 @@ class Source:
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     items: Sequence[object] = ()  # images outside memory, in the order of their store
-    empty: tuple[str, ...] = ()  # class folders without an image
+    empty_folders: tuple[str, ...] = ()  # class folders without an image
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,10 @@ class Data:
     transfer_classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    described: dict[str, object] = field(default_factory=dict)
+    summary: dict[str, object] = field(default_factory=dict)
 
 
-def whole_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
+def full_split(store: ImageStore, labels: Tensor, names: Sequence[str]) -> Split:
     """Every image of a store."""
     return Split(store, torch.arange(len(store)), labels, names)
 
@@ -173,8 +173,8 @@ def fingerprint(*splits: Split) -> str:
     """Changes with any file name or label, not with where the files lie."""
     content = hashlib.sha256()
     for split in splits:
-        for part in split.content():
-            content.update(part)
+        for chunk in split.iter_content():
+            content.update(chunk)
     return content.hexdigest()[:16]
 
 
@@ -186,34 +186,37 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
     classes, transfer = source.classes, None
     transfer_classes: tuple[str, ...] = ()
     if spec.leave_out:
-        kept, left = _kept_and_left_out(source.classes, spec.leave_out)
-        transfer = (_take_classes(train, left), _take_classes(held_out, left))
-        transfer_classes = tuple(source.classes[i] for i in left)
+        kept_ids, left_out_ids = _separate_classes(source.classes, spec.leave_out)
+        transfer = (_take_classes(train, left_out_ids), _take_classes(held_out, left_out_ids))
+        transfer_classes = tuple(source.classes[i] for i in left_out_ids)
         # an image without a label may show a left-out class: nobody can tell, so it stays
-        train, held_out = _take_classes(train, kept, unlabelled=True), _take_classes(held_out, kept, unlabelled=True)
-        test = None if test is None else _take_classes(test, kept)
-        classes = tuple(source.classes[i] for i in kept)
-    known, hidden = _hide_labels(train, spec.labelled)
-    train = _limit(known, spec.limit)
-    if spec.labelled < 1 and (lost := len(known.present()) - len(train.present())):
-        hidden.append(
-            f"data.limit = {spec.limit} leaves {lost} of {len(known.present())} classes without a label, for "
-            "it is drawn after data.labelled has hidden them; raise one of the two"
+        train, held_out = (
+            _take_classes(train, kept_ids, unlabelled=True),
+            _take_classes(held_out, kept_ids, unlabelled=True),
         )
-    remarks = (*remarks, *hidden)
+        test = None if test is None else _take_classes(test, kept_ids)
+        classes = tuple(source.classes[i] for i in kept_ids)
+    partly_labelled, label_remarks = _hide_labels(train, spec.labelled)
+    train = _limit(partly_labelled, spec.limit)
+    if spec.labelled < 1 and (lost := len(partly_labelled.class_ids()) - len(train.class_ids())):
+        label_remarks.append(
+            f"data.limit = {spec.limit} leaves {lost} of {len(partly_labelled.class_ids())} classes without a label, "
+            "for it is drawn after data.labelled has hidden them; raise one of the two"
+        )
+    remarks = (*remarks, *label_remarks)
     if not len(train):
         raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
-    described: dict[str, object] = {
+    summary: dict[str, object] = {
         "source": spec.source,
         "train": len(train),
-        "labelled": train.labelled,
+        "labelled": train.num_labelled,
         "held_out": len(held_out),
         "held_out_from": held_out_from,
         "classes": len(classes),
         "skipped": len(source.skipped),
         "fingerprint": fingerprint(train, held_out),
     }
-    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, described)
+    return Data(train, held_out, classes, test, transfer, transfer_classes, remarks, source.skipped, summary)
 
 
 def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
@@ -222,65 +225,65 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     for name in ("val", "test"):
         if spec.holdout is None and name in source.splits:
             return train, source.splits[name], name
-    share = 0.1 if spec.holdout is None else spec.holdout
-    if share == 0:
+    fraction = 0.1 if spec.holdout is None else spec.holdout
+    if fraction == 0:
         return train, train.take(torch.empty(0, dtype=torch.long)), "train"
     # an image without a label can judge nothing, so it is trained on, unless there are no others
-    judging = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
-    chosen = judging[draw_stratified(train.labels[judging], share, SPLIT_SEED)]
-    if share > 0 and len(chosen) == 0:
+    candidates = (train.labels >= 0).nonzero()[:, 0] if bool((train.labels >= 0).any()) else torch.arange(len(train))
+    selected = candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]
+    if fraction > 0 and len(selected) == 0:
         raise BadInput(
-            f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
+            f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {fraction:.0%} "
             "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)"
         )
-    mask = torch.zeros(len(train), dtype=torch.bool)
-    mask[chosen] = True
-    return train.take((~mask).nonzero()[:, 0]), train.take(mask.nonzero()[:, 0]), "train"
+    is_held_out = torch.zeros(len(train), dtype=torch.bool)
+    is_held_out[selected] = True
+    return train.take((~is_held_out).nonzero()[:, 0]), train.take(is_held_out.nonzero()[:, 0]), "train"
 
 
-def _held_out_remarks(train: Split, held_out: Split, name: str, classes: Sequence[str]) -> Iterator[str]:
+def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: Sequence[str]) -> Iterator[str]:
     """Remarks on what is held out and can judge nothing: images without a label, classes that nobody trains on."""
-    if not train.labelled or not len(held_out):
+    if not train.num_labelled or not len(held_out):
         return
-    if not held_out.labelled:
-        some, them = f"none of the {len(held_out)} images of {name} has a", "them"
+    if not held_out.num_labelled:
+        images_have, images = f"none of the {len(held_out)} images of {split_name} has a", "them"
         if len(held_out) == 1:
-            some, them = f"the one image of {name} has no", "it"
+            images_have, images = f"the one image of {split_name} has no", "it"
         yield (
-            f"{some} label, so nothing can be judged by {them}; to hold labelled images of train out "
+            f"{images_have} label, so nothing can be judged by {images}; to hold labelled images of train out "
             "instead: --set data.holdout=0.1"
         )
-    unknown = [classes[label] for label in sorted(set(held_out.present()) - set(train.present()))]
-    if unknown:
+    untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
+    if untrained:
         yield (
-            f"{counted(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
-            f"train on, such as {unknown[0]!r}; a name counts with its capitals, spaces and the way its accents are "
+            f"{counted(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
+            f"train on, such as {untrained[0]!r}; a name counts with its capitals, spaces and the way its accents are "
             "encoded"
         )
 
 
-def draw_stratified(labels: Tensor, share: float, seed: int, ones: bool = False) -> Tensor:
+def draw_stratified(labels: Tensor, fraction: float, seed: int, include_singletons: bool = False) -> Tensor:
     """Positions of about `share` of each class (unlabelled ones are a class here), at most all but one of it.
 
     Of a class of one none is taken, or with `ones` that one.
     """
-    chosen = []
+    selected = []
     for label in sorted(set(labels.tolist())):
         members = (labels == label).nonzero()[:, 0]
-        most = len(members) if ones and len(members) == 1 else len(members) - 1
-        count = min(most, max(round(share * len(members)), 1 if share > 0 else 0))
-        order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seeded(seed, label + 1)))
-        chosen.append(members[order[:count]])
-    return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.long)
+        most_drawn = len(members) if include_singletons and len(members) == 1 else len(members) - 1
+        count = min(most_drawn, max(round(fraction * len(members)), 1 if fraction > 0 else 0))
+        order = torch.randperm(len(members), generator=torch.Generator().manual_seed(derive_seed(seed, label + 1)))
+        selected.append(members[order[:count]])
+    return torch.cat(selected).sort().values if selected else torch.empty(0, dtype=torch.long)
 
 
-def _kept_and_left_out(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
+def _separate_classes(classes: Sequence[str], leave_out: Sequence[str]) -> tuple[list[int], list[int]]:
     """Ids of the classes to train on, and of those kept out of pretraining."""
     for name in leave_out:
         if name not in classes:
             raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
-    left = [i for i, name in enumerate(classes) if name in leave_out]
-    return [i for i in range(len(classes)) if i not in left], left
+    left_out = [i for i, name in enumerate(classes) if name in leave_out]
+    return [i for i in range(len(classes)) if i not in left_out], left_out
 
 
 def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False) -> Split:
@@ -292,27 +295,28 @@ def _take_classes(split: Split, classes: Sequence[int], unlabelled: bool = False
     return mapped.take(keep.nonzero()[:, 0])
 
 
-def _hide_labels(train: Split, share: float) -> tuple[Split, list[str]]:
+def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
     """Labels of about `share` of each class, and a remark where small classes make it another share of them all."""
-    if share == 1.0:
+    if fraction == 1.0:
         return train, []
-    kept = draw_stratified(train.labels, share, SPLIT_SEED + 1, ones=True)
+    kept_rows = draw_stratified(train.labels, fraction, SPLIT_SEED + 1, include_singletons=True)
     labels = torch.full_like(train.labels, -1)
-    labels[kept] = train.labels[kept]
+    labels[kept_rows] = train.labels[kept_rows]
     sizes = torch.bincount(train.labels[train.labels >= 0])
-    taken = torch.bincount(labels[labels >= 0], minlength=len(sizes))
-    found, wanted = int(taken.sum()), round(share * int(sizes.sum()))
-    rounded, why = (sizes.double() * share).round(), ""
-    if found > wanted and bool((taken > rounded).any()):
-        why = "every class keeps one at least"
-    elif found < wanted and bool((taken < rounded).any()):
-        why = "every class of two or more hides one at least"
-    elif abs(found - wanted) > max(1, 0.05 * wanted):
-        why = "the share is rounded in each class"
+    kept_sizes = torch.bincount(labels[labels >= 0], minlength=len(sizes))
+    num_kept, num_requested = int(kept_sizes.sum()), round(fraction * int(sizes.sum()))
+    rounded_sizes, explanation = (sizes.double() * fraction).round(), ""
+    if num_kept > num_requested and bool((kept_sizes > rounded_sizes).any()):
+        explanation = "every class keeps one at least"
+    elif num_kept < num_requested and bool((kept_sizes < rounded_sizes).any()):
+        explanation = "every class of two or more hides one at least"
+    elif abs(num_kept - num_requested) > max(1, 0.05 * num_requested):
+        explanation = "the share is rounded in each class"
     remark = (
-        f"data.labelled = {share:g} asks for {wanted:,} of {int(sizes.sum()):,} labels; {found:,} are kept, for {why}"
+        f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
+        f"{num_kept:,} are kept, for {explanation}"
     )
-    return replace(train.listed(), labels=labels), [remark] if why else []
+    return replace(train.materialize(), labels=labels), [remark] if explanation else []
 
 
 def _limit(train: Split, limit: int | None) -> Split:
@@ -336,31 +340,31 @@ class Feed:
     ) -> None:
         self.split, self.positions, self.device, self.steps, self.ahead = split, positions, device, steps, ahead
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.ready: dict[int, Future[tuple[Batch, Any, Any]]] = {}
-        self.thread: ThreadPoolExecutor | None = None
+        self.pending: dict[int, Future[tuple[Batch, Any, Any]]] = {}
+        self.executor: ThreadPoolExecutor | None = None
 
     @property
-    def resident(self) -> bool:
+    def is_resident(self) -> bool:
         """Whether a batch is one indexing away, without disk or bus."""
         return self.split.store.is_resident(self.device)
 
     @property
-    def one_shape(self) -> bool:
+    def has_one_shape(self) -> bool:
         """Whether every batch has the same shape, so that a step that takes it can be captured and replayed."""
         return self.split.store.has_one_shape(self.device)
 
     def batch(self, step: int) -> Batch:
-        if self.resident:
+        if self.is_resident:
             return self.split.batch(self.positions(step))
-        if self.thread is None:
+        if self.executor is None:
             # two: one copies or decodes while the other's batch is on its way to the device
-            self.thread = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
+            self.executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="feed")
         for later in range(step, max(step + 1, min(step + self.ahead, self.steps))):
-            if later not in self.ready:
-                self.ready[later] = self.thread.submit(self._make, later)
-        for passed in [other for other in self.ready if other < step or other >= step + self.ahead]:
-            self.ready.pop(passed).cancel()
-        batch, event, _ = self.ready.pop(step).result()
+            if later not in self.pending:
+                self.pending[later] = self.executor.submit(self._prepare, later)
+        for stale in [other for other in self.pending if other < step or other >= step + self.ahead]:
+            self.pending.pop(stale).cancel()
+        batch, event, _ = self.pending.pop(step).result()
         if event is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(event)
@@ -369,13 +373,13 @@ class Feed:
                     tensor.record_stream(current)  # its memory is not to be reused while this stream reads it
         return batch
 
-    def _make(self, step: int) -> tuple[Batch, Any, Any]:
+    def _prepare(self, step: int) -> tuple[Batch, Any, Any]:
         positions = self.positions(step)
         if self.stream is None:
             return self.split.batch(positions), None, None
-        on_host = self.split.batch_on_canvas(positions)
+        host_batch = self.split.batch_on_canvas(positions)
         with torch.cuda.stream(self.stream):
-            pinned = on_host.pin_memory()
+            pinned = host_batch.pin_memory()
             moved = pinned.to(self.device)
             event = torch.cuda.Event()
             event.record(self.stream)
@@ -383,6 +387,6 @@ class Feed:
 
     def close(self) -> None:
         """Drop what was made ready; no thread is left at work. Who asks for a batch afterwards gets it all the same."""
-        if self.thread is not None:
-            self.thread.shutdown(wait=True, cancel_futures=True)
-            self.thread, self.ready = None, {}
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+            self.executor, self.pending = None, {}

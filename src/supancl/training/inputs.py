@@ -15,7 +15,7 @@ from torch import Tensor
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch, Progress
-from supancl.data.views.specs import ViewSpec, in_part
+from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Part, Ranks
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
@@ -72,7 +72,7 @@ class StepInputs:
         streamed = data.train.is_streamed  # then batches bring their labels
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         self.micro_batches = [
-            MicroBatch(rows, part, read, in_part(recipe.views, part))
+            MicroBatch(rows, part, read, views_for_rows(recipe.views, part))
             for rows, part, read in ranks.micros(recipe.train.batch_size, recipe.train.accumulate, device)
         ]
         self.schedule = Schedule(recipe, data.train)

@@ -51,13 +51,13 @@ def sample_labelled(split: Split, most: int) -> Split:
 
     A stream that is not listed gives images as they come, with or without a label.
     """
-    if 0 < split.labelled < len(split) and split.is_listed:
+    if 0 < split.num_labelled < len(split) and split.is_materialized:
         split = split.take((split.labels >= 0).nonzero()[:, 0])
-    return split.some(most)
+    return split.sample(most)
 
 
 def sample_rows(features: Features, most: int) -> Features:
-    """At most so many rows: of all features of a split, those that `Split.some` would have taken."""
+    """At most so many rows: of all features of a split, those that `Split.sample` would have taken."""
     if len(features.labels) <= most:
         return features
     order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ class Monitor:
     """Reads the signs; `alarm` says once, in plain words, when training has collapsed."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.splits, self.present = (data.train, data.held_out), data.train.present()
+        self.splits, self.present = (data.train, data.held_out), data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MOST_IMAGES) for split in self.splits)
         # targets drawn to C class means need C - 1 directions, so of few classes fewer are expected
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
@@ -136,7 +136,7 @@ class Monitor:
             )
         within, total = variance(queries)
         row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-        if not reference.labelled or not held_out.labelled:  # there is nothing to compare
+        if not reference.num_labelled or not held_out.num_labelled:  # there is nothing to compare
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MOST_IMAGES)

@@ -59,8 +59,8 @@ def pretrain(
     the settings kept there (`recipe` may then be None). The caller's random state is left as it was.
     Started by torchrun, all its ranks train together: every one calls this alike, and gets the same run.
     """
-    if recipe is not None and data is not None and "source" in data.described:
-        recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
+    if recipe is not None and data is not None and "source" in data.summary:
+        recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
     with opened(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.leads else Reporter()
         asked = ranks.once(lambda: resolve_recipe(recipe, folder_of(recipe, out), resume, init))
@@ -75,7 +75,7 @@ def pretrain(
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(determinism(chosen.train.deterministic))
         try:
-            ranks.alike(found.described.get("fingerprint"), "the data")
+            ranks.alike(found.summary.get("fingerprint"), "the data")
             trainer = trainer_for(chosen, found, device, reporter.reading, ranks)
             with begin_run(trainer, found, folder, resume, init, reporter) as loop:
                 loop.run()

@@ -94,7 +94,7 @@ class Trainer:
 
     def next_batch(self) -> Any:
         """The pixels of the next step, where they do not lie on the device."""
-        return None if self.feed.resident else self.feed.batch(self.step)
+        return None if self.feed.is_resident else self.feed.batch(self.step)
 
     def take_as_written(self, failure: str) -> None:
         """Where the compiler failed: this step and all that follow run as they are written."""
@@ -144,4 +144,4 @@ class Trainer:
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
     """Whether a step can be recorded: on one GPU, with nobody looking at its losses, in batches of one shape."""
     asked = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
-    return asked and not checks_every_step(recipe, device) and feed.one_shape
+    return asked and not checks_every_step(recipe, device) and feed.has_one_shape

@@ -20,7 +20,7 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
     """
     if use == "few-shot":
         return np.full(len(official), "train")
-    final = official.astype("<U8")
+    splits = official.astype("<U8")
     ids = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     if row.per_class is not None:
         train, val = row.per_class
@@ -30,15 +30,15 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
                 f"{name}: class {smallest!r} has {counted(count, 'image')}; {train} + {val} of each class "
                 f"are for train and val and the rest for test, so at least {train + val + 1} are needed"
             )
-        places = _places(ids, SPLIT_SEED)
-        final = np.where(places < train, "train", np.where(places < train + val, "val", "test"))
-    elif row.split is not None and (final == "trainval").any():
+        ranks = _rank_in_class(ids, SPLIT_SEED)
+        splits = np.where(ranks < train, "train", np.where(ranks < train + val, "val", "test"))
+    elif row.split is not None and (splits == "trainval").any():
         train, val, _ = row.split
-        both = np.flatnonzero(final == "trainval")
-        count = val if len(both) == train + val else round(len(both) * val / (train + val))
-        final[both] = "train"
-        final[both[draw_exactly(ids[torch.from_numpy(both)], count, SPLIT_SEED).numpy()]] = "val"
-    return final
+        trainval = np.flatnonzero(splits == "trainval")
+        count = val if len(trainval) == train + val else round(len(trainval) * val / (train + val))
+        splits[trainval] = "train"
+        splits[trainval[draw_exactly(ids[torch.from_numpy(trainval)], count, SPLIT_SEED).numpy()]] = "val"
+    return splits
 
 
 def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
@@ -48,18 +48,18 @@ def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
     >>> len(drawn), int((drawn < 6).sum())  # 2.67 and 1.33 of 4
     (4, 3)
     """
-    shares = torch.bincount(labels).double() * count / len(labels)
-    quota = shares.floor().long()
-    rest = count - int(quota.sum())
-    quota[(shares - quota).sort(descending=True, stable=True).indices[:rest]] += 1
-    return torch.from_numpy(np.flatnonzero(_places(labels, seed) < quota[labels].numpy()))
+    exact_counts = torch.bincount(labels).double() * count / len(labels)
+    quota = exact_counts.floor().long()
+    remainder = count - int(quota.sum())
+    quota[(exact_counts - quota).sort(descending=True, stable=True).indices[:remainder]] += 1
+    return torch.from_numpy(np.flatnonzero(_rank_in_class(labels, seed) < quota[labels].numpy()))
 
 
-def _places(labels: Tensor, seed: int) -> np.ndarray:
+def _rank_in_class(labels: Tensor, seed: int) -> np.ndarray:
     """The place of each item in a random order of its class."""
     keys = torch.rand(len(labels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
     order = np.lexsort((keys, labels.numpy()))
     sizes = torch.bincount(labels).numpy()
-    places = np.empty(len(labels), dtype=np.int64)
-    places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return places
+    ranks = np.empty(len(labels), dtype=np.int64)
+    ranks[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return ranks

@@ -14,7 +14,7 @@ import torch
 
 from supancl.data.sources import arrays
 from supancl.data.sources.layouts import and_more
-from supancl.data.splits import Source, whole_split
+from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput
 
@@ -28,22 +28,25 @@ def cifar_python(kind: str) -> ArrayReader:
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
-        official = getattr(datasets, kind)
-        here = type(kind, (official,), {"base_folder": folder.name})  # whatever the folder is called
-        meta = [official.meta["filename"], official.meta["md5"]]
-        for name, md5 in [*official.train_list, *official.test_list, meta]:
+        dataset = getattr(datasets, kind)
+        local_dataset = type(kind, (dataset,), {"base_folder": folder.name})  # whatever the folder is called
+        meta = [dataset.meta["filename"], dataset.meta["md5"]]
+        for name, md5 in [*dataset.train_list, *dataset.test_list, meta]:
             if not (folder / name).is_file():
-                raise BadInput(f"{folder / name}: not there; unpack {official.filename} again")
+                raise BadInput(f"{folder / name}: not there; unpack {dataset.filename} again")
             if not check_integrity(str(folder / name), md5):
                 raise BadInput(
                     f"{folder / name}: not the published file (its MD5 differs), and no other pickle is "
-                    f"opened; unpack {official.filename} again"
+                    f"opened; unpack {dataset.filename} again"
                 )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*align")  # early numpy 2.4 on old files: pytorch/vision#9340
-            parts = {"trainval": here(folder.parent, train=True), "test": here(folder.parent, train=False)}
-        pairs = {split: (part.data, torch.tensor(part.targets).numpy()) for split, part in parts.items()}
-        return arrays.source_from_arrays(pairs, channels, str(folder), tuple(parts["test"].classes))
+            subsets = {
+                "trainval": local_dataset(folder.parent, train=True),
+                "test": local_dataset(folder.parent, train=False),
+            }
+        pairs = {split: (subset.data, torch.tensor(subset.targets).numpy()) for split, subset in subsets.items()}
+        return arrays.source_from_arrays(pairs, channels, str(folder), tuple(subsets["test"].classes))
 
     return read
 
@@ -61,7 +64,7 @@ def cifar_npz(file: str) -> ArrayReader:
 
 
 # the classes of aquatic mammals, insects, medium-sized mammals and people; sorted, so in label order
-FC100_TEST = (
+FC100_TEST_CLASSES = (
     "baby", "beaver", "bee", "beetle", "boy", "butterfly", "caterpillar", "cockroach", "dolphin", "fox", "girl", "man",
     "otter", "porcupine", "possum", "raccoon", "seal", "skunk", "whale", "woman",
 )  # fmt: skip
@@ -72,22 +75,22 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
 
     def read(folder: Path, channels: int) -> Source:
         source = cifar100(folder, channels)
-        classes = FC100_TEST
-        lacking = sorted(set(classes) - set(source.classes))
-        if lacking:
+        classes = FC100_TEST_CLASSES
+        missing = sorted(set(classes) - set(source.classes))
+        if missing:
             raise BadInput(
-                f"{folder}: no class {lacking[0]!r}{and_more(lacking)}; FC100 is cut out of CIFAR100 by "
+                f"{folder}: no class {missing[0]!r}{and_more(missing)}; FC100 is cut out of CIFAR100 by "
                 "class name, so give data with its names (class_names)"
             )
         ids = torch.full((len(source.classes),), -1)
         ids[torch.tensor([source.classes.index(name) for name in classes])] = torch.arange(len(classes))
         pixels, labels, names = [], [], []
         for split in source.splits.values():
-            mine = (ids[split.labels] >= 0).nonzero()[:, 0]
-            pixels.append(split.batch(mine).pixels)
-            labels.append(ids[split.labels[mine]])
-            names += split.named(mine)
-        every = whole_split(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
-        return Source({"test": every}, classes, source.remarks)
+            selected = (ids[split.labels] >= 0).nonzero()[:, 0]
+            pixels.append(split.batch(selected).pixels)
+            labels.append(ids[split.labels[selected]])
+            names += split.names_at(selected)
+        all_images = full_split(ArrayImages(torch.cat(pixels)), torch.cat(labels), names)
+        return Source({"test": all_images}, classes, source.remarks)
 
     return read

@@ -20,20 +20,20 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
             names = Counter(rows.fieldnames or ())
             missing = {"path", "label"} - set(names)
             if missing:
-                have = ", ".join(rows.fieldnames or ()) or "nothing"
+                header = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise BadInput(
-                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {have}, wanted path,label[,split]"
+                    f"{path}: no column {sorted(missing)[0]!r}; the first line has {header}, wanted path,label[,split]"
                 )
-            twice = next((name for name in ("path", "label", "split") if names[name] > 1), None)
-            if twice is not None:
-                raise BadInput(f"{path}: {names[twice]} columns are called {twice!r}; keep one of them")
+            repeated = next((name for name in ("path", "label", "split") if names[name] > 1), None)
+            if repeated is not None:
+                raise BadInput(f"{path}: {names[repeated]} columns are called {repeated!r}; keep one of them")
             for row in rows:
                 if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
                     raise BadInput(
                         f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
                         "columns of the first line; put a value that has a comma in double quotes"
                     )
-                entries.append(_csv_entry(row, path, rows.line_num, skip_bad))
+                entries.append(_parse_row(row, path, rows.line_num, skip_bad))
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path}: not a csv file in UTF-8 ({error}); save it in that encoding") from None
     if not entries:
@@ -41,16 +41,16 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     if not any(split == "train" for split, _, _ in entries):
         raise BadInput(f"{path}: no row has split 'train'; give it to some, or drop the column")
     remarks: list[str] = []
-    again = [file for file, times in Counter(os.path.abspath(file) for _, file, _ in entries).items() if times > 1]
-    if again:
+    duplicates = [file for file, count in Counter(os.path.abspath(file) for _, file, _ in entries).items() if count > 1]
+    if duplicates:
         remarks.append(
-            f"{path}: {counted(len(again), 'file is', 'files are')} listed more than once, such as "
-            f"{again[0]}; one that is trained on and held out too judges nothing"
+            f"{path}: {counted(len(duplicates), 'file is', 'files are')} listed more than once, such as "
+            f"{duplicates[0]}; one that is trained on and held out too judges nothing"
         )
     return Listing(entries, path.parent, tuple(remarks))
 
 
-def _csv_entry(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
+def _parse_row(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
     if any("\n" in (value or "") for value in (row["path"], row["label"])):  # it has swallowed the lines below it
         raise BadInput(
             f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "

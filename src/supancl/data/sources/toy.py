@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from supancl.config import Count, NotNegative
-from supancl.data.order import seeded
-from supancl.data.splits import Source, whole_split
+from supancl.data.order import derive_seed
+from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 
 TOY_SEED = 0
@@ -43,7 +43,7 @@ class Toy(NamedTuple):
 
 def draw_toy(spec: ToySpec, seed: int) -> Toy:
     """Samples of every class around orthogonal means (left singular vectors of a Gaussian matrix)."""
-    generator = torch.Generator().manual_seed(seeded(seed, 1))
+    generator = torch.Generator().manual_seed(derive_seed(seed, 1))
     gaussian = torch.randn(spec.dimensions, spec.classes, generator=generator, dtype=torch.float64)
     means = torch.linalg.svd(gaussian, full_matrices=False)[0].T.float()
 
@@ -64,8 +64,8 @@ def toy_source(channels: int) -> Source:
     names = [f"toy[{i}]" for i in range(max(len(toy.train), len(toy.test)))]
     return Source(
         {
-            "train": whole_split(ArrayImages(toy.train), toy.train_labels, names),
-            "test": whole_split(ArrayImages(toy.test), toy.test_labels, names),
+            "train": full_split(ArrayImages(toy.train), toy.train_labels, names),
+            "test": full_split(ArrayImages(toy.test), toy.test_labels, names),
         },
         tuple("ABC"),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.files import reason, sync_folder, write_atomically
 
 SHARD_BYTES = 128 * 2**20
-ELSEWHERE = "make room, name another folder in SUPANCL_CACHE, or --set data.cache=never"
+FREE_SPACE_ADVICE = "make room, name another folder in SUPANCL_CACHE, or --set data.cache=never"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Shard:
     checksums: np.ndarray  # (n,) uint32: crc32 of each image's bytes
 
 
-def crc(image: Tensor) -> int:
+def image_checksum(image: Tensor) -> int:
     """The checksum of an image's bytes."""
     return zlib.crc32(image.numpy().data)
 
@@ -50,7 +50,7 @@ class ShardWriter:
             self.file = open(self._path().with_suffix(".bin.tmp"), "wb")  # noqa: SIM115 - closed by finish()
         offset = self.file.tell()
         self.file.write(image.numpy().data)
-        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, crc(image), image.numel()))
+        self.rows.append((name, stamp, (image.shape[1], image.shape[2]), offset, image_checksum(image), image.numel()))
         self.bytes += image.numel()
         if offset + image.numel() >= SHARD_BYTES:
             self.finish()
@@ -110,7 +110,7 @@ def write_index(shard: Shard) -> None:
         with open(path, "wb") as file:
             np.savez(file, **arrays)
 
-    write_atomically(shard.path.with_suffix(".npz"), write, ELSEWHERE)
+    write_atomically(shard.path.with_suffix(".npz"), write, FREE_SPACE_ADVICE)
     sync_folder(shard.path.parent)
 
 
@@ -123,11 +123,11 @@ def read_index(index: Path, channels: int) -> Shard | str:
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
     except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
         return f"its index cannot be read: {reason(error)}"
-    count, each = len(names), channels * shard.sizes.prod(-1)
+    count, image_bytes = len(names), channels * shard.sizes.prod(-1)
     shapes = [shard.stamps.shape, shard.sizes.shape, shard.offsets.shape, shard.checksums.shape]
-    fitting = shapes == [(count, 2), (count, 2), (count,), (count,)]
-    if not fitting or not np.array_equal(shard.offsets, each.cumsum() - each):
+    shapes_match = shapes == [(count, 2), (count, 2), (count,), (count,)]
+    if not shapes_match or not np.array_equal(shard.offsets, image_bytes.cumsum() - image_bytes):
         return "its index is inconsistent"
-    if not pixels.is_file() or pixels.stat().st_size != int(each.sum()):
+    if not pixels.is_file() or pixels.stat().st_size != int(image_bytes.sum()):
         return "its pixels are missing" if not pixels.is_file() else "its length is not what was written"
     return shard

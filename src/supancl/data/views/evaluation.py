@@ -48,8 +48,8 @@ def margin_boxes(sizes: Tensor, size: int) -> Tensor:
     They are 7/8 of the short side wide: of images decoded at round(8/7 size) exactly `size`, so nothing is resampled.
     Images whose short side is not above `size` have no margin to cut away: their whole short side is taken.
     """
-    short = sizes.amin(1, keepdim=True).double()
-    return centre_boxes(sizes, torch.where(short > size, (short * (7 / 8)).round(), short))
+    short_side = sizes.amin(1, keepdim=True).double()
+    return centre_boxes(sizes, torch.where(short_side > size, (short_side * (7 / 8)).round(), short_side))
 
 
 def _margin_squares(batch: Batch, size: int) -> Tensor:
@@ -70,8 +70,13 @@ def _enlarged_centre(pixels: Tensor, size: int) -> Tensor:
     height, width = pixels.shape[-2:]
     images = pixels.float()
     if min(height, width) != size:
-        tall, wide = (size * side // min(height, width) for side in (height, width))  # cut off, as torchvision does
-        for sides in ((height, wide), (tall, wide)):  # first across, then down, bytes after each: as Pillow does
+        new_height, new_width = (
+            size * side // min(height, width) for side in (height, width)
+        )  # cut off, as torchvision does
+        for sides in (
+            (height, new_width),
+            (new_height, new_width),
+        ):  # first across, then down, bytes after each: as Pillow does
             images = F.interpolate(images, sides, mode="bicubic", antialias=True).round().clamp(0, 255)
     box = centre_boxes(torch.tensor([images.shape[-2:]]), torch.tensor([[float(size)]]))
     top, left = box.long()[0, :2].tolist()

@@ -48,7 +48,7 @@ def trainer_for(
     kept = _KEPT.get()
     if kept is None or ranks.size > 1:
         return Trainer(recipe, data, device, progress, ranks)
-    mark = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
+    mark = (data.summary.get("source"), data.summary.get("fingerprint"), data.classes, len(data.train), device)
     trainer = kept.trainer if kept.fingerprint == mark else None
     store = data.train.store
     if trainer is not None and serves(trainer, recipe) and store.has_same_pixels(trainer.inputs.images.store):
