@@ -130,7 +130,7 @@ def orders(most: float) -> Iterator[Row]:
         for step in range(middle, middle + 1500):
             windowed.positions(step)
         each = (time.perf_counter() - since) / 1500
-        held = tensor_bytes([windowed.layouts, windowed.windows, windowed.counts, windowed.firsts])
+        held = tensor_bytes([windowed.cached_layouts, windowed.cached_windows, windowed.counts, windowed.shard_starts])
         row: Row = {
             "images": images,
             "windowed_first_ms": first * 1e3,

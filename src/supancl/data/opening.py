@@ -1,8 +1,8 @@
-"""A SOURCE becomes data: training images, held-out images, labels and class names.
+"""Open a data source: training images, held-out images, labels and class names.
 
 SOURCE is `digits`, `toy`, an image folder, a `.npz`, a `.csv`, tar shards, `torchvision:NAME@ROOT`, `hf:NAME`, or
-`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python. A reader of `sources/` finds the
-images, `load_images` decodes them into a store, `prepare` holds some of them out.
+`NAME@ROOT` for a data set of the registry; `from_arrays` takes arrays from Python. A reader of `sources/` lists the
+images, `load_images` decodes them into a store, `prepare_data` holds some of them out.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, Packe
 from supancl.errors import BadInput, counted, nearest
 from supancl.files import beside
 
-AUTO_CACHE_BYTES = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
-SAMPLED_IMAGES = 64  # images that stand for all of them, where every one would take too long
-DARK_LEVEL = 16  # of 255, as bright as 12 bits get in a file of 16: 4095 of 65535
+AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
+SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
+DARK_LEVEL = 16  # of 255: the brightest 12-bit value in a 16-bit file, 4095 of 65535
 
 
 def open_data(spec: DataSpec, channels: int, progress: Progress | None = None) -> Data:
-    """Read the source that `spec` names and take from it what `spec` asks for."""
+    """Open `spec.source`, then hold out, limit and hide labels as `spec` says."""
     return prepare_data(open_source(spec, channels, progress), spec)
 
 
 def open_source(spec: DataSpec, channels: int, progress: Progress | None = None, lenient: bool = False) -> Source:
-    """The source that `spec` names; a `lenient` look lists empty class folders instead of refusing them."""
+    """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
     name = spec.source
     if not name:
         raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
@@ -62,7 +62,7 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
 
 
 def _read_or_list(spec: DataSpec, channels: int, progress: Progress | None, lenient: bool) -> Source | Listing:
-    """Arrays, which are in memory, or a list of files."""
+    """A source whose images are in memory, or a list of image files."""
     name = spec.source
     if name in arrays.BUILT_IN:
         return arrays.BUILT_IN[name](channels)
@@ -93,10 +93,10 @@ def open_benchmark(
     use: Use | None = None,
     partial: bool = False,
 ) -> Source:
-    """The data set in ROOT, or in its folder below ROOT, with the splits of the paper.
+    """Open a benchmark that lies in ROOT, or in its folder below ROOT, with the splits of the paper.
 
-    For transfer: train, val and test. For few-shot: one split, train, with every image there is. `use` is the row's
-    first one unless given. Data that are not whole are refused, or with `partial` used as they are, and said to be.
+    For transfer: train, val and test. For few-shot: one split, train, with every image. `use` defaults to the
+    benchmark's first use. Incomplete data are refused, or with `partial` used with a remark.
     """
     listing = benchmarks.list_benchmark(name, root, channels, use, partial)
     return benchmarks.apply_class_order(load_images(listing, channels, spec or DataSpec(), progress), name)
@@ -131,7 +131,7 @@ def from_arrays(
 
 
 def absolute_source(name: str) -> str:
-    """A path as it is found from any folder; built-in names as they are."""
+    """The source with its path made absolute; built-in names are unchanged."""
     if not name or name in arrays.BUILT_IN:
         return name
     prefix, separator, root = name.partition("@")
@@ -147,12 +147,12 @@ def absolute_source(name: str) -> str:
 
 
 def is_same_source(first: str, second: str) -> bool:
-    """Whether two names stand for the same data."""
+    """Whether two names mean the same data."""
     return absolute_source(first) == absolute_source(second)
 
 
 def check_source(name: str) -> None:
-    """Refuse a source that is not there, without reading it: of several, the last one may be hours away."""
+    """Refuse a missing source before any is read: reading the ones before it may take hours."""
     benchmark_name, _, root = name.partition("@")
     if _is_benchmark(name):
         benchmarks.find_benchmark(benchmark_name, root)
@@ -182,8 +182,8 @@ def _existing_path(name: str) -> Path:
 
 
 def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
-    """Decode every listed image once into a store; what cannot be read is refused, or skipped and named."""
-    if isinstance(listing, Source):  # its images are in memory
+    """Decode every listed image once into a store. Unreadable ones are refused, or skipped with a remark."""
+    if isinstance(listing, Source):  # images are in memory already
         return listing
     remarks, entries = list(listing.remarks), listing.entries
     items = [item for _, item, _ in entries]
@@ -229,9 +229,9 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
 
 
 def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[str]:
-    """A remark where images are nearly black, as 12 bits of a camera are in a file of 16, which does not say so.
+    """A remark if images are nearly black, as unscaled 12-bit camera values in 16-bit files are.
 
-    `items` are those of the store. Of files of 8 bits nothing is said: masks of 0 and 1 are as they should be.
+    `items` are those of the store. 8-bit files get no remark: masks of 0 and 1 are meant to be dark.
     """
     sampled = _evenly_spaced_positions(len(items))
     if not any(_has_over_8_bits(items[i]) for i in sampled):
@@ -245,18 +245,18 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
 
 
 def _evenly_spaced_positions(count: int) -> list[int]:
-    """Positions of the images to look at, from the first to the last."""
+    """Positions of at most SAMPLED_IMAGES images, from the first to the last."""
     positions: list[int] = np.linspace(0, count - 1, min(SAMPLED_IMAGES, count)).round().astype(int).tolist()
     return positions
 
 
 def _has_over_8_bits(item: Path | Item) -> bool:
-    """Whether an image has more than 8 bits a sample, by its header."""
+    """Whether the image's header says more than 8 bits per sample."""
     try:
         with open_image(item) as image:
-            tile_modes = [tile[3] for tile in getattr(image, "tile", ())]  # colours of 16 bits have the mode RGB too
+            tile_modes = [tile[3] for tile in getattr(image, "tile", ())]  # 16-bit colour also has mode RGB
             return str(image.mode).startswith("I") or ";16" in str(tile_modes)
-    except (OSError, ValueError):  # it has gone since it was decoded
+    except (OSError, ValueError):  # deleted since it was decoded
         return False
 
 
@@ -268,9 +268,9 @@ def _store_images(
     progress: Progress | None,
     remarks: list[str],
 ) -> tuple[ImageStore, list[tuple[int, str]]]:
-    """A store with the readable items in their order, and (position, reason) of the others.
+    """A store with the readable items in order, and (position, reason) of the unreadable ones.
 
-    Small data are kept in memory, large ones in the packed cache; without a cache, large ones are decoded each time.
+    Small data are held in memory, large data in the packed cache; without a cache, large data are decoded each time.
     """
     estimate = estimate_bytes(items, channels, spec.short_side)
     if spec.cache == "always" or (spec.cache == "auto" and estimate > AUTO_CACHE_BYTES):
@@ -278,7 +278,7 @@ def _store_images(
         cached, unreadable, cache_remarks = cache.build(items, progress)
         remarks += cache_remarks
         return cached, unreadable
-    in_memory = estimate <= 2 * spec.memory_gb * 1e9  # a guess well above it needs no trying
+    in_memory = estimate <= 2 * spec.memory_gb * 1e9  # if the estimate is far above, do not even try
     images, unreadable = _decode_all(items, channels, spec, progress, in_memory, remarks)
     bad_positions = {position for position, _ in unreadable}
     readable_items = [item for position, item in enumerate(items) if position not in bad_positions]
@@ -290,13 +290,13 @@ def _store_images(
 
 
 def estimate_bytes(items: Sequence[Path | Item], channels: int, short_side: int | None) -> float:
-    """How many bytes of pixels these images have, judged by the headers of some of them."""
+    """Estimated bytes of decoded pixels, from the headers of some images."""
     sizes = []
     for i in _evenly_spaced_positions(len(items)):
         try:
             height, width = shrunk_size(upright_size(items[i]), short_side)
             sizes.append(height * width)
-        except Exception:  # what cannot be read is told later, by who decodes it
+        except Exception:  # decoding reports unreadable images later
             continue
     return channels * float(np.mean(sizes)) * len(items) if sizes else 0.0
 
@@ -309,7 +309,7 @@ def _decode_all(
     in_memory: bool,
     remarks: list[str],
 ) -> tuple[list[Tensor] | None, list[tuple[int, str]]]:
-    """Pixels of the readable items (None once they outgrow data.memory_gb), and (position, reason) of the others."""
+    """Pixels of the readable items (None if beyond data.memory_gb), and (position, reason) of the unreadable ones."""
     images: list[Tensor] | None = [] if in_memory else None
     unreadable: list[tuple[int, str]] = []
     large: list[str] = []

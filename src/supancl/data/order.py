@@ -1,4 +1,4 @@
-"""In which order images come: a function of seed, epoch and position alone."""
+"""The order of images: a function of seed, epoch and position alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 
-@lru_cache(maxsize=2)  # it is asked for at every step of the epoch
+@lru_cache(maxsize=2)  # called at every step of the epoch
 def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """A permutation of range(images); not to be changed in place."""
+    """A permutation of range(images). Cached: do not change it in place."""
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
     return torch.randperm(images, generator=generator)
 
 
 def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
-    """As many positions as there are labels, every class equally often (to within one).
+    """As many positions as there are labels, with every class equally often (to within one).
 
-    A class with too few images gives each of them once before any of them twice; one with too many gives a random
-    part of them. Unlabelled images come once each, as ever.
+    A small class repeats its images, each once before any twice; a large class gives a random subset. Unlabelled
+    images come once each.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
     members, unlabelled = (labels >= 0).nonzero()[:, 0], (labels < 0).nonzero()[:, 0]
@@ -31,7 +31,7 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
     count = torch.bincount(row)
     slots = torch.full_like(count, len(members) // len(classes))
     slots[torch.randperm(len(classes), generator=generator)[: len(members) % len(classes)]] += 1
-    rounds = (slots + count - 1) // count  # how often a class must go through its images
+    rounds = (slots + count - 1) // count  # how often a class repeats its images
     repeated, repeated_class = members.repeat_interleave(rounds[row]), row.repeat_interleave(rounds[row])
     starts = rounds[row].cumsum(0) - rounds[row]
     which_round = torch.arange(len(repeated)) - starts.repeat_interleave(rounds[row])
@@ -46,7 +46,7 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 class Order:
-    """Which images each step of a run takes."""
+    """The images of each step of a run."""
 
     def __init__(self, labels: Tensor, seed: int, batch_size: int, balanced: bool = False) -> None:
         self.labels, self.seed, self.batch_size, self.balanced = labels.cpu(), seed, batch_size, balanced
@@ -57,7 +57,7 @@ class Order:
         if not self.balanced:
             return epoch_order(len(self.labels), self.seed, epoch)
         cached = self.cached_orders
-        if epoch not in cached:  # two of them: a feed already asks for the next epoch while this one ends
+        if epoch not in cached:  # keep two: a feed prefetches the next epoch while this one ends
             order = balanced_order(self.labels, self.seed, epoch)
             self.cached_orders = cached = {**dict(list(cached.items())[-1:]), epoch: order}
         return cached[epoch]
@@ -76,10 +76,10 @@ def derive_seed(seed: int, *numbers: int) -> int:
 
 
 class WindowedOrder:
-    """The order of images that lie in shards, worked out a window of shards at a time: a billion need no permutation.
+    """The order of images in shards, computed one window of shards at a time, so that a billion images fit.
 
-    Positions count through the shards one after another, `counts` in each. An epoch shuffles the shards, takes
-    `window` of them at a time and shuffles the images of those among each other; so a batch mixes that many shards.
+    Positions number the images of all shards in turn, `counts` in each. An epoch shuffles the shards, takes `window`
+    of them at a time and shuffles their images together, so a batch mixes images of that many shards.
     """
 
     def __init__(self, counts: Sequence[int], seed: int, batch_size: int, window: int) -> None:
@@ -87,16 +87,16 @@ class WindowedOrder:
         self.shard_starts = self.counts.cumsum(0) - self.counts
         self.images = int(self.counts.sum())
         self.steps_per_epoch = self.images // batch_size
-        self.lock = threading.Lock()  # a feed asks from threads of its own
+        self.lock = threading.Lock()  # called from the feed's threads
         self.cached_layouts: dict[int, tuple[Tensor, Tensor]] = {}
         self.cached_windows: dict[tuple[int, int], Tensor] = {}
 
     def epoch(self, epoch: int) -> Tensor:
-        """Nothing: there is no order of a whole epoch to look things up in; batches bring their labels."""
+        """Empty: the order of a whole epoch is never computed; batches carry their labels."""
         return torch.empty(0, dtype=torch.long)
 
     def positions(self, step: int) -> Tensor:
-        """The images of one step; it may reach from one window into the next."""
+        """The images of one step, which may span two windows."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         begin, end = step_in_epoch * self.batch_size, (step_in_epoch + 1) * self.batch_size
         with self.lock:
@@ -119,7 +119,7 @@ class WindowedOrder:
         return self.cached_layouts[epoch]
 
     def _window(self, epoch: int, number: int) -> Tensor:
-        """The images of one window, shuffled; the last few windows are kept."""
+        """The shuffled images of one window; the last few windows are cached."""
         if (epoch, number) not in self.cached_windows:
             shards = self._layout(epoch)[0][number * self.window : (number + 1) * self.window]
             counts = self.counts[shards]

@@ -1,4 +1,4 @@
-"""What is in a source: how many images of which class and size, what cannot be read, how much memory they take."""
+"""Describe a source: images by class and split, sizes, unreadable files, memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from supancl.files import digest
 
 
 def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.ndarray) -> dict[str, Any]:
-    """Counts by split and class, sizes as stored (image_sizes gives them), bytes of pixels once decoded."""
+    """Counts by split and class, sizes as stored (from `image_sizes`), bytes of decoded pixels."""
     splits = {}
     for name, split in source.splits.items():
         labelled = split.labels[split.labels >= 0]
         splits[name] = {"images": len(split), "labelled": len(labelled), "classes": len(torch.unique(labelled))}
-    short_side = spec.short_side if source.items else None  # arrays stay as they are
+    short_side = spec.short_side if source.items else None  # arrays are not shrunk
     decoded = np.array([shrunk_size((int(h), int(w)), short_side) for h, w in sizes], np.int64).reshape(-1, 2)
-    # what is unreadable is listed by itself
+    # unreadable images have their own entry
     remarks = [remark for remark in source.remarks if not re.match(r"\d+ unreadable image", remark)]
     in_memory = sum(split.store.nbytes for split in source.splits.values())
     nbytes = channels * int(decoded.prod(1).sum()) if source.items else in_memory
@@ -48,7 +48,7 @@ def describe_source(source: Source, spec: DataSpec, channels: int, sizes: np.nda
 
 
 def histogram(source: Source) -> dict[str, dict[str, int]]:
-    """class -> split -> images, in label order; unlabelled images as their own line."""
+    """class -> split -> number of images, in label order, unlabelled images last."""
     counts = {name: Counter(split.labels.tolist()) for name, split in source.splits.items()}
     counts_by_class = {
         class_name: {name: counts[name].get(label, 0) for name in counts}
@@ -59,7 +59,7 @@ def histogram(source: Source) -> dict[str, dict[str, int]]:
 
 
 def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
-    """(N, 2) height and width of every image as it is stored, from the headers of files."""
+    """(N, 2): height and width of every image as stored, read from file headers."""
 
     def read_size(item: Any) -> tuple[int, int]:
         try:
@@ -104,13 +104,13 @@ def summarize_sizes(sizes: np.ndarray) -> dict[str, list[int]]:
 
 # --- copies -----------------------------------------------------------------------------------------------------------
 
-MAX_EXAMPLES = 3  # pairs of copies whose labels differ
+MAX_EXAMPLES = 3  # of copies with different labels
 
 
 def find_copies(source: Source, progress: Progress | None = None) -> dict[str, Any] | None:
-    """How many files are byte-for-byte copies of one another; None for a source that does not consist of files.
+    """Count files that are byte-for-byte copies of one another; None if the source does not consist of files.
 
-    A file that a table lists twice is no copy of itself. A label that is not there contradicts no other.
+    A file that a table lists twice is not a copy. A missing label does not differ from another.
     """
     files: dict[Path, int] = {}
     for row, item in enumerate(source.items):
@@ -141,7 +141,7 @@ def find_copies(source: Source, progress: Progress | None = None) -> dict[str, A
 
 
 def _group_identical_files(paths: list[Path], progress: Progress | None) -> Iterator[list[Path]]:
-    """Files of the same content. Only those of equal size are read, and the sums of one size are held at a time."""
+    """Groups of files with the same content. Only files of equal size are read, one size at a time."""
 
     def nbytes(path: Path) -> int:
         try:

@@ -1,4 +1,4 @@
-"""Images that are in memory: arrays from Python, `.npz` files, and the built-in digits and toy data."""
+"""Sources in memory: arrays from Python, `.npz` files, the built-in digits and toy data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.errors import BadInput, counted
 
-MAX_CLASSES = 1_000_000  # a larger label is not a class number: every number below it gets a name and a place
+MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 
 
 def digits_source(channels: int) -> Source:
@@ -31,7 +31,7 @@ BUILT_IN: dict[str, Callable[[int], Source]] = {"digits": digits_source, "toy": 
 
 
 def read_npz(path: Path, channels: int) -> Source:
-    """train_images, train_labels and, if there, val_* and test_*; class_names names the labels."""
+    """A source from train_images and train_labels, and optionally val_*, test_* and class_names."""
     arrays = _load_npz(path)
     names = arrays.pop("class_names", None)
     if names is not None and (names.dtype.kind not in "US" or names.ndim != 1):
@@ -54,14 +54,14 @@ def read_npz(path: Path, channels: int) -> Source:
 
 
 def _load_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of the archive, none of them unpickled."""
+    """Every array of the archive; nothing is unpickled."""
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it is a single array, not an archive")
             return {key: archive[key] for key in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
+    except Exception as error:  # numpy, zipfile and zlib each raise something else
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         reason = "it holds pickled objects, which are never executed here" if "pickle" in reason else reason
         raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
@@ -70,7 +70,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
 def source_from_arrays(
     splits: dict[str, tuple[np.ndarray, np.ndarray]], channels: int, location: str, classes: tuple[str, ...] | None
 ) -> Source:
-    """Images and labels by split as a source; `where` names them in messages."""
+    """A source from (images, labels) by split; `location` names it in messages."""
     by_split, depth_by_split = {}, {}
     for name, (images, labels) in splits.items():
         images, depth = _checked_images(np.asarray(images), f"{location}: {name}_images")
@@ -90,7 +90,7 @@ def source_from_arrays(
 
 
 class _RowNames(Sequence[str]):
-    """'train_images[17]', made when asked for."""
+    """Names such as 'train_images[17]', built on demand."""
 
     def __init__(self, name: str, length: int) -> None:
         self.name, self.length = name, length
@@ -132,7 +132,7 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
 
 
 def _convert_channels(images: np.ndarray, channels: int) -> Tensor:
-    """(N, C, H, W): grey repeated for an RGB encoder, RGB weighed to grey for a grey one."""
+    """(N, C, H, W) with `channels`: grey is repeated to RGB, RGB is weighted to grey."""
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
     if pixels.shape[1] == channels:
         return pixels.contiguous()

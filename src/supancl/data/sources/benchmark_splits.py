@@ -1,4 +1,4 @@
-"""Splits that the published data do not have: drawn once, with a fixed seed, in exactly the paper's sizes."""
+"""Splits that the published data lack: drawn with a fixed seed, in exactly the paper's sizes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from supancl.errors import BadInput, counted
 
 
 def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
-    """The split of each image: the official one, but trainval (or everything, without an official split) is divided.
+    """The split of each image: the official one, except that trainval (or everything, if there is none) is divided.
 
-    Few-shot has one split with every image in it, called train as in any source with a single split.
+    Few-shot has a single split with every image, called train as in any source with a single split.
     """
     if use == "few-shot":
         return np.full(len(official), "train")
@@ -42,7 +42,7 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
 
 
 def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Positions of `count` items, each class with its share; what rounding down leaves goes to the largest remainders.
+    """Positions of `count` items, stratified by class; what rounding down leaves goes to the largest remainders.
 
     >>> drawn = draw_exactly(torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), 4, seed=0)
     >>> len(drawn), int((drawn < 6).sum())  # 2.67 and 1.33 of 4
@@ -56,7 +56,7 @@ def draw_exactly(labels: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _rank_in_class(labels: Tensor, seed: int) -> np.ndarray:
-    """The place of each item in a random order of its class."""
+    """The rank of each item in a random order of its class."""
     keys = torch.rand(len(labels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
     order = np.lexsort((keys, labels.numpy()))
     sizes = torch.bincount(labels).numpy()

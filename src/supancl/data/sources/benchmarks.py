@@ -1,4 +1,4 @@
-"""Benchmark data sets by name: open them, check that they are whole, say where to get them.
+"""Benchmark data sets by name: find them, check that they are complete, say where to get them.
 
 >>> row = benchmark("pets")
 >>> row.split, row.metric, row.uses
@@ -30,12 +30,12 @@ __all__ = [
 
 
 def benchmark(name: str) -> Benchmark:
-    """The row of that name."""
+    """The benchmark with this name or alias."""
     return BENCHMARKS[official_name(name)]
 
 
 def official_name(name: str) -> str:
-    """The name in the table; `flowers` and `gtsrb`, say, have longer ones there."""
+    """The name in BENCHMARKS; resolves aliases such as `flowers` and `gtsrb`."""
     name = ALIASES.get(name, name)
     if name not in BENCHMARKS:
         raise BadInput(f"no benchmark {name!r}{nearest(name, BENCHMARKS)} (one of your own: --plugin FILE)")
@@ -47,7 +47,7 @@ def official_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class BenchmarkLocation:
-    """The data set's folder, and the reader of the layout it has there: of files or of arrays."""
+    """The data set's folder, and the reader of its layout there: of files or of arrays."""
 
     folder: Path
     files: FileReader | None = None
@@ -55,7 +55,7 @@ class BenchmarkLocation:
 
 
 def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
-    """Where the data set lies: in a folder of one of its names below ROOT, else in ROOT itself."""
+    """Find the data set in one of its folders below ROOT, else in ROOT itself."""
     name, root = official_name(name), Path(root)
     row = BENCHMARKS[name]
     if not root.is_dir():
@@ -72,7 +72,7 @@ def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
 
 
 def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
-    """The data sets for that use that lie in ROOT, whole or not, in the order of the table."""
+    """The benchmarks for this use that lie in ROOT, complete or not, in the order of BENCHMARKS."""
 
     def is_present(name: str) -> bool:
         try:
@@ -90,7 +90,7 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OpenBenchmark:
-    """What is being opened, and how strict to be about it."""
+    """The benchmark being opened, and whether incomplete data are allowed."""
 
     name: str
     row: Benchmark
@@ -100,7 +100,7 @@ class _OpenBenchmark:
     remarks: list[str]
 
     def refuse_or_remark(self, problem: str) -> None:
-        """Refuse the data, or remark that they are used all the same."""
+        """Refuse the data, or with `partial` add a remark."""
         if not self.partial:
             raise BadInput(
                 f"{self.name}: {problem} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
@@ -108,7 +108,7 @@ class _OpenBenchmark:
         self.remarks.append(f"{self.name} is not whole, so figures on it compare with no published ones: {problem}")
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-        """The split of each image, once their numbers are right."""
+        """The split of each image, after checking the counts."""
         splits = assign_splits(self.name, self.row, np.array(official), np.array(labels), self.use)
         failed = [check for check in _check_rows(self.row, self.use, splits, labels) if not check.ok]
         if failed:
@@ -121,7 +121,7 @@ class _OpenBenchmark:
 def list_benchmark(
     name: str, root: Path | str, channels: int, use: Use | None = None, partial: bool = False
 ) -> Source | Listing:
-    """The images of a data set with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
+    """List a benchmark's images with the splits of the paper; see `supancl.data.opening.open_benchmark`."""
     name = official_name(name)
     row, location = BENCHMARKS[name], find_benchmark(name, root)
     use = row.uses[0] if use is None else use
@@ -134,14 +134,12 @@ def list_benchmark(
     entries = _existing_entries(benchmark, location.files(location.folder))
     splits = benchmark.final_splits([split for split, _, _ in entries], [label for _, _, label in entries])
     final_entries = [(split, path, label) for split, (_, path, label) in zip(splits.tolist(), entries, strict=True)]
-    cache_name = (
-        f"{name}@{location.folder.resolve()}"  # not the spec's name: a suite opens many data sets with one spec
-    )
+    cache_name = f"{name}@{location.folder.resolve()}"  # not spec.source: a suite opens many data sets with one spec
     return Listing(final_entries, location.folder, tuple(benchmark.remarks), cache_name=cache_name)
 
 
 def _existing_entries(benchmark: _OpenBenchmark, listing: OfficialList) -> list[Entry]:
-    """The entries whose files are there."""
+    """The entries whose files exist."""
     entries = _sort_entries(listing)
     missing_paths = _missing_files(entries)
     missing = [*listing.missing, *(_relative_path(benchmark.folder, path) for path in missing_paths)]
@@ -168,14 +166,14 @@ def _assign_array_splits(benchmark: _OpenBenchmark, source: Source) -> Source:
 
 
 def _splits_and_labels(source: Source) -> tuple[list[str], list[str]]:
-    """Official split and class name of each image of an array source; without a label the name is empty."""
+    """Official split and class name ('' if unlabelled) of each image of an array source."""
     official = [name for name, split in source.splits.items() for _ in range(len(split))]
     names = (*source.classes, "")  # -1 is the last
     return official, [names[label] for split in source.splits.values() for label in split.labels.tolist()]
 
 
 def apply_class_order(source: Source, name: str) -> Source:
-    """Labels in the data set's own class order, where it has one."""
+    """Relabel the source in the benchmark's class order, if it has one."""
     row = benchmark(name)
     if not row.class_order:
         return source
@@ -186,7 +184,7 @@ def apply_class_order(source: Source, name: str) -> Source:
 
 
 def _sort_entries(listing: OfficialList) -> list[Entry]:
-    """In the order of the file names, on which drawn splits depend; each file once."""
+    """Entries sorted by file name, which drawn splits depend on; a file listed twice is refused."""
     entries = sorted(listing.entries, key=lambda entry: entry[1].as_posix())
     for entry, following in pairwise(entries):
         if entry[1] == following[1]:
@@ -198,7 +196,7 @@ def _sort_entries(listing: OfficialList) -> list[Entry]:
 
 
 def _missing_files(entries: list[Entry]) -> dict[Path, None]:
-    """The listed files that are not there, in order."""
+    """The listed files that do not exist, in order."""
     return {path: None for _, path, _ in entries if not path.is_file()}
 
 
@@ -211,7 +209,7 @@ def _relative_path(folder: Path, path: Path) -> str:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """How many there are of something, and how many there should be."""
+    """How many images or classes there are, and how many there should be."""
 
     what: str
     found: int
@@ -221,7 +219,7 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class Check:
-    """What is in a folder, set beside what belongs there."""
+    """What a folder has, compared with what belongs there."""
 
     name: str
     folder: Path
@@ -247,7 +245,7 @@ class Check:
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:
-    """Count images per split and classes, and name the files that are listed and not there; nothing is decoded."""
+    """Count classes and images per split, and name missing files; nothing is decoded."""
     name = official_name(name)
     row, location = BENCHMARKS[name], find_benchmark(name, root)
     missing: list[str] = []
@@ -273,7 +271,7 @@ def check_benchmark(name: str, root: Path | str) -> Check:
             check_row for check_row in _check_rows(row, use, splits[exists], existing_labels) if check_row not in rows
         ]
         for split, label, count, (low, high) in _class_sizes(row, splits[exists], existing_labels):
-            if 0 < count < low:  # a class without an image is missing as a whole
+            if 0 < count < low:  # a class without images is reported as missing
                 missing.append(f"{split}/{label}/: {counted(low - count, 'image', form=',')} or more")
             elif count > high:
                 superfluous.append(f"{split}/{label}/: {counted(count - high, 'image', form=',')}")
@@ -302,7 +300,7 @@ def _check_rows(row: Benchmark, use: Use, splits: np.ndarray, labels: Sequence[s
 def _class_sizes(
     row: Benchmark, splits: np.ndarray, labels: Sequence[str]
 ) -> list[tuple[str, str, int, tuple[int, int]]]:
-    """(split, class, images found, fewest and most wanted), where the row has such bounds."""
+    """(split, class, number of images, (fewest, most) expected), if the benchmark has such bounds."""
     counts = Counter(zip(splits.tolist(), labels, strict=True))
     return [
         (split, label, counts[split, label], bounds)
@@ -312,17 +310,17 @@ def _class_sizes(
 
 
 def _surplus_classes(row: Benchmark, labels: Sequence[str]) -> tuple[str, ...]:
-    """Where there are too many classes, those with the fewest images: what crept in is mostly small."""
+    """If there are too many classes, those with the fewest images: strays are mostly small."""
     counts = Counter(labels)
     smallest = sorted(counts.items(), key=lambda item: (item[1], item[0]))[: max(len(counts) - row.classes, 0)]
     return tuple(f"a class, perhaps {label!r} ({counted(count, 'image')})" for label, count in smallest)
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- where to get them ------------------------------------------------------------------------------------------------
 
 
 def download_instructions(name: str) -> str:
-    """What to download, and how it has to lie below ROOT."""
+    """What to download, and how to lay it out below ROOT."""
     name = official_name(name)
     row = BENCHMARKS[name]
     lines = [f"{name}: {row.title}, {row.classes:,} classes", *_size_lines(row), "", row.where, ""]

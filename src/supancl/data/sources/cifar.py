@@ -1,6 +1,6 @@
-"""CIFAR10 and CIFAR100 as published or as arrays, and FC100, which is cut out of CIFAR100.
+"""CIFAR10 and CIFAR100 as published or as arrays, and FC100, a subset of CIFAR100.
 
-torchvision reads the published pickles; none is opened whose checksum is not the published one.
+torchvision reads the published pickles, after their checksums have been verified.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ArrayReader = Callable[[Path, int], Source]  # (folder, channels); the splits ha
 
 
 def cifar_python(kind: str) -> ArrayReader:
-    """The 'python version' of CIFAR10 or CIFAR100: pickles, opened only if they are the published ones."""
+    """Reader of the 'python version' of CIFAR10 or CIFAR100: pickles, opened only if their checksums match."""
 
     def read(folder: Path, channels: int) -> Source:
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
         dataset = getattr(datasets, kind)
-        local_dataset = type(kind, (dataset,), {"base_folder": folder.name})  # whatever the folder is called
+        local_dataset = type(kind, (dataset,), {"base_folder": folder.name})  # the folder may have any name
         meta = [dataset.meta["filename"], dataset.meta["md5"]]
         for name, md5 in [*dataset.train_list, *dataset.test_list, meta]:
             if not (folder / name).is_file():
@@ -52,7 +52,7 @@ def cifar_python(kind: str) -> ArrayReader:
 
 
 def cifar_npz(file: str) -> ArrayReader:
-    """NAME.npz with train_images, train_labels, test_images, test_labels, class_names."""
+    """Reader of NAME.npz with train_images, train_labels, test_images, test_labels, class_names."""
 
     def read(folder: Path, channels: int) -> Source:
         source = arrays.read_npz(folder / file, channels)
@@ -71,7 +71,7 @@ FC100_TEST_CLASSES = (
 
 
 def fc100(cifar100: ArrayReader) -> ArrayReader:
-    """The meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
+    """Reader of the meta-test classes of FC100: all 600 images of twenty classes of CIFAR100."""
 
     def read(folder: Path, channels: int) -> Source:
         source = cifar100(folder, channels)

@@ -1,4 +1,4 @@
-"""A table of images: a `.csv` with the columns path, label and, if there, split."""
+"""Source: a `.csv` with the columns path, label and, optionally, split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from supancl.errors import BadInput, counted
 
 
 def list_csv(path: Path, skip_bad: bool = False) -> Listing:
-    """A table with columns path, label and, if there, split; paths start from the table's own folder."""
+    """List the images of a table; relative paths start at the table's folder."""
     entries = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -28,7 +28,7 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
             if repeated is not None:
                 raise BadInput(f"{path}: {names[repeated]} columns are called {repeated!r}; keep one of them")
             for row in rows:
-                if any(row.get(None) or ()):  # what is beyond the last column: a label 'cat, grey' would become 'cat'
+                if any(row.get(None) or ()):  # values beyond the last column: a label 'cat, grey' would become 'cat'
                     raise BadInput(
                         f"{path} line {rows.line_num}: more values than the {len(rows.fieldnames or ())} "
                         "columns of the first line; put a value that has a comma in double quotes"
@@ -51,7 +51,9 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
 
 
 def _parse_row(row: dict[str, str | None], table: Path, line: int, skip_bad: bool) -> tuple[str, Path, str]:
-    if any("\n" in (value or "") for value in (row["path"], row["label"])):  # it has swallowed the lines below it
+    if any(
+        "\n" in (value or "") for value in (row["path"], row["label"])
+    ):  # an open quote has swallowed the next lines
         raise BadInput(
             f"{table}, up to line {line}: a value reaches over several lines; close its double quote, and "
             "write a quote that belongs to it twice"
@@ -59,7 +61,7 @@ def _parse_row(row: dict[str, str | None], table: Path, line: int, skip_bad: boo
     if not row["path"]:
         raise BadInput(f"{table} line {line}: no path; wanted path,label[,split]")
     file = table.parent / row["path"]
-    if not skip_bad and not file.is_file():  # else it is listed with what cannot be read
+    if not skip_bad and not file.is_file():  # else it is listed as unreadable
         raise BadInput(
             f"{table} line {line}: no file {row['path']!r} (looked in {table.parent}); mend the path, "
             "remove the line, or pass --skip-bad-images"

@@ -1,4 +1,4 @@
-"""A folder of images: train/ with val/ or test/ beside it, or class folders alone."""
+"""Source: a folder of images with train/ and val/ or test/, or class folders alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
 
 def list_folder(root: Path, lenient: bool = False) -> Listing:
-    """train/ with val/ or test/ beside it, or class folders alone; images outside a class folder are unlabelled.
+    """List a folder with train/ and val/ or test/, or with class folders. Images outside class folders are unlabelled.
 
-    A class folder without an image is refused, or, where one is `lenient`, listed.
+    An empty class folder is refused, or listed if `lenient`.
     """
     remarks: list[str] = []
     empty: list[Path] = []
@@ -30,7 +30,7 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
     ]
     if empty and not lenient:
         raise BadInput(f"class folder {empty[0]} has no image; fill it or remove it")
-    if folders["train"] != root:  # unlabelled/ may stand beside train/ as well as in it
+    if folders["train"] != root:  # unlabelled/ may be next to train/ or inside it
         entries += [
             ("train", path, "")
             for child in sorted(root.iterdir())
@@ -46,7 +46,7 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
 
 
 def check_out_folder(source: str, out: Path) -> None:
-    """Refuse an output folder inside the folders of images: the next reader would take it for a class."""
+    """Refuse an output folder inside the image folders: it would be read as a class the next time."""
     root = Path(source)
     if not source or source in BUILT_IN or not root.is_dir():
         return
@@ -56,7 +56,7 @@ def check_out_folder(source: str, out: Path) -> None:
             relative = out.resolve().relative_to(folder.resolve())
         except ValueError:
             continue
-        if not any(part.startswith(".") for part in relative.parts):  # such folders are passed over
+        if not any(name.startswith(".") for name in relative.parts):  # hidden folders are not read
             raise BadInput(
                 f"{out} lies in {_readable_path(folder)}, whose folders are taken for classes, so "
                 f"{_readable_path(root)} would be other data from then on; choose another --out"
@@ -64,17 +64,17 @@ def check_out_folder(source: str, out: Path) -> None:
 
 
 def _readable_path(folder: Path) -> Path:
-    """The folder as it was typed; `.` and `..` in full."""
+    """The folder as typed, with `.` and `..` resolved."""
     return folder if folder.name.strip(".") else folder.resolve()
 
 
 def is_unlabelled(folder: Path) -> bool:
-    """By its name, in capitals or not, as with the names of splits."""
+    """Whether the name says unlabelled, in any case."""
     return folder.name.lower() in UNLABELLED_FOLDERS
 
 
 def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
-    """train/, val/ and test/ below the root; where they are not, or are classes themselves, the root is train."""
+    """train/, val/ and test/ below the root; if there are none, or they are classes, the root is train."""
     children = [child for child in sorted(root.iterdir()) if not child.name.startswith(".")]
     split_named = [child for child in children if child.name.lower() in SPLIT_NAMES and child.is_dir()]
     others = [child for child in children if child not in split_named]
@@ -101,12 +101,12 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
 
 
 def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterable[tuple[Path, str]]:
-    """(file, class) for each image below a split's folder; the class is the first folder on the way, '' if none."""
+    """(file, class) for each image of a split; the class is the first folder below it, '' if none."""
     ignored: list[Path] = []
     for child in sorted(folder.iterdir()):
         if child.name.startswith("."):
             continue
-        if not child.is_dir():  # a link that leads nowhere is told by who opens it
+        if not child.is_dir():  # a broken link is reported when it is opened
             if child.suffix.lower() in IMAGE_SUFFIXES:
                 yield child, ""
             else:
@@ -132,11 +132,11 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
 
 
 def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str]) -> None:
-    """An archive often unpacks into a folder within a folder, which then passes for the only class."""
+    """A remark if the only class is a folder of folders, as after unpacking an archive into a folder."""
     if len(classes) != 1:
         return
     class_folder = folder / next(iter(classes))
-    if not class_folder.is_dir():  # only what is held out has labels
+    if not class_folder.is_dir():  # only held-out images have labels
         return
     subfolders = [child.name for child in sorted(class_folder.iterdir()) if child.is_dir() and child.name[0] != "."]
     if len(subfolders) > 1:
@@ -147,7 +147,7 @@ def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str])
 
 
 def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
-    """A link makes of one folder two classes, or trains on what is held out."""
+    """A remark if a link makes two classes of one folder, or puts held-out images into train."""
     first_by_target: dict[str, Path] = {}
     for folder in sorted(folders):
         other = first_by_target.setdefault(os.path.realpath(folder), folder)
@@ -158,18 +158,18 @@ def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
 
 def _iter_files(folder: Path) -> Iterable[Path]:
     def refuse(error: OSError) -> None:
-        raise error  # os.walk would pass over what it may not read
+        raise error  # os.walk would skip unreadable folders silently
 
     visited: set[str] = set()
     if not folder.is_dir():
         return
     for directory, subfolders, files in os.walk(folder, onerror=refuse, followlinks=True):
         target = os.path.realpath(directory)
-        if target in visited:  # a link back to where we were
+        if target in visited:  # a link to a folder above
             subfolders.clear()
             continue
         visited.add(target)
-        # such as .ipynb_checkpoints; sorted: of two ways to the same folder the same one on every machine
+        # no hidden ones (.ipynb_checkpoints); sorted, so that of two links to a folder every machine takes the same
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for name in files:
             if not name.startswith("."):

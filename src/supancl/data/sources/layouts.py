@@ -1,9 +1,9 @@
 """Official layouts of the benchmark data sets: which file belongs to which split and class.
 
-A reader takes the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
+A reader gets the data set's folder and lists (split, file, class); nothing is decoded. The split is the official one:
 train, val or test; "trainval" and "all" are divided later (benchmark_splits.py). torchvision has classes for most of
-these layouts, but keeps their lists private, knows no split of SUN397 and counts Caltech101's files instead of reading
-their names; so the split files are parsed here, and the tests compare the outcome with torchvision's data sets.
+these layouts, but keeps their lists private, has no splits of SUN397 and counts Caltech101's files instead of reading
+their names; so the split files are parsed here, and the tests compare the results with torchvision's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Entry = tuple[str, Path, str]
 
 
 class OfficialList(NamedTuple):
-    """What the split files (or folders) say there is, and what a reader looked for in vain."""
+    """The images that the split files (or folders) list, and what a reader did not find."""
 
     entries: list[Entry]
     missing: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def aircraft(folder: Path) -> OfficialList:
 
 
 def fungi(folder: Path) -> OfficialList:
-    """train.json and val.json list images and annotations; the class carries its number, for some names occur twice."""
+    """train.json and val.json list images and annotations; class names include the id, as some names occur twice."""
     entries = []
     for split in ("train", "val"):
         path = folder / f"{split}.json"
@@ -177,7 +177,7 @@ def gtsrb(folder: Path) -> OfficialList:
 
 
 def caltech101(folder: Path) -> OfficialList:
-    """101_ObjectCategories/CLASS/image_0001.jpg; the background is no class."""
+    """101_ObjectCategories/CLASS/image_0001.jpg; the background is not a class."""
     files = _iter_class_folders(folder / "101_ObjectCategories")
     return OfficialList([("all", path, name) for path, name in files if name != "BACKGROUND_Google"])
 
@@ -206,12 +206,12 @@ def split_folders(folder: Path) -> OfficialList:
 
 
 def test_folders(folder: Path) -> OfficialList:
-    """test/CLASS/IMAGE alone, whatever lies beside it."""
+    """test/CLASS/IMAGE; other folders are ignored."""
     return OfficialList([("test", path, name) for path, name in _iter_class_folders(folder / "test")])
 
 
 def imagenet100(folder: Path) -> OfficialList:
-    """train/WNID and val/WNID of the hundred classes, in a tree that may hold all thousand."""
+    """train/WNID and val/WNID of the hundred classes; the other classes of ImageNet may be there too."""
     entries, missing = [], []
     for split in ("train", "val"):
         for name in imagenet100_classes():
@@ -223,7 +223,7 @@ def imagenet100(folder: Path) -> OfficialList:
 
 @cache
 def imagenet100_classes() -> tuple[str, ...]:
-    """The class list of "Contrastive multiview coding"; a class's place in it is its label."""
+    """The class list of "Contrastive multiview coding", in label order."""
     return tuple(
         resources.files("supancl.data.sources").joinpath("imagenet100.txt").read_text(encoding="utf-8").split()
     )
@@ -242,7 +242,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_lines(path: Path, separator: str) -> list[str]:
-    """The lines that are not empty; each must have the divider in it."""
+    """The non-empty lines; each must contain the separator."""
     lines = [line.strip() for line in _read_text(path).splitlines() if line.strip()]
     bad_line = next((line for line in lines if separator not in line), None)
     if bad_line is not None:
@@ -253,7 +253,7 @@ def _read_lines(path: Path, separator: str) -> list[str]:
 
 
 def _read_pairs(path: Path) -> dict[str, str]:
-    """'KEY VALUE' in each line."""
+    """A dict from lines 'KEY VALUE'."""
     return {key: value.strip() for key, value in (line.split(" ", 1) for line in _read_lines(path, " "))}
 
 
@@ -271,7 +271,7 @@ def _read_mat(path: Path, key: str) -> list[Any]:
         raise _missing_file_error(path)
     try:
         return list(loadmat(path, squeeze_me=True)[key].reshape(-1))
-    except Exception as error:  # a broken file makes scipy raise nearly anything
+    except Exception as error:  # scipy may raise nearly anything on a broken file
         raise _bad_list_error(path, f"no list {key!r} in it ({type(error).__name__})") from None
 
 

@@ -1,4 +1,4 @@
-"""Data sets of other libraries as sources: `torchvision:NAME@ROOT` and `hf:NAME`. Nothing is downloaded by us."""
+"""Sources from other libraries: `torchvision:NAME@ROOT` and `hf:NAME`. We download nothing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SPLIT_NAMES_TO_TRY = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowItem:
-    """Row `index` of a data set that opens images by number."""
+    """Row `index` of a data set that reads images by number."""
 
     name: str
     index: int
-    dataset_hash: int  # of the whole data set: another number, other content
+    dataset_hash: int  # of the whole data set; changes with its content
     read: Callable[[int], Any]
 
     def __str__(self) -> str:
@@ -52,14 +52,14 @@ class RowItem:
             return Image.open(io.BytesIO(image["bytes"]) if image.get("bytes") else image["path"])
         if not isinstance(image, Image.Image):
             raise ValueError(f"holds a {type(image).__name__}, not an image")
-        return image.copy()  # it is closed after decoding, and the data set may hand the same one out again
+        return image.copy()  # decoding closes it, and the data set may return the same object again
 
 
 # --- torchvision ------------------------------------------------------------------------------------------------------
 
 
 def read_torchvision(text: str, channels: int) -> Source | Listing:
-    """torchvision:NAME@ROOT, a class of torchvision.datasets whose files lie below ROOT."""
+    """Open torchvision:NAME@ROOT: a class of torchvision.datasets whose files are below ROOT."""
     from torchvision import datasets
 
     name, separator, root = text.partition("@")
@@ -95,7 +95,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
 
 
 def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Its splits by our names, and which of those it knows could not be opened."""
+    """Its splits by our names, and remarks on those that could not be opened."""
     parameters = inspect.signature(dataset_class).parameters
     attempts: dict[str, list[dict[str, Any]]] = {"train": [{}]}
     if "train" in parameters:
@@ -109,8 +109,8 @@ def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict
             try:
                 datasets_by_split[split] = dataset_class(str(root), **arguments)
                 break
-            except Exception as error:  # each of its classes refuses in a way of its own
-                if "Valid values are" not in str(error):  # it knows this split, but not from these files
+            except Exception as error:  # each class raises something else
+                if "Valid values are" not in str(error):  # the split exists, but its files do not
                     failures.setdefault(split, reason(error))
     if "train" not in datasets_by_split:
         cause = failures.get("train", "it has no training split")
@@ -125,15 +125,15 @@ def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict
 
 
 def _class_names(names: Sequence[Any]) -> tuple[str, ...]:
-    """One name a class; ImageNet's are tuples of synonyms, and two of its classes are both called crane."""
+    """One unique name per class; ImageNet's are tuples of synonyms, and two of its classes are called crane."""
     all_names = [", ".join(map(str, name)) if isinstance(name, (tuple, list)) else str(name) for name in names]
     count = Counter(all_names)
     return tuple(f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(all_names))
 
 
 def _list_items(data: Any, name: str, root: Path) -> Sequence[Path | RowItem]:
-    """The image files where the data set lists them; else its rows, which count as changed when anything below the
-    root has changed."""
+    """The image files if the data set lists them, else its rows, which count as changed when anything below the root
+    has changed."""
     for attribute in ("_image_files", "_images", "_samples", "samples", "images"):
         listed = getattr(data, attribute, None)
         if isinstance(listed, list) and len(listed) == len(data):
@@ -145,7 +145,7 @@ def _list_items(data: Any, name: str, root: Path) -> Sequence[Path | RowItem]:
 
 
 def _pixel_array(data: Any) -> np.ndarray | None:
-    """The pixels (N, H, W[, 3]) of a data set that keeps them in memory."""
+    """The pixels (N, H, W[, 3]) if the data set holds them in memory."""
     pixels = getattr(data, "data", None)
     if pixels is None or isinstance(pixels, list):
         return None
@@ -156,7 +156,7 @@ def _pixel_array(data: Any) -> np.ndarray | None:
 
 
 def _class_numbers(data: Any, location: str) -> np.ndarray:
-    """The class number of every sample, without opening images where the data set keeps the numbers."""
+    """The class number of every sample; images are opened only if the data set does not list the numbers."""
     candidates = [getattr(data, attribute, None) for attribute in ("targets", "labels", "_labels", "y")]
     rows: list[Any] = getattr(data, "_samples", None) or getattr(data, "samples", None) or []
     try:
@@ -166,7 +166,7 @@ def _class_numbers(data: Any, location: str) -> np.ndarray:
                 if numbers.ndim == 1 and numbers.dtype.kind in "iu":
                     return numbers.astype(np.int64)
         return np.array([int(data[i][1]) for i in range(len(data))], np.int64)
-    except Exception:  # whatever its samples are, they are something else
+    except Exception:  # its samples are not pairs with a number
         raise BadInput(f"{location}: its samples are not (image, class number); unpack it into class folders") from None
 
 
@@ -175,7 +175,7 @@ def _image_reader(data: Any) -> Callable[[int], Any]:
 
 
 def _hash_folder(root: Path) -> int:
-    """A number for all that lies below the root: names, sizes and times of change."""
+    """A hash of everything below the root: names, sizes and modification times."""
     content = hashlib.sha256()
     for folder, subfolders, files in os.walk(root):
         subfolders.sort()
@@ -189,7 +189,7 @@ def _hash_folder(root: Path) -> int:
 
 
 def list_hugging_face(text: str, channels: int) -> Listing:
-    """hf:NAME, a data set of the hub or a folder written by save_to_disk; the extra `hf` brings the library."""
+    """List hf:NAME: a data set of the hub or a folder written by save_to_disk. Needs the extra `hf`."""
     try:
         import datasets
     except ImportError:
@@ -219,7 +219,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
 
 
 def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, str], list[str]]:
-    """Our name of a split -> theirs, and which of theirs are left out."""
+    """Our split name -> theirs, and remarks on splits that are left out."""
     name_by_split: dict[str, str] = {}
     remarks = []
     for name in splits:
@@ -239,7 +239,7 @@ def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, s
 
 
 def _list_rows(datasets: Any, data: Any, column: str, name: str) -> Sequence[Path | RowItem]:
-    """The files that the rows point to, else the rows with their bytes."""
+    """The files that the rows refer to, else the rows, which hold the bytes."""
     raw = data.cast_column(column, datasets.Image(decode=False))
     if len(raw) and not (raw[0][column] or {}).get("bytes"):
         images = [image or {} for image in raw[column]]
@@ -260,14 +260,14 @@ def _load_dataset(datasets: Any, text: str) -> Any:
         if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
             return datasets.load_from_disk(text)
         return datasets.load_dataset(text)
-    except Exception as error:  # network, hub, arrow and pickle each fail in their own way
+    except Exception as error:  # network, hub, arrow and pickle each raise something else
         raise BadInput(
             f"hf:{text}: cannot be loaded ({reason(error)}); check the name, or give a folder written by save_to_disk"
         ) from None
 
 
 def _find_columns(datasets: Any, data: Any, location: str) -> tuple[str, str | None]:
-    """The column of images and that of labels, None where there is none."""
+    """Names of the image column and of the label column (None if there is none)."""
     images = [name for name, kind in data.features.items() if isinstance(kind, datasets.Image)]
     if not images:
         raise BadInput(f"{location}: no column of images; it has {', '.join(data.features)}")

@@ -1,6 +1,6 @@
-"""Tar shards in WebDataset form: the files of a sample share a key, and the parts after it say what each is.
+"""Source: tar shards in WebDataset form. The files of a sample share a key; the extension says what each is.
 
-The headers are read once, so every image can be reached by itself: order and resuming are those of any other source.
+All headers are read first, so images can be read in any order, as from any other source.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
 from supancl.errors import BadInput, counted
 
-LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
-MIN_LABELLED = 20  # labelled images of which nobody can say that they have too many classes
+LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
+MIN_LABELLED = 20  # with fewer, many classes are no reason for a remark
 
 
 @dataclass(frozen=True, slots=True)
 class TarItem:
-    """An image inside a tar: where its bytes lie."""
+    """An image inside a tar, located by the offset and length of its bytes."""
 
     tar: Path
     member: str
@@ -50,7 +50,7 @@ class TarItem:
 
 
 def is_tar(name: str) -> bool:
-    """`shards/train-000.tar`, `shards/train-{000..009}.tar`, `shards/*.tar`, or a folder of tars without images."""
+    """Whether the name is a tar, a pattern (train-{000..009}.tar, *.tar) or a folder of tars without images."""
     if name.endswith((".tar", ".tar.gz", ".tgz")):
         return True
     folder = Path(name)
@@ -61,7 +61,7 @@ def is_tar(name: str) -> bool:
 
 
 def find_tars(name: str) -> list[Path]:
-    """The tars that a name stands for, sorted; {000..009} and {a,b} as a shell expands them."""
+    """The tars that a name matches, sorted; {000..009} and {a,b} are expanded as in a shell."""
     if name.endswith((".gz", ".tgz")):
         raise BadInput(f"{name}: a compressed tar cannot be read in any order; unpack it to .tar first (gunzip)")
     folder = Path(name)
@@ -80,9 +80,9 @@ def find_tars(name: str) -> list[Path]:
 
 
 def list_tars(name: str, progress: Progress | None = None) -> Listing:
-    """Splits by a word of a shard's file name (train-000, imagenet-val-000, test_0); others are train.
+    """List the images of the shards; a word of the file name gives the split (imagenet-val-000), else it is train.
 
-    Labels that are all numbers keep their order as numbers: .cls holds a class number to begin with.
+    If all labels are numbers they are sorted as numbers: .cls holds class numbers.
     """
     entries: list[Entry] = []
     files = find_tars(name)
@@ -98,7 +98,7 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
 
 
 def check_splits(name: str, shards: int, splits: set[str]) -> None:
-    """Refuse shards without images to train on; `splits` are those that have an image."""
+    """Refuse shards without training images; `splits` are those with at least one image."""
     if not splits:
         raise BadInput(
             f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
@@ -108,7 +108,7 @@ def check_splits(name: str, shards: int, splits: set[str]) -> None:
 
 
 def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
-    """A remark where labels can hardly be classes: shards of images with captions have those in .txt."""
+    """A remark if almost every label is different: a .txt may be a caption, not a class."""
     if labelled < MIN_LABELLED or 10 * classes <= 9 * labelled:
         return []
     return [
@@ -118,13 +118,13 @@ def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
 
 
 def split_from_name(path: Path) -> str:
-    """The last word of a shard's name that names a split."""
+    """The split that a shard's name says by its last such word; train if none."""
     splits = [SPLIT_NAMES[word] for word in re.findall("[a-z]+", path.stem.lower()) if word in SPLIT_NAMES]
     return splits[-1] if splits else "train"
 
 
 def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
-    """(image, class name) of every sample of a tar, in its order; '' where there is no label."""
+    """(image, class name) of every sample of a tar, in order; '' if unlabelled."""
     keys: set[str] = set()
     try:
         with tarfile.open(path, "r:") as tar:
@@ -164,7 +164,7 @@ def _read_sample(
 
 
 def _iter_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """(key, what comes after the first dot, member); like webdataset, hidden and undotted names are passed over."""
+    """(key, everything after the first dot, member); skips hidden names and names without a dot, as webdataset does."""
     for member in tar:
         folder, slash, base = member.name.rpartition("/")
         stem, dot, extensions = base.partition(".")
@@ -173,7 +173,7 @@ def _iter_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarI
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """tarfile takes a broken header, or none, for the end: without the empty block that ends a tar images are lost."""
+    """Refuse a tar without its empty last block: tarfile ends at a broken header, so images would be lost."""
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(tarfile.BLOCKSIZE)
@@ -182,7 +182,7 @@ def _check_end(path: Path, offset: int) -> None:
 
 
 def _read_label(content: bytes, extension: str, location: str) -> str | None:
-    """A class name, '' for an image marked as unlabelled, None where a .json is about something else."""
+    """The class name, '' if marked as unlabelled, None if a .json holds no label."""
     try:
         text = content.decode("utf-8").strip()
         if extension == "json":

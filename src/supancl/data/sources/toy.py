@@ -18,9 +18,9 @@ TOY_SEED = 0
 
 @dataclass(frozen=True)
 class ToySpec:
-    """App. B's numbers, literally: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
+    """The numbers of App. B: `scale`, the standard deviation per dimension, is the root of a covariance of 0.35.
 
-    The toy study's default reading is another one (docs/toy-readings.md).
+    The toy study reads App. B differently by default (docs/toy-readings.md).
     """
 
     classes: Count = 3
@@ -54,7 +54,7 @@ def draw_toy(spec: ToySpec, seed: int) -> Toy:
 
     train, train_labels = sample(spec.train)
     test, test_labels = sample(spec.test)
-    # views put the data's mean where they mask, so it is taken away first and the mask becomes a zero
+    # masked dimensions get the data's mean; after centring that is zero
     centre = train.mean(0)
     return Toy(train - centre, train_labels, test - centre, test_labels, means, centre)
 
