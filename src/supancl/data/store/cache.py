@@ -1,9 +1,9 @@
-"""The packed cache: every image decoded once, brought down to size, and then read at memory speed.
+"""The packed cache: every image is decoded and shrunk once, then read at memory speed.
 
-A cache is a folder of shards. A shard is a file of pixels, one image after another as uint8 (C, H, W), and an index
-beside it: names, stamps (size and time of each source file), sizes, offsets and checksums. A shard counts once its
-index is there, so a build that was stopped goes on where it was; an image whose file has changed is decoded into a
-new shard, which takes the place of the old entry. Nothing in a cache is ever executed.
+A cache is a folder of shards. A shard is a file of pixels, one image after another as uint8 (C, H, W), and an index:
+names, stamps (size and time of each source file), sizes, offsets and checksums. A shard is valid once its index
+exists, so an interrupted build continues where it stopped. If a source file has changed, the image is decoded into a
+new shard, whose entry replaces the old one. Nothing in a cache is ever executed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, ima
 from supancl.errors import BadInput
 from supancl.files import held, reason, write_text
 
-MISSING_STAMP = -1  # a stamp of nothing
-FEATURES_FOLDER = "features"  # of images, kept by evaluations: one file for each encoder and split
-TAR_INDEX_FOLDER = "tars"  # where the images of streamed shards lie: one file for each shard
-CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # other things may lie in the same root
+MISSING_STAMP = -1  # of an item without a file
+FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
+TAR_INDEX_FOLDER = "tars"  # indexes of streamed tar shards: one file per shard
+CACHE_FOLDER_NAME = re.compile(r"-(whole|\d+px)-[0-9a-f]{12}$")  # the root may have other folders
 
 AddRemark = Callable[[str], None]
 
@@ -55,7 +55,7 @@ def cache_root() -> Path:
 
 
 class Cache:
-    """The images of one source at one size. `where` names the source; the same name finds the same cache."""
+    """The cached images of one source at one size; the same source finds the same cache."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Cache:
     def build(
         self, items: Sequence[Item | Path], progress: Progress | None = None
     ) -> tuple[CachedImages, list[tuple[int, str]], list[str]]:
-        """Decode what is not there yet. Gives the images, (position, reason) of unreadable ones, and remarks.
+        """Decode the images that are not cached yet. Returns images, (position, reason) of unreadable ones, remarks.
 
-        `progress` with a total of 0 has nothing to count: it is told whom the build is waiting for.
+        `progress` is called with a total of 0 to say which process the build is waiting for.
         """
         remarks: list[str] = []
 
@@ -90,7 +90,7 @@ class Cache:
         try:
             with held(self.folder / ".lock", report_waiting):
                 return *self._build_locked(items, progress, remarks), remarks
-        except BrokenPipeError:  # who listens to `progress` has gone
+        except BrokenPipeError:  # raised by `progress`, not by the cache
             raise
         except OSError as error:
             raise BadInput(
@@ -100,7 +100,7 @@ class Cache:
     def _build_locked(
         self, items: Sequence[Item | Path], progress: Progress | None, remarks: list[str]
     ) -> tuple[CachedImages, list[tuple[int, str]]]:
-        """What `build` does once it holds the folder's lock, under which the images are mapped too."""
+        """The part of `build` that needs the folder's lock; mapping the images needs it too."""
         self._prepare_folder(remarks.append)
         shards, names = self._shards(remarks.append), _cache_names(items)
         stamps, unreadable = _read_stamps(items)
@@ -111,14 +111,14 @@ class Cache:
             new_shards, undecodable = self._decode(items, names, missing, stamps, progress, remarks)
             shards, unreadable = shards + new_shards, sorted(unreadable + undecodable)
         shards = self._remove_unused(shards, names)
-        os.utime(self.folder / "about.json")  # last used: what eviction goes by
+        os.utime(self.folder / "about.json")  # last used, for eviction
         readable = np.ones(len(items), bool)
         readable[[position for position, _ in unreadable]] = False
         rows = _find_rows(shards, names)[readable]
         return CachedImages(self, shards, [items[i] for i in np.flatnonzero(readable).tolist()], rows), unreadable
 
     def _prepare_folder(self, add_remark: AddRemark) -> None:
-        """A folder of this version, or an empty one."""
+        """Make the folder, or empty it if it has another version."""
         about = self.folder / "about.json"
         version = _read_about(self.folder).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
@@ -136,12 +136,12 @@ class Cache:
                 "resample": self.resample,
             }
             write_text(about, json.dumps(content, indent=2) + "\n", FREE_SPACE_ADVICE)
-        os.utime(about)  # one that is being built is not the longest unused
-        for temporary in self.folder.glob("*.tmp"):  # of a build that was killed; the lock is ours
+        os.utime(about)  # in use, so that it is not evicted while being built
+        for temporary in self.folder.glob("*.tmp"):  # of a build that was killed; we hold the lock
             temporary.unlink(missing_ok=True)
 
     def _shards(self, add_remark: AddRemark) -> list[Shard]:
-        """The undamaged shards, oldest first; a damaged one is removed, so that its images are decoded again."""
+        """The intact shards, oldest first; damaged ones are removed, so that their images are decoded again."""
         shards = []
         for index in sorted(self.folder.glob("shard-*.npz")):
             shard = read_index(index, self.channels)
@@ -155,7 +155,7 @@ class Cache:
                 shards.append(shard)
         indexed_paths = {shard.path for shard in shards}
         for pixels in self.folder.glob("shard-*.bin"):
-            if pixels not in indexed_paths:  # killed between the two files
+            if pixels not in indexed_paths:  # the build was killed between the two files
                 pixels.unlink()
         return shards
 
@@ -168,7 +168,7 @@ class Cache:
         progress: Progress | None,
         remarks: list[str],
     ) -> tuple[list[Shard], list[tuple[int, str]]]:
-        """New shards with these images; an interruption keeps what is finished."""
+        """Decode these images into new shards; an interruption keeps finished shards."""
         numbers = [int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.npz")]
         writer = ShardWriter(self.folder, max(numbers, default=-1) + 1)
         unreadable: list[tuple[int, str]] = []
@@ -195,7 +195,7 @@ class Cache:
         return writer.shards, unreadable
 
     def _remove_unused(self, shards: Sequence[Shard], names: Sequence[str]) -> list[Shard]:
-        """The shards that still hold an image of the source; others (all changed, or removed) are deleted."""
+        """The shards that still have an image of the source; the others are deleted."""
         used = set(_locate(shards, _find_rows(shards, names))[0].tolist())
         for number, shard in enumerate(shards):
             if number not in used:
@@ -205,8 +205,8 @@ class Cache:
 
 
 class CachedImages(PackedImages):
-    """Images mapped from a cache. Each one's checksum is compared when it is first read, and a damaged one is mended
-    from its source file; the memory they take is the system's file cache, not the process's own."""
+    """Images mapped from a cache. Checksums are verified at the first read, and damaged images are repaired from their
+    source files. They use the system's file cache, not the process's memory."""
 
     def __init__(self, cache: Cache, shards: Sequence[Shard], items: Sequence[Item | Path], rows: np.ndarray) -> None:
         buffers = [torch.from_numpy(np.memmap(shard.path, np.uint8, mode="c")) for shard in shards]
@@ -222,7 +222,7 @@ class CachedImages(PackedImages):
         self.cache, self.items, self.paths = cache, items, [shard.path for shard in shards]
         self.inodes = [path.stat().st_ino for path in self.paths]
         self.verified = np.zeros(len(rows), bool)
-        self.repaired = 0  # images, since it was opened
+        self.repaired = 0  # number of images since the cache was opened
 
     def image(self, index: int) -> Tensor:
         image = super().image(index)
@@ -233,12 +233,12 @@ class CachedImages(PackedImages):
         return image
 
     def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        """The checksums, so that no pixel is read."""
+        """Checksums and sizes, so that no pixel is read."""
         yield np.ascontiguousarray(self.checksums[rows.numpy()]).data
         yield self.sizes[rows].contiguous().numpy().data
 
     def _repair(self, index: int, image: Tensor) -> None:
-        """Decode the source again and put its pixels back, in memory and on disk."""
+        """Decode the source file again and restore the pixels, in memory and on disk."""
         item, path = self.items[index], self.paths[int(self.locations[index, 0])]
         problem = f"the pixels of {item} in {path} are damaged"
         decoded = try_decode(item, self.channels, self.cache.short_side, self.cache.resample)
@@ -252,16 +252,16 @@ class CachedImages(PackedImages):
                 f"{self.cache.source} --remove, then begin again"
             )
         self.repaired += 1
-        image.copy_(decoded)  # the mapping is private: what follows mends the file itself
+        image.copy_(decoded)  # the mapping is private; the file is repaired below
         with contextlib.suppress(OSError), open(path, "rb+") as file:
             if (
                 os.fstat(file.fileno()).st_ino == self.inodes[int(self.locations[index, 0])]
-            ):  # else another build's shard
+            ):  # else the file is another build's
                 file.seek(int(self.locations[index, 1]))
                 file.write(decoded.numpy().tobytes())
 
     def verify(self, progress: Progress | None = None) -> int:
-        """Compare every checksum now; gives how many images were mended."""
+        """Verify every checksum now; returns the number of images repaired."""
         before = self.repaired
         for index in range(len(self)):
             image = super().image(index)
@@ -278,7 +278,7 @@ class CachedImages(PackedImages):
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """A cache as it lies on disk."""
+    """A cache on disk."""
 
     folder: Path
     source: str
@@ -288,13 +288,13 @@ class CacheFolder:
 
 
 def list_caches(root: Path | None = None) -> list[CacheFolder]:
-    """Every cache, the longest unused first; one whose about.json is damaged too, so that it can be removed."""
+    """Every cache, longest unused first; includes those with a damaged about.json, so that they can be removed."""
     caches = []
     for folder in (root or cache_root()).glob("*"):
         if (
             CACHE_FOLDER_NAME.search(folder.name) or folder.name in (FEATURES_FOLDER, TAR_INDEX_FOLDER)
         ) and folder.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # removed by somebody else at this moment
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 caches.append(_describe_folder(folder))
     return sorted(caches, key=lambda cache: (cache.last_used, cache.folder))
 
@@ -316,7 +316,7 @@ def _describe_folder(folder: Path) -> CacheFolder:
 
 
 def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: None) -> None:
-    """Away with it; a process that has it mapped keeps reading what it mapped."""
+    """Delete a cache; a process that has mapped it can go on reading."""
     with held(folder / ".lock", on_wait):
         _remove_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -328,7 +328,7 @@ def evict(
     on_wait: Callable[[str], None] = lambda owner: None,
     keep: Path | None = None,
 ) -> list[CacheFolder]:
-    """Remove the longest unused caches until all take no more than `keep_bytes`; `keep` is never removed."""
+    """Remove the longest unused caches until the others take at most `keep_bytes`; `keep` is never removed."""
     caches, removed = list_caches(root), []
     total = sum(cache.nbytes for cache in caches)
     for cache in caches:
@@ -340,13 +340,13 @@ def evict(
 
 
 def _find_rows(shards: Sequence[Shard], names: Sequence[str]) -> np.ndarray:
-    """Where each name is, counted through all shards, -1 for nowhere; of two entries the later one counts."""
+    """The row of each name, numbered through all shards, -1 if absent; of two entries the later one counts."""
     row_by_name = {name: row for row, name in enumerate(name for shard in shards for name in shard.names)}
     return np.array([row_by_name.get(name, -1) for name in names], np.int64)
 
 
 def _locate(shards: Sequence[Shard], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(shard, row in it) of the rows that are somewhere."""
+    """Shard, and row within it, of each row that is not -1."""
     ends = np.cumsum([len(shard.names) for shard in shards], dtype=np.int64)
     rows = rows[rows >= 0]
     shard_of = np.searchsorted(ends, rows, side="right")
@@ -354,7 +354,7 @@ def _locate(shards: Sequence[Shard], rows: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _cache_names(items: Sequence[Item | Path]) -> list[str]:
-    """What the cache knows each item by: the same from any working folder and through any link."""
+    """Each item's name in the cache: the same from any working folder and through any link."""
     folders: dict[Path, str] = {}
 
     def name(item: Item | Path) -> str:
@@ -368,7 +368,7 @@ def _cache_names(items: Sequence[Item | Path]) -> list[str]:
 
 
 def _read_stamps(items: Sequence[Item | Path]) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """(n, 2), and which items have gone."""
+    """Stamps (n, 2), and (position, reason) of missing items."""
     stamps = np.full((len(items), 2), MISSING_STAMP, np.int64)
     gone: list[tuple[int, str]] = []
     for position, item in enumerate(items):
@@ -389,7 +389,7 @@ def _check_room(folder: Path, needed_bytes: float) -> None:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """What about.json says; nothing where it is missing or damaged."""
+    """The content of about.json; empty if it is missing or damaged."""
     try:
         content = json.loads((folder / "about.json").read_text())
     except (OSError, ValueError):
@@ -400,4 +400,4 @@ def _read_about(folder: Path) -> dict[str, Any]:
 def _remove_files(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_file() and path.name != ".lock":
-            path.unlink(missing_ok=True)  # features and indices are written by who does not hold the lock
+            path.unlink(missing_ok=True)  # features and indexes are written without the lock

@@ -1,6 +1,6 @@
-"""Where pixels lie: batches, and the stores that give them. Cached and streamed images have files of their own.
+"""Batches, and the stores they come from. The stores of cached and streamed images are in cache.py and stream.py.
 
-What differs between stores is a method or an attribute of `ImageStore`; nobody asks for the type of a store.
+Stores differ in the methods and attributes of `ImageStore`; no caller checks a store's type.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from supancl.data.decode import (
 )
 from supancl.errors import BadInput
 
-Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
-MAX_PADDING = 16  # a canvas for all images may be so many times as large as their mean
+Progress = Callable[[str, int, int], None]  # (activity, done, total)
+MAX_PADDING = 16  # a canvas for all images may be at most this many times their mean size
 
 
 class Batch(NamedTuple):
-    """Pixels (B, C, H, W) as uint8, and each image's own (height, width) where smaller ones were padded.
+    """Pixels (B, C, H, W) as uint8, and each image's (height, width) if images were padded.
 
-    Toy data are vectors (B, D) of floats. `labels` (B,) come along where the images are streamed: of those nobody
-    holds the labels of all.
+    Toy data are float vectors (B, D). Streamed batches also carry `labels` (B,), as their labels are not in memory.
     """
 
     pixels: Tensor
@@ -43,7 +42,7 @@ class Batch(NamedTuple):
     labels: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
-        """Some of the images."""
+        """The batch with only these rows."""
         return Batch(*(None if tensor is None else tensor[rows] for tensor in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
@@ -61,7 +60,7 @@ class Batch(NamedTuple):
         return sizes
 
     def pad_to(self, canvas: tuple[int, int]) -> Batch:
-        """The images on a larger canvas, in memory that is pinned already: one copy less on the way to a GPU."""
+        """The images on a larger canvas, in pinned memory, which saves one copy to a GPU."""
         shape, sizes = self.pixels.shape, self.sizes
         if sizes is None:
             sizes = torch.tensor([shape[-2:]]).repeat(shape[0], 1)
@@ -71,7 +70,7 @@ class Batch(NamedTuple):
 
 
 class ImageStore(ABC):
-    """Images by their row. A store that overrides no more than `len` and `batch` reads its images when asked for."""
+    """Images by row. A store that defines only `__len__` and `batch` reads its images on demand."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -86,34 +85,34 @@ class ImageStore(ABC):
         return 0
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
-        """The batch on its way to a GPU: where that is possible, all batches have one shape."""
+        """The batch to copy to a GPU, padded to the same shape every time if the store can."""
         return self.batch(indices)
 
     def place_on(self, device: torch.device, progress: Progress | None = None) -> ImageStore:
-        """The store with its pixels on the device, or the store itself where they cannot be, or do not fit."""
+        """The store with its pixels on the device, or the store itself if they cannot be moved or do not fit."""
         return self
 
     def is_resident(self, device: torch.device) -> bool:
-        """Whether a batch on the device is one indexing away, without disk or bus."""
+        """Whether a batch needs only indexing on the device, no disk and no copy."""
         return False
 
     def has_one_shape(self, device: torch.device) -> bool:
-        """Whether every batch on the device has the same shape, so that a step that takes it can be captured."""
+        """Whether every batch on the device has the same shape, so that the step can be captured."""
         return False
 
     def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview] | None:
-        """What changes when the pixels of these rows do, to name what is computed from them; None: not known.
+        """Bytes that change with the pixels of these rows, for cache keys; None if unknown.
 
-        Raises OSError where files have gone.
+        Raises OSError if files are gone.
         """
         return None
 
     def has_same_pixels(self, other: ImageStore) -> bool:
-        """Asked of data with one fingerprint, which tells files apart; arrays, which it does not, are compared."""
+        """Whether two stores with equal fingerprints have equal pixels; only arrays need a comparison."""
         return True
 
     def new_remarks(self) -> list[str]:
-        """What there is to tell the user since this was last asked."""
+        """Remarks for the user since the last call."""
         return []
 
 
@@ -154,15 +153,15 @@ class ArrayImages(ImageStore):
 
 
 class PackedImages(ImageStore):
-    """Images of differing sizes, one after another in flat runs of bytes: in memory, mapped from disk, or on a GPU.
+    """Images of different sizes, packed in flat buffers: in memory, mapped from disk, or on a GPU.
 
-    `places` is (N, 2): in which flat tensor an image is, and where it starts there. `sizes` is (N, 2).
+    `locations` is (N, 2): the buffer of an image, and where it starts there. `sizes` is (N, 2).
     """
 
     def __init__(self, buffers: Sequence[Tensor], locations: Tensor, sizes: Tensor, channels: int) -> None:
         self.buffers, self.locations, self.sizes, self.channels = buffers, locations, sizes, channels
         self.device = buffers[0].device if buffers else torch.device("cpu")
-        self.host_sizes = sizes.cpu()  # to be looked at without asking the GPU
+        self.host_sizes = sizes.cpu()  # readable without waiting for the GPU
         self.canvas = tuple(int(side) for side in self.host_sizes.amax(0)) if len(sizes) else (0, 0)
         self.uniform = len(sizes) > 0 and bool((self.host_sizes == self.host_sizes[:1]).all())
         if self.device.type != "cpu":
@@ -170,7 +169,7 @@ class PackedImages(ImageStore):
 
     @classmethod
     def from_images(cls, images: Sequence[Tensor]) -> PackedImages:
-        """Packed from images (C, H, W) in memory."""
+        """Pack images (C, H, W) that are in memory."""
         lengths = torch.tensor([image.numel() for image in images])
         starts = lengths.cumsum(0) - lengths
         locations = torch.stack([torch.zeros_like(starts), starts], dim=1)
@@ -186,7 +185,7 @@ class PackedImages(ImageStore):
 
     @cached_property
     def has_shared_canvas(self) -> bool:
-        """Whether a canvas that every image fits on is not out of all proportion to them."""
+        """Whether one canvas that fits every image is not much larger than most of them."""
         return math.prod(self.canvas) * self.channels * len(self) <= MAX_PADDING * self.nbytes
 
     def image(self, index: int) -> Tensor:
@@ -201,7 +200,7 @@ class PackedImages(ImageStore):
         return self._gather(indices)
 
     def batch_on_canvas(self, indices: Tensor) -> Batch:
-        """On the canvas that every image fits on, copied once; what lies beside an image has no meaning."""
+        """The batch on the canvas that fits every image; pixels outside an image are undefined."""
         if not self.has_shared_canvas:
             return self.batch(indices)
         (height, width), sizes, pin_memory = self.canvas, self.host_sizes[indices], torch.cuda.is_available()
@@ -211,10 +210,10 @@ class PackedImages(ImageStore):
         return Batch(pixels, None if self.uniform else sizes)
 
     def _gather(self, indices: Tensor) -> Batch:
-        """On a GPU: rows of the canvas are cut out of the bytes in one indexing, shapes known without looking.
+        """On a GPU: cut the rows of the canvas out of the buffer in one indexing, with static shapes.
 
-        So the step can be captured and replayed. Where one panorama would make every batch huge, the canvas is that of
-        the batch instead: then the GPU has to be asked, which cannot be captured.
+        So the step can be captured and replayed. If one panorama would make every batch huge, the canvas fits only the
+        batch instead; then the host waits for the GPU, which cannot be captured.
         """
         (height, width), sizes = self.canvas, self.sizes[indices.to(self.device)]
         if not self.has_shared_canvas:
@@ -224,7 +223,7 @@ class PackedImages(ImageStore):
         row = torch.arange(height, device=self.device)
         area = sizes.prod(1)[:, None, None]
         start = self.locations[indices, 1][:, None, None] + channel * area + row * sizes[:, 1][:, None, None]
-        windows = self.buffers[0].unfold(0, width, 1)  # a view: row i of it is bytes i to i + width
+        windows = self.buffers[0].unfold(0, width, 1)  # a view: row i is bytes i to i + width
         pixels = windows[start.clamp(max=len(windows) - 1)]
         return Batch(pixels, None if self.uniform else sizes)
 
@@ -243,10 +242,10 @@ class PackedImages(ImageStore):
         return self.to(device, progress) if device.type == "cuda" and fits_on_gpu(self.nbytes, device) else self
 
     def to(self, device: torch.device, progress: Progress | None = None) -> PackedImages:
-        """The same images as one flat tensor on the device, image by image: host memory stays as it is."""
+        """The same images in one buffer on the device, copied in chunks to save host memory."""
         lengths = self.channels * self.host_sizes.prod(1)
         starts = lengths.cumsum(0) - lengths
-        # behind the last image: a window may be wider than it
+        # padding after the last image, as a window may be wider than it
         buffer = torch.zeros(int(lengths.sum()) + self.canvas[1], dtype=torch.uint8, device=device)
         for begin in range(0, len(self), 512):
             rows = range(begin, min(begin + 512, len(self)))
@@ -259,7 +258,7 @@ class PackedImages(ImageStore):
 
 
 class FileImages(ImageStore):
-    """Images neither kept nor cached: decoded each time they are asked for, by several threads."""
+    """Images that are decoded by several threads each time they are read."""
 
     def __init__(
         self, items: Sequence[Item | Path], channels: int, short_side: int | None, resample: Resample = "bilinear"
@@ -275,7 +274,7 @@ class FileImages(ImageStore):
         return pad_images(list(self.executor.map(self._read, items)))
 
     def iter_content(self, rows: Tensor) -> Iterator[bytes | memoryview]:
-        """By each file's size and time, and by how files are read: the same file may have given other pixels."""
+        """Size and time of each file, and the settings of the decoder."""
         yield str((DECODE_VERSION, self.channels, self.short_side, self.resample)).encode()
         for row in rows.tolist():
             yield f"{self.items[row]}{item_stamp(self.items[row])}".encode()
@@ -291,7 +290,7 @@ class FileImages(ImageStore):
 
 
 def pad_images(images: Sequence[Tensor]) -> Batch:
-    """Images (C, H, W) of any sizes as one batch; the padding is never looked at, `sizes` says where it starts."""
+    """Images (C, H, W) of any sizes as one batch; `sizes` says where the padding starts."""
     sizes = torch.tensor([image.shape[1:] for image in images])
     height, width = sizes.amax(0).tolist()
     if bool((sizes == sizes[0]).all()):
@@ -303,5 +302,5 @@ def pad_images(images: Sequence[Tensor]) -> Batch:
 
 
 def fits_on_gpu(nbytes: int, device: torch.device) -> bool:
-    """Whether pixels may stay on the GPU: at most half of what is free, the rest is for training."""
+    """Whether pixels take at most half of the free GPU memory; the rest is for training."""
     return nbytes <= torch.cuda.mem_get_info(device)[0] / 2

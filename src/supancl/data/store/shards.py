@@ -1,4 +1,4 @@
-"""Shards of the packed cache: a file of pixels and an index beside it, complete or not there at all."""
+"""Shards of the packed cache: a file of pixels and its index, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE_SPACE_ADVICE = "make room, name another folder in SUPANCL_CACHE, or --set d
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of pixels and what its index says of the images in it."""
+    """One file of pixels, and the content of its index."""
 
     path: Path
     names: list[str]
@@ -56,7 +56,7 @@ class ShardWriter:
             self.finish()
 
     def finish(self) -> None:
-        """Give the shard its name and its index. A disk that is full loses this shard at most, and nothing else."""
+        """Complete the current shard and write its index. If the disk is full, only this shard is lost."""
         if self.file is None:
             return
         file, self.file, rows, self.rows = self.file, None, self.rows, []
@@ -66,7 +66,9 @@ class ShardWriter:
             with file:
                 file.flush()
                 if rows:
-                    file.truncate(rows[-1][3] + rows[-1][5])  # an interrupted add() may have left part of an image
+                    file.truncate(
+                        rows[-1][3] + rows[-1][5]
+                    )  # cut off an image that an interrupted add() left incomplete
                 os.fsync(file.fileno())
             if rows:
                 os.replace(temporary, path)
@@ -96,7 +98,7 @@ class ShardWriter:
 
 
 def write_index(shard: Shard) -> None:
-    # names as one run of UTF-8: an array of strings would give every name the length of the longest
+    # names as one UTF-8 string: an array of strings would pad every name to the longest
     text = np.frombuffer("\0".join(shard.names).encode("utf-8", "surrogateescape"), np.uint8)
     arrays: dict[str, Any] = {
         "names": text,
@@ -115,13 +117,13 @@ def write_index(shard: Shard) -> None:
 
 
 def read_index(index: Path, channels: int) -> Shard | str:
-    """A shard, or what is wrong with it. Pixels are checked when they are first read, not here."""
+    """The shard, or the reason why it cannot be used. Pixels are checked when they are first read, not here."""
     pixels = index.with_suffix(".bin")
     try:
         with open(index, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             names = bytes(arrays["names"]).decode("utf-8", "surrogateescape").split("\0")
             shard = Shard(pixels, names, arrays["stamps"], arrays["sizes"], arrays["offsets"], arrays["checksums"])
-    except Exception as error:  # numpy, zipfile and zlib each have their own ways to say "broken"
+    except Exception as error:  # numpy, zipfile and zlib each raise something else
         return f"its index cannot be read: {reason(error)}"
     count, image_bytes = len(names), channels * shard.sizes.prod(-1)
     shapes = [shard.stamps.shape, shard.sizes.shape, shard.offsets.shape, shard.checksums.shape]

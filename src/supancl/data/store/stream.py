@@ -1,8 +1,8 @@
-"""Tar shards read while training: nothing is packed, and nothing about an image is held but where the open shards are.
+"""Tar shards that are read while training, without a cache of pixels.
 
-A shard is indexed once: where each image lies, its label and its name go into a small file in the cache folder, which
-is read again when the shard's turn comes. Order is worked out a window of shards at a time (order.py), so neither
-memory nor the wait before a step grows with the number of images, and a run goes on in the middle of an epoch at once.
+A shard is indexed once: offsets, labels and names of its images go into a small file in the cache folder, which is
+read when the shard is needed. The order is computed one window of shards at a time (order.py), so neither memory nor
+start-up time grows with the number of images, and a run can resume in the middle of an epoch at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, pad_images
 from supancl.errors import BadInput, counted
 
-MAX_ASPECT = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
-SAMPLED_SHARDS = 50  # out of which a sample of a whole stream is drawn
+MAX_ASPECT = 2  # longer images are cut to their middle, so that one canvas fits every image
+SAMPLED_SHARDS = 50  # from which a sample of a stream is drawn
 SPLIT_ORDER = ("train", "val", "test")
 
 
 class StreamImages(ImageStore):
-    """The images of indexed shards, decoded each time they are asked for; rows count through the shards in order."""
+    """The images of indexed shards, decoded each time they are read; rows are numbered through the shards in order."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class StreamImages(ImageStore):
         return pad_images([image for image in images if not isinstance(image, BadInput)])
 
     def decode_item(self, item: TarItem) -> Tensor | BadInput:
-        """Pixels, at most `MAX_ASPECT` times as long as wide; or what is wrong with the image."""
+        """Pixels, cut to at most `MAX_ASPECT` times the short side; or the error, if the image cannot be read."""
         large: list[str] = []
         try:
             image = decode(item, self.channels, self.short_side, self.resample, large)
@@ -86,7 +86,7 @@ class StreamImages(ImageStore):
         return image
 
     def locate(self, row: int) -> tuple[int, int]:
-        """In which shard a row is, and where in it."""
+        """The shard of a row, and the position within it."""
         shard = int(torch.searchsorted(self.ends, row, right=True))
         return shard, row - self.first_row(shard)
 
@@ -94,7 +94,7 @@ class StreamImages(ImageStore):
         return int(self.ends[shard - 1]) if shard else 0
 
     def items(self, rows: Tensor) -> list[TarItem]:
-        """Where the bytes of these images are. Their names are left in the index until somebody asks for them."""
+        """The images at these rows; their names are read from the index only when needed."""
         items: list[TarItem] = []
         for row in rows.tolist():
             shard, position = self.locate(row)
@@ -109,7 +109,7 @@ class StreamImages(ImageStore):
         return [f"{self.shards[shard].tar}::{members[shard][position]}" for shard, position in locations]
 
     def labels_of(self, rows: Tensor) -> Tensor:
-        """Class ids of any rows, -1 where an image has no label; shard by shard."""
+        """Class ids of these rows, -1 for unlabelled."""
         shards = torch.searchsorted(self.ends, rows, right=True)
         ids = torch.empty(len(rows), dtype=torch.long)
         for number in torch.unique(shards).tolist():
@@ -118,19 +118,19 @@ class StreamImages(ImageStore):
         return ids
 
     def labels_of_shards(self, begin: int, end: int) -> Tensor:
-        """Of whole shards, one after another."""
+        """Class ids of all images of the shards begin to end."""
         pieces = [torch.from_numpy(self.open_index(shard)[2]).long() for shard in range(begin, end)]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.long)
 
     def open_index(self, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Offsets, lengths and class ids of a shard; those used last stay in memory, a few windows of them."""
+        """Offsets, lengths and class ids of a shard; the most recently used ones are cached."""
         with self.lock:
             if shard in self.open_indexes:
                 self.open_indexes.move_to_end(shard)
                 return self.open_indexes[shard]
         offsets, lengths, codes, classes = self.shards[shard].read()
         ids = np.array([*(self.ids.get(name, -1) for name in classes), -1], np.int32)
-        arrays = offsets, lengths, ids[codes]  # code -1, unlabelled, takes the last
+        arrays = offsets, lengths, ids[codes]  # code -1 (unlabelled) selects the last
         with self.lock:
             self.open_indexes[shard] = arrays
             while len(self.open_indexes) > max(64, 3 * self.window):
@@ -156,7 +156,7 @@ class StreamImages(ImageStore):
 
 @dataclass(frozen=True, slots=True)
 class StreamItem(TarItem):
-    """An image of an indexed shard, which knows its name only when it is asked for it."""
+    """An image of an indexed shard; its name is read from the index when needed."""
 
     index: TarIndex
     position: int
@@ -167,10 +167,10 @@ class StreamItem(TarItem):
 
 @dataclass(frozen=True)
 class StreamSplit(Split):
-    """Some of the images of a stream, whose rows and labels are listed: 16 bytes an image.
+    """A subset of a stream, with rows and labels in memory: 16 bytes per image.
 
-    Its batches bring their labels. An unreadable image is refused, or its place is taken by the next readable one of
-    its class, shard and split: so labels stay right and nothing held out is trained on.
+    Batches carry their labels. An unreadable image is refused, or replaced by the next readable one of the same class,
+    shard and split, so that labels stay right and held-out images are never trained on.
     """
 
     store: StreamImages
@@ -196,9 +196,9 @@ class StreamSplit(Split):
         return WindowedOrder(self.images_per_shard(), seed, batch_size, self.store.window)
 
     def _substitute(self, position: int, label: int, refusal: BadInput) -> Tensor:
-        """Another image for one that cannot be read, the same one every time."""
+        """The image that replaces an unreadable one; the same one every time."""
         row = self.rows_at(torch.tensor([position]))
-        self.store.shards[self.store.locate(int(row))[0]].check()  # a tar that has gone is no bad image
+        self.store.shards[self.store.locate(int(row))[0]].check()  # a missing tar is not a bad image
         if not self.store.skip_bad:
             raise refusal
         self.store.record(self.store.names_of(row), self.store.skipped)
@@ -217,14 +217,14 @@ class StreamSplit(Split):
         return self.labels[positions]
 
     def positions_in_shard(self, position: int) -> tuple[int, int]:
-        """The positions of this split that lie in the same shard: from, to."""
+        """Begin and end of this split's positions in the shard of `position`."""
         shard, _ = self.store.locate(int(self.index[position]))
         shard_rows = torch.tensor([self.store.first_row(shard), int(self.store.ends[shard])])
         begin, end = torch.searchsorted(self.index, shard_rows).tolist()
         return begin, end
 
     def images_per_shard(self) -> list[int]:
-        """How many images of the split each shard has."""
+        """Number of the split's images in each shard."""
         ends = torch.searchsorted(self.index, self.store.ends)
         counts: list[int] = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long)).tolist()
         return counts
@@ -238,7 +238,7 @@ class StreamSplit(Split):
 
 
 class FullStream(StreamSplit):
-    """Every image of some shards one after another: nothing is listed, whatever their number."""
+    """All images of consecutive shards; neither rows nor labels are in memory."""
 
     is_materialized: ClassVar[bool] = False
     begin: int
@@ -249,7 +249,7 @@ class FullStream(StreamSplit):
     def __init__(self, store: StreamImages, begin: int, end: int, classes: set[str]) -> None:
         values = {"store": store, "begin": begin, "end": end, "first_row": store.first_row(begin), "classes": classes}
         for name, value in {**values, "names": ()}.items():
-            object.__setattr__(self, name, value)  # it is frozen, as every split
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     def __len__(self) -> int:
         return self.store.first_row(self.end) - self.first_row
@@ -295,7 +295,7 @@ class FullStream(StreamSplit):
         return self.materialize().relabelled(ids)
 
     def sample(self, count: int) -> Split:
-        """Images of shards evenly spaced, evenly spaced in them: a few indices are read, not all."""
+        """Evenly spaced images of evenly spaced shards, so that only a few indexes are read."""
         if len(self) <= count:
             return self
         shards = np.unique(
@@ -313,7 +313,7 @@ class FullStream(StreamSplit):
 
 
 def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | None = None) -> Source:
-    """Tar shards as `read_tars` has them (splits by name, labels, class order), but nothing is decoded yet."""
+    """A source with the splits, labels and class order of `list_tars`, without decoding any image."""
     if spec.balanced:
         raise BadInput(
             "data.balanced needs the labels of all images at once, which data.stream does not hold; "

@@ -1,7 +1,7 @@
-"""Views on a GPU: crop, resize and blur of a whole batch as matrix products, which it makes fastest.
+"""Views on a GPU: crop, resize and blur a whole batch with matrix products, the fastest way there.
 
-Each row has its own matrices, so nothing is gathered and every line of an image is read once. Images lie as
-(n, row, C, column): then resizing and blurring either side is one batched product, without a copy between.
+Each row has its own matrices, so nothing is gathered and every line of an image is read once. The memory layout is
+(n, row, C, column): so resizing or blurring along either side is one batched product, without a copy.
 In float32 the results are those of `augment` to 1e-6; in float16, whose 11 bits hold every uint8 value, to a
 quarter of a grey level (tests/data/test_products.py), which is half of what rounding to uint8 would cost.
 """
@@ -25,17 +25,17 @@ def render(
     crops: Crops, pixels: Tensor, draws: Draws, mean: tuple[float, ...], std: tuple[float, ...],
     dtype: torch.dtype = torch.float32, products: bool = True,
 ) -> Tensor:  # fmt: skip
-    """(n, C, size, size): what was drawn, made of uint8 images; row i is of image i % len(pixels).
+    """(n, C, size, size): render the draws from uint8 images; row i is a view of image i % len(pixels).
 
-    Shapes are static and the host waits for nothing, so that it can be captured in a graph or compiled.
-    `products` crops and blurs by matrix products, which must not be TF32's; then `dtype` may be bfloat16, which is
-    what an autocast encoder would round the views to: the products are float16's.
+    Shapes are static and the host never waits, so it can be captured in a graph or compiled. With `products`, crops
+    and blurs are matrix products, which must not use TF32; then `dtype` may be bfloat16, to which an autocast encoder
+    would round the views anyway: the products use float16.
     """
     if not products:
         return _render_by_lines(crops, pixels, draws, mean, std).to(dtype)
     count, product_dtype = len(pixels), torch.float32 if dtype == torch.float32 else torch.float16
     views = len(draws.box) // count
-    # views of an image side by side, so that one product makes them all
+    # the views of an image next to each other, so that one product renders them all
     draws = Draws._make(None if values is None else _swap_views_and_images(values, views) for values in draws)
     images = crop_and_resize(pixels, draws.box, crops.size, draws.flip, product_dtype)
     images = _jitter_colours(images.transpose(1, 2).float() / 255, draws)
@@ -45,12 +45,12 @@ def render(
     views_out = _swap_views_and_images(
         augment.normalized(_solarize_rows(images, draws, crops), mean, std).to(dtype), count
     )
-    # as an autocast encoder reads them on a GPU
+    # the layout that an autocast encoder reads on a GPU
     return views_out if dtype == torch.float32 else views_out.contiguous(memory_format=torch.channels_last)
 
 
 def _swap_views_and_images(rows: Tensor, outer: int) -> Tensor:
-    """Rows (view, image) -> rows (image, view), and the other way round; `first` is how many the first are."""
+    """Rows (view, image) -> rows (image, view), or back; `outer` is the current number of the first."""
     return rows.view(outer, -1, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
 
 
@@ -83,7 +83,7 @@ def _solarize_rows(images: Tensor, draws: Draws, crops: Crops) -> Tensor:
 
 
 def crop_and_resize(pixels: Tensor, box: Tensor, size: int, flip: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n, size, C, size): the box of each row, bilinear with antialiasing; row i is of image i // (n / images)."""
+    """(n, size, C, size): each row's box, bilinear with antialiasing; row i is a crop of image i // (n / images)."""
     count, channels, height, width = pixels.shape
     rows = resize_matrix(box[:, 0], box[:, 2], height, size).to(dtype)
     columns = resize_matrix(box[:, 1], box[:, 3], width, size, flip).to(dtype)
@@ -94,7 +94,7 @@ def crop_and_resize(pixels: Tensor, box: Tensor, size: int, flip: Tensor, dtype:
 
 
 def resize_matrix(start: Tensor, length: Tensor, pixels: int, size: int, flip: Tensor | None = None) -> Tensor:
-    """(n, size, pixels): how much each pixel of a side counts in the crop [start, start + length) made `size` long."""
+    """(n, size, pixels): weights of the pixels of a side for the crop [start, start + length) resized to `size`."""
     start, length = start.double()[:, None, None], length.double()[:, None, None]
     scale = length / size
     reach = scale.clamp(min=1)  # antialiasing: when shrinking, the triangle widens with the scale
@@ -107,7 +107,7 @@ def resize_matrix(start: Tensor, length: Tensor, pixels: int, size: int, flip: T
 
 
 def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """(n, row, C, column) -> the same, blurred with each row's own sigma (0: none), mirrored at the border."""
+    """Blur (n, row, C, column) with a sigma per row (0: none), mirrored at the border."""
     n, height, channels, width = images.shape
     across = blur_matrix(sigma, width, kernel).to(images.dtype)
     down = across if height == width else blur_matrix(sigma, height, kernel).to(images.dtype)
@@ -116,15 +116,15 @@ def blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
 
 
 def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
-    """(n, pixels, pixels): the blur along one side; a pixel counts by itself and by its image in either border."""
+    """(n, pixels, pixels): the blur along one side; a pixel counts directly and mirrored at either border."""
     half = min(kernel // 2, pixels - 1)
     _, weight = blur_taps(sigma, pixels, kernel)
-    by_distance = F.pad(weight[:, half:], (0, 1))  # the last entry, 0, is for whatever is farther away
+    by_distance = F.pad(weight[:, half:], (0, 1))  # the last entry, 0, is for pixels out of reach
     position = torch.arange(pixels, device=sigma.device)
     distance, position_sum, out_of_reach = position - position[:, None], position + position[:, None], half + 1
     mirrored_start = torch.where(
         position > 0, position_sum, out_of_reach
-    )  # a border pixel is its own image: counted once
+    )  # a border pixel is its own mirror image: count it once
     mirrored_end = torch.where(position < pixels - 1, 2 * (pixels - 1) - position_sum, out_of_reach)
     direct, upper, lower = (
         by_distance[:, d.clamp(max=out_of_reach)] for d in (distance.abs(), mirrored_start, mirrored_end)
@@ -133,5 +133,5 @@ def blur_matrix(sigma: Tensor, pixels: int, kernel: int) -> Tensor:
 
 
 def has_exact_products(device: torch.device) -> bool:
-    """Whether products of float32 keep its 24 bits there: with TF32 they keep 11."""
+    """Whether float32 products on the device keep 24 bits; with TF32 they keep 11."""
     return device.type != "cuda" or torch.backends.cuda.matmul.fp32_precision in ("ieee", "none")
