@@ -179,11 +179,11 @@ def test_recipe_json_has_the_settings_the_classes_the_data_and_the_versions(tmp_
     recipe, data = tiny_recipe(), tiny_data()
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    folder.write_recipe(recipe, data.classes, data.described)
+    folder.write_recipe(recipe, data.classes, data.summary)
     kept = json.loads(folder.recipe_file.read_text())
     assert set(kept) >= {"recipe", "classes", "data", "versions", "commit"}
     assert folder.read_recipe() == (recipe, ("class 0", "class 1", "class 2"))
-    assert kept["data"] == {**data.described, "skipped": 0}
+    assert kept["data"] == {**data.summary, "skipped": 0}
     assert kept["versions"] == versions()
     assert set(kept["versions"]) >= {"python", "supancl", "torch", "numpy"}
 

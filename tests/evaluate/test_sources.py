@@ -10,7 +10,7 @@ import torch
 
 from supancl.core.encoders import EncoderSpec
 from supancl.data.opening import from_arrays
-from supancl.data.sources.cifar import FC100_TEST
+from supancl.data.sources.cifar import FC100_TEST_CLASSES
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
 from supancl.evaluate import (
@@ -310,7 +310,7 @@ def cifar(tmp_path):
         for name, pair in splits.items()
         for kind, part in zip(("images", "labels"), pair, strict=True)
     }
-    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST)
+    archive(tmp_path / "root/cifar100.npz", **arrays, class_names=FC100_TEST_CLASSES)
     return tmp_path / "root"
 
 
@@ -362,7 +362,9 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     """Nobody was asked to leave them out: what the run calls train may be the whole data set."""
     images, labels = bright(260, 20)
     (tmp_path / "mine").mkdir()
-    own = archive(tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST)
+    own = archive(
+        tmp_path / "mine/cifar100.npz", train_images=images, train_labels=labels, class_names=FC100_TEST_CLASSES
+    )
     options = EvaluationOptions(CPU, partial=True)
     run = subject(run_folder(tmp_path / "run", source=str(own), described=True), options)
     assert evaluate_knn(run, f"cifar100@{cifar}", split="test")["overlaps_training"]

@@ -36,7 +36,7 @@ def test_pilots_hold_a_tenth_of_every_training_class_out_although_there_is_a_tes
     found = data(step.settings["data.holdout"])
     assert (len(found.train), len(found.held_out), len(found.test)) == (1800, 200, 300)
     assert found.held_out.labels.bincount().tolist() == [2] * 100
-    assert found.described["held_out_from"] == "train"
+    assert found.summary["held_out_from"] == "train"
     assert not set(found.train.index.tolist()) & set(found.held_out.index.tolist())
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.encoders import names
 from supancl.data.opening import check_source
-from supancl.data.sources.benchmarks import official_name, present_benchmarks
+from supancl.data.sources.benchmarks import find_benchmarks, official_name
 from supancl.errors import BadInput, plural
 from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds
@@ -42,7 +42,7 @@ def sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> l
     for source in found:
         check_source(source)
     if args.root:
-        there = present_benchmarks(args.root, use)
+        there = find_benchmarks(args.root, use)
         named = [official_name(name) for name in names(args.sets)] or there
         if not named:
             raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME says how to lay one out")

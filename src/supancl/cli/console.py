@@ -82,7 +82,7 @@ class Terminal(Reporter):
             self.note(f"{what}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        self.labelled = data.train.labelled
+        self.labelled = data.train.num_labelled
         share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "

@@ -15,9 +15,9 @@ from rich.console import Console
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import common
 from supancl.data.opening import absolute_source, open_source
-from supancl.data.show import copies, described, image_sizes
+from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
@@ -63,7 +63,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     out = Path(args.out) if args.out else next_folder("show")
     check_sheets(out)  # before the work, not after it
-    check_apart(args.source, out)
+    check_out_folder(args.source, out)
     chosen = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = chosen.encoder.channels if chosen else 3
     side = chosen.data.short_side if chosen else 256
@@ -73,8 +73,8 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sizes = image_sizes(found, terminal.reading)
     if chosen is None:
         chosen = fitting_recipe(float(np.median(sizes.min(1))))
-    facts = described(found, replace(spec, short_side=chosen.data.short_side), channels, sizes)
-    facts["copies"] = copies(found, terminal.reading)
+    facts = describe_source(found, replace(spec, short_side=chosen.data.short_side), channels, sizes)
+    facts["copies"] = find_copies(found, terminal.reading)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
     facts["pictures"] = draw(found, chosen, out, console)
@@ -186,7 +186,7 @@ def keep(args: argparse.Namespace, console: Console, spared: Path | None = None)
     """What --keep-gb asks for."""
     if args.keep_gb is None:
         return
-    for old in evict(args.keep_gb * 1e9, waiting=waiting(console), spared=spared):
+    for old in evict(args.keep_gb * 1e9, on_wait=waiting(console), keep=spared):
         console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
     left = sum(each.nbytes for each in list_caches()) / 1e9
     if spared is not None and left > args.keep_gb:
@@ -250,7 +250,7 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         terminal.warn(remark)
     if args.verify:
         store.verify(terminal.reading)
-    mended = store.mended if args.verify else None  # opening it has looked at some
+    mended = store.repaired if args.verify else None  # opening it has looked at some
     seconds = time.perf_counter() - since
     verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} mended"
     console.print(
@@ -282,6 +282,6 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def where(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    text = benchmarks.where_text(args.name)
+    text = benchmarks.download_instructions(args.name)
     console.print(text)
     return {"name": args.name, "where": text}

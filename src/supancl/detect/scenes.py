@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.data.decode import decode, image_fault, is_sideways, remarks_on_large
+from supancl.data.decode import decode, image_problem, is_sideways, large_image_remarks
 from supancl.errors import BadInput, plural
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
@@ -64,7 +64,7 @@ class Scenes:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{scene.path}: cannot be read as an image ({image_fault(error)}); mend it, or take it out of the "
+                f"{scene.path}: cannot be read as an image ({image_problem(error)}); mend it, or take it out of the "
                 "list of images"
             ) from None
         size = tuple(image.shape[1:])
@@ -155,7 +155,7 @@ def images_there(scenes: Sequence[Scene], where: str, way_out: str) -> tuple[str
                 f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
                 "not read; store it smaller, and its boxes with it"
             )
-    return tuple(remarks_on_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
+    return tuple(large_image_remarks([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
 
 def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:

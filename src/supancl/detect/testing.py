@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.precision import autocast_for
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.detect.batches import Batches, on_device
 from supancl.detect.metrics import Found
 from supancl.detect.model import Detector
@@ -33,7 +33,7 @@ def measure_norms(detector: Detector, batches: Batches, steps: int, precision: s
         module.momentum = None  # torch's word for a cumulative mean
     try:
         for step in range(steps):
-            torch.manual_seed(seeded(seed, PRECISE, step))
+            torch.manual_seed(derive_seed(seed, PRECISE, step))
             images, targets = batches(step)
             with autocast_for(batches.device, precision):
                 detector(images, targets)

@@ -18,7 +18,7 @@ from torch import Tensor
 from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Found, coco_counter, coco_scores
@@ -74,7 +74,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.spec, self.step)
         images, targets = batches(self.step)
-        torch.manual_seed(seeded(self.spec.seed, STEPS, self.step))
+        torch.manual_seed(derive_seed(self.spec.seed, STEPS, self.step))
         with autocast_for(self.device, self.precision):
             losses: dict[str, Tensor] = self.detector(images, targets)
         loss = torch.stack([value.float() for value in losses.values()]).sum()

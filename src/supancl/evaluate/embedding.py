@@ -36,7 +36,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         features = evaluated.features(split, view)
         arrays[f"{name}_features"] = features.values.numpy()
         arrays[f"{name}_labels"] = features.labels.numpy()
-        arrays[f"{name}_names"] = np.array(split.named(torch.arange(len(split))), dtype=np.str_)
+        arrays[f"{name}_names"] = np.array(split.names_at(torch.arange(len(split))), dtype=np.str_)
         width = features.values.shape[1]
     if held_out is not None:
         arrays["train_held_out"] = held_out.numpy()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from supancl.core.encoders import PROJECTOR, Encoder
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
@@ -137,7 +137,7 @@ class EvaluatedEncoder:
             kind = "NaN" if bool(torch.isnan(found.values[row]).any()) else "an infinite value"
             more = f", and those of {plural(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
-                f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
+                f"{self.where}: the features of {split.names_at(faulty[:1])[0]}{more} hold {kind}; "
                 "take weights from before the run diverged, or leave that image out"
             )
 
@@ -154,7 +154,7 @@ class EvaluatedEncoder:
             return
         name, mine = result_name(base, result), source_of(result)
         theirs = source_of(self._saved_result(name))
-        if mine and theirs and not same_source(mine, theirs):
+        if mine and theirs and not is_same_source(mine, theirs):
             name = f"{name}-{short(mine)}"
         self.run.write_evaluation(name, result)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from supancl.config import to_json
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.data.splits import Split
-from supancl.data.store.cache import FEATURES, cache_root
+from supancl.data.store.cache import FEATURES_FOLDER, cache_root
 from supancl.errors import BadInput
 from supancl.files import reason, why_unwritable, write_atomically
 
@@ -46,7 +46,7 @@ def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
 
 def pixels_key(split: Split) -> str | None:
     """Of the images in their order; None where nobody can tell whether they are still the same."""
-    parts = split.store.content(split.index.cpu())
+    parts = split.store.iter_content(split.index.cpu())
     if parts is None:
         return None
     content = hashlib.sha256()
@@ -62,7 +62,7 @@ class FeatureCache:
     """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
 
     def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
-        self.folder, self.most = (root or cache_root()) / FEATURES, most
+        self.folder, self.most = (root or cache_root()) / FEATURES_FOLDER, most
 
     def path(self, weights: str, split: Split, how: str) -> Path | None:
         """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from supancl.core.encoders import Encoder
 from supancl.core.precision import auto_precision, autocast_for
-from supancl.data.order import epoch_order, seeded
-from supancl.data.sources.folder import check_apart
+from supancl.data.order import derive_seed, epoch_order
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Split
 from supancl.data.views.evaluation import evaluation_view
 from supancl.errors import BadInput, NonFinite
@@ -56,7 +56,7 @@ def evaluate_finetuning(
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{where}: fine-tuning crops images, these are vectors; give an encoder of images")
     if out is not None:  # all before the data are read, which may take an hour
-        check_apart(where, out)
+        check_out_folder(where, out)
         check_new(out)
     found = open_evaluation_data(evaluated, source, split)
     data, train, test = found.data, labelled(found.data.train), labelled(found.images)
@@ -182,7 +182,7 @@ def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, h
         model.parameters(), lr=lr * batch_size / 256, momentum=0.9, nesterov=True, weight_decay=how.weight_decay
     )
     cosine = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps)))
-    generator = torch.Generator(device).manual_seed(seeded(how.seed, 4))
+    generator = torch.Generator(device).manual_seed(derive_seed(how.seed, 4))
     here, labels = train.place_on(device), train.labels.to(device)
     total = torch.zeros((), device=device)
     for step in range(steps):

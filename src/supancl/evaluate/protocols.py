@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.data.opening import absolute_source
-from supancl.data.order import epoch_order, seeded
+from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Data, Split, fingerprint
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput, plural
@@ -89,7 +89,7 @@ def record_on(
         data=source,
         split=found.split,
         judged=found.taken_from,
-        held_out_from=found.data.described["held_out_from"],
+        held_out_from=found.data.summary["held_out_from"],
         skipped=len(found.data.skipped),
         remarks=list(found.data.remarks),
         partial=is_incomplete(source, found.data.remarks, found.data.skipped),
@@ -153,11 +153,11 @@ def evaluate_knn(
 
 def _check_compared(data: Data, where: str, references: Split, images: Split) -> None:
     """What k-NN cannot do without, known before any feature is taken."""
-    there = references.present()
-    if not there or not images.labelled:
+    there = references.class_ids()
+    if not there or not images.num_labelled:
         raise BadInput(
             f"{where}: k-NN needs labelled images, both to compare with and to judge; "
-            f"there are {references.labelled} and {images.labelled}; name labelled ones with --data"
+            f"there are {references.num_labelled} and {images.num_labelled}; name labelled ones with --data"
         )
     if len(there) == 1:  # every answer would be right, or, of another class, wrong
         raise BadInput(
@@ -202,7 +202,7 @@ def evaluate_linear(
         augmented=augmented,
         seed=seed,
         view=view,
-        queries=found.images.labelled,
+        queries=found.images.num_labelled,
         **outcome,
     )
 
@@ -251,7 +251,7 @@ def ridge_choice(
     data = found.data
     if not shares_images(evaluated, found.source):
         return None, {}
-    if is_own(evaluated, found.source) and data.described["held_out_from"] != "test" and data.held_out.labelled:
+    if is_own(evaluated, found.source) and data.summary["held_out_from"] != "test" and data.held_out.num_labelled:
         return (data.held_out if found.taken_from == "test" else "halves"), {}
     return None, {"chosen_on": TRAINED_IMAGES}
 
@@ -262,9 +262,9 @@ def check_ridge_choice(where: str, choose: Split | str | None, train: Split, ima
         raise BadInput(
             f"{where}: every class has 1 training image, so that none is left to choose the ridge on; add images"
         )
-    if choose == "halves" and images.labelled < 2:
+    if choose == "halves" and images.num_labelled < 2:
         raise BadInput(
-            f"{where}: {plural(images.labelled, 'labelled image')} to judge; one half of them chooses for "
+            f"{where}: {plural(images.num_labelled, 'labelled image')} to judge; one half of them chooses for "
             "the other, so add images, or hold more out with data.holdout"
         )
 
@@ -305,7 +305,7 @@ def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int,
     views = plain_crops(evaluated, (0.08, 1.0))
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator(options.device).manual_seed(seeded(seed, epoch, 3))
+        generator = torch.Generator(options.device).manual_seed(derive_seed(seed, epoch, 3))
         for positions in epoch_order(len(known), seed, epoch).split(batch_size):
             batch = known.batch(positions).to(options.device)
             with torch.inference_mode():
@@ -333,7 +333,7 @@ def evaluate_variance(
 
 
 def _check_two_classes(found: EvaluationData) -> None:
-    there = found.images.present()
+    there = found.images.class_ids()
     if len(there) < 2:
         only = f"only class {found.data.classes[there[0]]!r}" if there else "no labelled image"
         raise BadInput(f"{found.where}: {only} among the images to measure; measures between classes need two")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from supancl.core.encoders import Encoder
-from supancl.data.opening import open_benchmark, open_source, same_source
-from supancl.data.order import seeded
+from supancl.data.opening import is_same_source, open_benchmark, open_source
+from supancl.data.order import derive_seed
 from supancl.data.sources import benchmarks
 from supancl.data.sources.benchmark_rows import Use
-from supancl.data.sources.libraries import KINDS
+from supancl.data.sources.libraries import READERS
 from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, draw_stratified, prepare_data
 from supancl.data.views.evaluation import View, evaluation_short_side
 from supancl.errors import BadInput, plural
@@ -46,7 +46,7 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
 
 def is_own(evaluated: EvaluatedEncoder, source: str | None) -> bool:
     """Whether the run was trained on this source."""
-    return source is None or (evaluated.recipe is not None and same_source(source, evaluated.recipe.data.source))
+    return source is None or (evaluated.recipe is not None and is_same_source(source, evaluated.recipe.data.source))
 
 
 def own_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
@@ -117,9 +117,9 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
     found = read_source(evaluated, spec, view, as_trained=view == "margin" and is_own(evaluated, spec.source))
     check_unchanged(evaluated, spec.source, found)
     data = prepare_data(found, replace(spec, balanced=False))
-    if data.test is not None and data.described["held_out_from"] != "test" and test_is_apart(evaluated, spec.source):
-        described = data.described | {"held_out": len(data.test), "held_out_from": "test"}
-        data = replace(data, held_out=data.test, described=described)
+    if data.test is not None and data.summary["held_out_from"] != "test" and test_is_apart(evaluated, spec.source):
+        summary = data.summary | {"held_out": len(data.test), "held_out_from": "test"}
+        data = replace(data, held_out=data.test, summary=summary)
     return data
 
 
@@ -151,7 +151,7 @@ def open_evaluation_data(
 ) -> EvaluationData:
     """`split` is held-out, test or train; it becomes test where a run held nothing out, which is noted."""
     data, where = data_for(evaluated, source, view), source or evaluated.where
-    held_out_from = str(data.described["held_out_from"])
+    held_out_from = str(data.summary["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
         evaluated.reporter.note(f"{where}: nothing is held out (data.holdout = 0), so the test split is judged")
         split = "test"
@@ -186,7 +186,7 @@ def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
 
 def split_off(train: Split, share: float, name: str, where: str) -> tuple[Split, Split]:
     known = train.take((train.labels >= 0).nonzero()[:, 0])
-    chosen = draw_stratified(known.labels, share, seeded(SPLIT_SEED, len(name)))
+    chosen = draw_stratified(known.labels, share, derive_seed(SPLIT_SEED, len(name)))
     if not len(chosen):
         raise BadInput(
             f"{where}: too few labelled images to take {share:.0%} of each class out as {name}; add images "
@@ -258,7 +258,7 @@ def identify_source(source: str) -> SourceIdentity:
         except BadInput:
             return SourceIdentity(None, CUT_FROM.get(name, name))
     path = Path(source)
-    if source.partition(":")[0] in KINDS and not path.exists():
+    if source.partition(":")[0] in READERS and not path.exists():
         return SourceIdentity(None, benchmark_called(data_name(source)))
     known = [name for name, row in benchmarks.BENCHMARKS.items() if path.suffix and path.name in row.arrays]
     return SourceIdentity(path.resolve() if source and path.exists() else None, known[0] if known else None)

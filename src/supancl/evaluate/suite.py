@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from supancl.data.decode import file_stamp
-from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
+from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
 from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
 from supancl.evaluate.compared import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
@@ -54,8 +54,8 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """Data set by data set, so that what is decoded for one protocol serves the next."""
-        transfer = present_benchmarks(self.root, "transfer")
-        episodes = present_benchmarks(self.root, "few-shot")
+        transfer = find_benchmarks(self.root, "transfer")
+        episodes = find_benchmarks(self.root, "few-shot")
         there = tuple(dict.fromkeys((*transfer, *episodes)))
         for name in self.sets:
             if name not in there:

@@ -260,7 +260,7 @@ def take(subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, show
     features = subject.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
     seen = asked.split == "train" or was_trained_on(subject, where, split_name)
-    return Drawn(subject, Features(features.values, labels), images.named(torch.arange(len(images))), seen)
+    return Drawn(subject, Features(features.values, labels), images.names_at(torch.arange(len(images))), seen)
 
 
 def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int) -> Tensor:

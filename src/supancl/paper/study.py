@@ -50,7 +50,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
         "study": name,
         "paper": study.paper,
         "recipe": base.name,
-        "data": data.described,
+        "data": data.summary,
         "epochs": base.train.epochs,
         "seeds": list(range(sweep.seeds)),
         "rows": results,

@@ -75,7 +75,7 @@ def train_alphas(
     results = collect_results(sweep, runs, labels, MEASURES, measure)
     result: Result = {
         "recipe": base.name,
-        "data": data.described,
+        "data": data.summary,
         "alphas": alphas,
         "seeds": list(range(sweep.seeds)),
         "left_out": left_out,
@@ -96,7 +96,7 @@ def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl paper study` has no use for
 
     write_json(out / "alpha.json", result)
-    panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.some(SHOWN))
+    panels = first_features(runs, result["alphas"], result["seeds"], data.held_out.sample(SHOWN))
     return write_page(result, laid_out(result), MEASURES, panels, data.classes, out)
 
 
@@ -121,7 +121,7 @@ def left_out_classes(data: Data, share: float) -> list[str]:
     Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
     """
     classes = len(data.classes)
-    usable = set(data.train.present()) & set(data.held_out.present())
+    usable = set(data.train.class_ids()) & set(data.held_out.class_ids())
     count = min(max(2, round(share * classes)), len(usable) - 2)
     if share == 0 or count < 2:
         return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluate import (
     EvaluatedEncoder,
@@ -47,7 +47,7 @@ class Measurement:
         """Whether an evaluation is what this would measure of an encoder with these weights."""
         if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(evaluation), self.source or own):
+        if not is_same_source(source_of(evaluation), self.source or own):
             return False
         if self.protocol == "linear" and (
             evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)

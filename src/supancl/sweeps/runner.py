@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from supancl.data.decode import cores
+from supancl.data.decode import available_cores
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
@@ -74,7 +74,7 @@ class Sweep:
         folder.check_place()
         if folder.holds_run:
             raise BadInput(f"{self.out} already holds a run, and a study is a folder of runs; choose another --out")
-        check_apart(base.data.source, self.out)
+        check_out_folder(base.data.source, self.out)
 
     def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
         """The runs by name: each row with every seed."""
@@ -194,13 +194,13 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
     Nothing is chosen on a test set: where that is all there is, a tenth of the training images is held out.
     """
     data = data_of(base)
-    if data.described["held_out_from"] == "test":
+    if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
         reporter.note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
         data = data_of(base)
-    if data.train.present() and not data.held_out.present():
+    if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to judge by; leave out "
             "--set data.holdout=0, or add labels to val/"
@@ -214,7 +214,7 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 def default_jobs(recipe: Recipe) -> int:
     """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return cores() if small else 1
+    return available_cores() if small else 1
 
 
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:

@@ -90,7 +90,7 @@ def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     recipe, branches = trainer.recipe, trainer.model.branches
     folder.tidy()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, data.described)
+        folder.write_recipe(recipe, data.classes, data.summary)
     else:
         for name in (
             resume_settings(recipe) if trainer.step < trainer.steps else ()
@@ -117,7 +117,7 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
             "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
             "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
         )
-    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.one_shape:
+    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.has_one_shape:
         reporter.note(
             "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
             "images; crop the largest images"

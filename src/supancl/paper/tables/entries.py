@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import encoder_key
@@ -191,7 +191,7 @@ class Entry:
         assert self.recipe is not None
         own = self.recipe.data.source
         known = data_set_of(source)
-        return same_source(source, own) or (known is not None and known == data_set_of(own))
+        return is_same_source(source, own) or (known is not None and known == data_set_of(own))
 
     # --- detectors and logs -------------------------------------------------------------------------------------------
 

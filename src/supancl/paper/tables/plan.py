@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.core.methods import COLLAPSE_CELLS
-from supancl.data.sources.benchmarks import present_benchmarks
+from supancl.data.sources.benchmarks import find_benchmarks
 from supancl.errors import BadInput, plural
 from supancl.paper.collapse import cell, cell_name, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
@@ -84,7 +84,7 @@ class Plan:
         """The data sets among the table's columns that ROOT holds."""
         if self.benchmarks is None:
             return ()
-        there = {*present_benchmarks(self.benchmarks, "transfer"), *present_benchmarks(self.benchmarks, "few-shot")}
+        there = {*find_benchmarks(self.benchmarks, "transfer"), *find_benchmarks(self.benchmarks, "few-shot")}
         return tuple(name for name in self.wanted if name in there)
 
     @property

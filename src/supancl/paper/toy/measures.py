@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.sources.toy import Toy
 from supancl.paper.toy.training import Reading, Size, Trained
 from supancl.probes import Features, knn_accuracy, variance
@@ -103,7 +103,7 @@ def table_two(trained: Trained, position: int, toy: Toy, reading: Reading, size:
     for kind, factor in zip(KINDS, (reading.interpolation, reading.extrapolation), strict=True):
         means = downstream_means(toy.means, factor) - toy.centre
         for sigma in SIGMAS:
-            generator = torch.Generator().manual_seed(seeded(seed, 4, KINDS.index(kind), SIGMAS.index(sigma)))
+            generator = torch.Generator().manual_seed(derive_seed(seed, 4, KINDS.index(kind), SIGMAS.index(sigma)))
             fit = draw_downstream(means, sigma, size.train, generator)
             test = draw_downstream(means, sigma, enlarged, generator)
             fits, tests = trained.features(position, fit.values), trained.features(position, test.values)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from supancl.core.schedules import ScheduleSpec, learning_rate
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.sources.toy import Toy, ToySpec, draw_toy
 
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
@@ -80,7 +80,7 @@ class Networks:
         }
         drawn: dict[str, list[Tensor]] = {name: [] for name in shapes}
         for seed in seeds:
-            generator = torch.Generator().manual_seed(seeded(seed, 2))
+            generator = torch.Generator().manual_seed(derive_seed(seed, 2))
             for name, (out, width) in shapes.items():
                 uniform = torch.rand(out, width, generator=generator, dtype=torch.float64)
                 weight = ((2 * uniform - 1) / math.sqrt(width)).to(dtype)  # as nn.Linear starts
@@ -207,7 +207,7 @@ def train(
     networks = Networks(size, reading, len(alphas), seeds)
     queue = BatchedQueue(networks, reading.pool * size.batch // FULL.batch, size.batch, size.classes)
     optimizer = make_optimizer(networks)
-    generators = [torch.Generator().manual_seed(seeded(seed, 3)) for seed in seeds]
+    generators = [torch.Generator().manual_seed(derive_seed(seed, 3)) for seed in seeds]
     steps = len(toys[0].train) // size.batch  # the last, smaller batch is left out, as SimSiam's code does
     rate = learning_rate(ScheduleSpec(), PEAK, size.epochs, steps)  # the predictor's stays constant: App. B
     alpha = torch.tensor(alphas, dtype=torch.float32).repeat(len(seeds))
