@@ -792,7 +792,9 @@ UNTOUCHED = "what was there before is untouched. Make room (a run then continues
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
     class_folders(place / "data")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
     full(place / "out" / "recipe.json")
@@ -805,7 +807,9 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, ca
 def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(place, monkeypatch, capsys):
     class_folders(place / "data")
     command = (*PRETRAIN, "--data", "data", "--epochs", "2")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     full(place / "out" / "checkpoints" / "step-000000004.pt")
     said = supancl(capsys, *command)
     assert said.code == 2

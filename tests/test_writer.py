@@ -262,7 +262,7 @@ def test_the_end_waits_and_the_lock_is_held_until_then(tmp_path: Path, monkeypat
     def slow(folder: Path, step: int, state: dict) -> Path:
         if step == 10:
             ended.wait(0.3)
-            with pytest.raises(BadInput, match="in use by process") as told, RunFolder(tmp_path / "run").locked():
+            with pytest.raises(BadInput, match="in use by process") as told, RunFolder(tmp_path / "run").lock():
                 raise AssertionError("two writers")
             refused.append(told)
         return plain(folder, step, state)

@@ -287,7 +287,7 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
         runner._train_in_worker(chosen, tmp_path / "run")
     with pytest.raises(BadInput, match="already holds a run") as told:  # what says itself what is wrong stays
         pretrain(chosen, out=tmp_path / "run")
-    assert own.fault_in_own(told.value) == ""
+    assert own.describe_plugin_error(told.value) == ""
 
 
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):

@@ -135,11 +135,11 @@ def test_a_reader_of_ones_own_that_lists_no_images_is_named(gave, told, tmp_path
 
 
 def test_a_run_on_a_benchmark_of_ones_own_keeps_its_plugin(monkeypatch):
-    monkeypatch.setattr(own, "OWN_BENCHMARKS", {"shapes"})
+    monkeypatch.setattr(own, "REGISTERED_BENCHMARKS", {"shapes"})
     monkeypatch.setattr(own, "LOADED", [Path("mine.py")])
     usual = recipe("digits.supsiam")
-    assert own.plugins_of(usual) == []
-    assert own.plugins_of(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
+    assert own.required_plugins(usual) == []
+    assert own.required_plugins(usual.with_set({"data.source": "shapes@DATA"})) == ["mine.py"]
 
 
 @pytest.mark.parametrize(

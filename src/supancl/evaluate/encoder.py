@@ -66,7 +66,7 @@ class EvaluatedEncoder:
         self.where, self.encoder, self.options = where, encoder.to(options.device), options
         self.reporter = reporter
         folder = RunFolder(Path(where))
-        self.run = folder if folder.holds_run else None
+        self.run = folder if folder.has_run else None
         self.feature_cache = FeatureCache() if options.cache_features else None
 
     @cached_property
@@ -184,6 +184,6 @@ def open_evaluated_encoder(
     encoder.check_layer(options.layer)  # before any data are read, which may take an hour
     evaluated = EvaluatedEncoder(where, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
-    if run is not None and recipe is not None and (early := run.ends_early(recipe)):
+    if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
         reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
     return evaluated

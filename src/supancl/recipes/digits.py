@@ -19,7 +19,7 @@ from supancl.core.heads import MLP
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops
-from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, row
+from supancl.recipes.recipe import OptimizerSpec, Recipe, TrainSpec, get_method
 
 SIAM_HEADS = HeadSpec(MLP((256,), 256, last_norm="batch-no-affine"), MLP((64,), 256))
 BYOL_HEADS = HeadSpec(MLP((256,), 64), MLP((256,), 64))
@@ -41,8 +41,8 @@ MOMENTUM = {
 
 
 def build(method: str) -> Recipe:
-    chosen, momentum = row(method), MOMENTUM.get(method)
-    branches = chosen.branches
+    components, momentum = get_method(method), MOMENTUM.get(method)
+    branches = components.branches
     if momentum is not None:
         branches = replace(branches, momentum=momentum[0], momentum_end=momentum[1])
     return Recipe(
@@ -55,8 +55,8 @@ def build(method: str) -> Recipe:
         encoder=EncoderSpec("cnn", channels=1, size=16, width=64, mean=(0.5,), std=(0.5,)),
         heads=HEADS[method],
         branches=branches,
-        pool=replace(chosen.pool, size=1024),
-        loss=chosen.loss,
+        pool=replace(components.pool, size=1024),
+        loss=components.loss,
         optimizer=OptimizerSpec("sgd", lr=0.1, reference_batch=64, weight_decay=5e-4),
         schedule=ScheduleSpec(warmup_epochs=5, predictor="follows" if method == "moco3" else "constant"),
         train=TrainSpec(epochs=80, batch_size=64),

@@ -35,7 +35,7 @@ from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, ViewSpec
 from supancl.errors import BadInput, counted
-from supancl.recipes.plugins import STANDINS, check_known, own_sections
+from supancl.recipes.plugins import PLACEHOLDERS, build_plugin_sections, check_registered
 
 OUR_CHOICE = "our choice"
 
@@ -98,18 +98,18 @@ class Recipe:
 
     def __post_init__(self) -> None:
         # a loss of one's own that nobody has registered lacks these, and is refused later by its name
-        keeps_all = getattr(self.loss, "stores_unlabelled", False)
+        stores_unlabelled = getattr(self.loss, "stores_unlabelled", False)
         if getattr(self.loss, "needs_pool", False) and self.pool.kind == "none":
-            what = (
+            setting = (
                 f"loss.against = {self.loss.against!r}" if hasattr(self.loss, "against") else f"loss {self.loss.kind!r}"
             )
-            raise BadInput(f"{what} needs a pool; set pool.kind=queue")
-        if self.pool.sharded and (self.pool.kind != "prototypes" or keeps_all):
+            raise BadInput(f"{setting} needs a pool; set pool.kind=queue")
+        if self.pool.sharded and (self.pool.kind != "prototypes" or stores_unlabelled):
             raise BadInput(
                 f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
                 "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol"
             )
-        if self.pool.start == "random" and not (self.pool.kind == "queue" and keeps_all):
+        if self.pool.start == "random" and not (self.pool.kind == "queue" and stores_unlabelled):
             raise BadInput(
                 f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
                 "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
@@ -122,7 +122,7 @@ class Recipe:
                     f"views.local: {self.method} takes two views and has no use for local crops; "
                     "set views.local=null, or choose simsiam, supsiam, byol or supbyol"
                 )
-            if self.views.local.size != self.encoder.size and fixed_size(self.encoder.name):
+            if self.views.local.size != self.encoder.size and has_fixed_size(self.encoder.name):
                 raise BadInput(
                     f"views.local.size = {self.views.local.size}: encoder {self.encoder.name} takes "
                     f"{self.encoder.size} px only; set views.local=null, or choose a convolutional encoder"
@@ -154,9 +154,9 @@ class Recipe:
                 views=replaced(changed.views, "size", value, "views"),
                 encoder=replaced(changed.encoder, "size", value, "encoder"),
             )
-        rest = {key: value for key, value in overrides.items() if key not in size or len(size) == 2}
+        remaining = {key: value for key, value in overrides.items() if key not in size or len(size) == 2}
         sections: dict[str, Any] = {}
-        for dotted, value in rest.items():
+        for dotted, value in remaining.items():
             section, _, inner = dotted.partition(".")
             if section in INTERNAL:
                 raise BadInput(f"{section} cannot be set; choose another recipe instead (supancl recipes)")
@@ -168,55 +168,55 @@ class Recipe:
                     )
                 if section in SECTIONS:
                     replaced(changed, dotted, value)  # says what is wrong with it
-                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted)}")
+                raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted)}")
             try:
                 sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
             except UnknownField as error:
-                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.beside)}") from None
+                raise BadInput(f"unknown field {dotted!r}{self._suggest_field(dotted, error.beside)}") from None
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
-        if out in overrides and changed.heads != following(changed.heads):
+        if out in overrides and changed.heads != with_matching_widths(changed.heads):
             raise BadInput(
                 f"{out} = {overrides[out]!r} differs from heads.projector.out = "
                 f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
                 "heads.projector.out alone, the predictor follows"
             )
-        if _draws_in_vain(changed) and not _draws_in_vain(self):  # runs that were kept so are read, and go on
+        if _has_unused_samples(changed) and not _has_unused_samples(self):  # runs that were kept so are read, and go on
             raise BadInput(
                 f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
                 f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
                 "pool.kind=queue or class-queues; one call, or one command, may set both"
             )
-        both = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
-        noted = {key: because for key in (*overrides, *both) if self.sources.get(key) != because}
-        return validated_recipe(replace(changed, sources={**self.sources, **noted}))
+        linked = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
+        new_sources = {key: because for key in (*overrides, *linked) if self.sources.get(key) != because}
+        return validated_recipe(replace(changed, sources={**self.sources, **new_sources}))
 
     def fields(self) -> dict[str, tuple[Any, str]]:
         """Each dotted field with its value and where the value comes from."""
         values = flattened(replace(self, sources={}))
         return {key: (value, self._source(key)) for key, value in values.items() if key not in INTERNAL}
 
-    def _meant(self, dotted: str, beside: tuple[str, ...] = ()) -> str:
+    def _suggest_field(self, dotted: str, siblings: tuple[str, ...] = ()) -> str:
         """The end of an error about an unknown field: which one may have been meant, or where they are listed."""
-        known = sorted({*self.fields(), *beside})
+        valid_names = sorted({*self.fields(), *siblings})
         last = dotted.rpartition(".")[2]
-        same = [key for key in known if key.rpartition(".")[2] == last]
-        if not same or len(same) > 1:  # the whole name then tells more than its last part
-            same = get_close_matches(dotted, same or known, n=1, cutoff=0.8) or same
-        if not same:
-            ends = get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.7)
-            same = [key for key in known if key.rpartition(".")[2] in ends]
-        if same:
-            return f"; did you mean {' or '.join(map(repr, same))}?"
-        within = beside or [f"{section}.*" for section in SECTIONS]
-        return f"; known: {', '.join(within)} (supancl recipes {self.name} lists all)"
+        matches = [key for key in valid_names if key.rpartition(".")[2] == last]
+        if not matches or len(matches) > 1:  # the whole name then tells more than its last part
+            matches = get_close_matches(dotted, matches or valid_names, n=1, cutoff=0.8) or matches
+        if not matches:
+            endings = get_close_matches(last, {key.rpartition(".")[2] for key in valid_names}, n=1, cutoff=0.7)
+            matches = [key for key in valid_names if key.rpartition(".")[2] in endings]
+        if matches:
+            return f"; did you mean {' or '.join(map(repr, matches))}?"
+        available = siblings or [f"{section}.*" for section in SECTIONS]
+        return f"; known: {', '.join(available)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
-        parts = dotted.split(".")
-        for length in range(len(parts), 0, -1):
-            found = self.sources.get(".".join(parts[:length]))
-            if found is not None:
-                return found
+        names = dotted.split(".")
+        for length in range(len(names), 0, -1):
+            source = self.sources.get(".".join(names[:length]))
+            if source is not None:
+                return source
         return OUR_CHOICE
 
     @property
@@ -236,11 +236,11 @@ def validated_recipe(recipe: Recipe) -> Recipe:
     """
     for name, hint in hints(Recipe).items():
         if name in SECTIONS:
-            check_known(name, getattr(recipe, name), hint)
-    heads = following(recipe.heads)
+            check_registered(name, getattr(recipe, name), hint)
+    heads = with_matching_widths(recipe.heads)
     if heads != recipe.heads:
-        noted = {"heads.predictor.out": "follows heads.projector.out"}
-        recipe = replace(recipe, heads=heads, sources={**recipe.sources, **noted})
+        reason = {"heads.predictor.out": "follows heads.projector.out"}
+        recipe = replace(recipe, heads=heads, sources={**recipe.sources, **reason})
     fields = [f"{key}." for key in flattened(replace(recipe, sources={}))]
     sources = {key: text for key, text in recipe.sources.items() if any(f.startswith(f"{key}.") for f in fields)}
     sections = {name: validated(getattr(recipe, name), name) for name in SECTIONS}
@@ -258,17 +258,17 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
     >>> resolve_warmup(recipe("imagenet100.supsiam").with_set({"train.epochs": 30})).schedule.warmup_epochs
     15
     """
-    written, longest = recipe.schedule.warmup_epochs, recipe.train.epochs // 2
-    if written <= longest:
+    requested, max_warmup = recipe.schedule.warmup_epochs, recipe.train.epochs // 2
+    if requested <= max_warmup:
         return recipe
-    reason = {"schedule.warmup_epochs": f"half of train.epochs: {written} would leave too few to decay in"}
-    schedule = replace(recipe.schedule, warmup_epochs=longest)
+    reason = {"schedule.warmup_epochs": f"half of train.epochs: {requested} would leave too few to decay in"}
+    schedule = replace(recipe.schedule, warmup_epochs=max_warmup)
     return replace(recipe, schedule=schedule, sources={**recipe.sources, **reason})
 
 
-def describe_resolution(written: Recipe, resolved: Recipe) -> str:
+def describe_resolution(requested: Recipe, resolved: Recipe) -> str:
     """One line for the user where `resolve_warmup` changed the recipe; empty where it did not."""
-    before, after = written.schedule.warmup_epochs, resolved.schedule.warmup_epochs
+    before, after = requested.schedule.warmup_epochs, resolved.schedule.warmup_epochs
     if before == after:
         return ""
     return (
@@ -277,35 +277,37 @@ def describe_resolution(written: Recipe, resolved: Recipe) -> str:
     )
 
 
-def _draws_in_vain(recipe: Recipe) -> bool:
+def _has_unused_samples(recipe: Recipe) -> bool:
     """Whether M is set where nothing is drawn: prototypes hold one target a class, a batch is taken as a whole."""
-    draws = type(recipe.pool) is not PoolSpec or recipe.pool.kind in ("queue", "class-queues")
-    return type(recipe.loss) is Align and recipe.loss.samples is not None and not draws
+    can_sample = type(recipe.pool) is not PoolSpec or recipe.pool.kind in ("queue", "class-queues")
+    return type(recipe.loss) is Align and recipe.loss.samples is not None and not can_sample
 
 
-def following(heads: HeadSpec) -> HeadSpec:
+def with_matching_widths(heads: HeadSpec) -> HeadSpec:
     """A prediction is compared with a projection: it has the same width."""
     if heads.predictor is None or heads.predictor.out == heads.projector.out:
         return heads
     return replace(heads, predictor=replace(heads.predictor, out=heads.projector.out))
 
 
-def recipe_from_json(text: str, where: str) -> Recipe:
+def recipe_from_json(text: str, location: str) -> Recipe:
     """A recipe from the `recipe` object of a recipe.json."""
     try:
         content = json.loads(text)
         stored = content["recipe"]
     except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{where}: not a recipe.json of supancl") from None
+        raise BadInput(f"{location}: not a recipe.json of supancl") from None
     if not isinstance(stored, dict):
-        raise BadInput(f"{where}: not a recipe.json of supancl")
+        raise BadInput(f"{location}: not a recipe.json of supancl")
     plugins = content.get("plugins")
-    own = own_sections(stored, plugins if isinstance(plugins, list) else ())
-    read = from_json(Recipe, {**stored, **{name: STANDINS[name] for name in own}}, "")
-    return resolve_warmup(validated_recipe(replace(read, **own)))  # 0.1.0 wrote what was asked for, and ran this
+    plugin_sections = build_plugin_sections(stored, plugins if isinstance(plugins, list) else ())
+    parsed = from_json(Recipe, {**stored, **{name: PLACEHOLDERS[name] for name in plugin_sections}}, "")
+    return resolve_warmup(
+        validated_recipe(replace(parsed, **plugin_sections))
+    )  # 0.1.0 wrote what was asked for, and ran this
 
 
-def fixed_size(encoder: str) -> bool:
+def has_fixed_size(encoder: str) -> bool:
     """Whether an encoder takes images of one size only, as vision transformers do."""
     if not encoder.startswith("timm:"):
         return encoder in ("vit-small", "linear") or encoder.startswith("torchvision:vit_")
@@ -316,5 +318,5 @@ def fixed_size(encoder: str) -> bool:
     return settings is not None and bool(settings.fixed_input_size)
 
 
-def row(method: str) -> Method:
+def get_method(method: str) -> Method:
     return METHODS[method]

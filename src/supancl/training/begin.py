@@ -17,7 +17,7 @@ from supancl.training.monitor import going_on
 from supancl.training.preflight import check_same_data, check_same_device
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
+from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import Writer
@@ -72,7 +72,7 @@ def _load_start(
 
 
 def _initial(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    initialize(encoder, init)
+    initialize_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 
@@ -88,16 +88,16 @@ def state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any] | N
 
 def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     recipe, branches = trainer.recipe, trainer.model.branches
-    folder.tidy()
+    folder.remove_temporary_files()
     if trainer.step == 0:  # one that ended before its first checkpoint begins anew, on the data as they are now
         folder.write_recipe(recipe, data.classes, data.described)
     else:
         for name in resume_settings(recipe) if trainer.step < trainer.steps else ():  # what is left hangs on them
-            folder.note_setting(recipe, *name.split("."))
-        folder.note_setting(recipe, "data", "source")  # they may have moved
-    if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would end with it
+            folder.record_setting(recipe, *name.split("."))
+        folder.record_setting(recipe, "data", "source")  # they may have moved
+    if trainer.step == trainer.steps and not is_readable(folder.encoder):  # no epoch is left that would end with it
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
-    if trainer.step == trainer.steps and not readable(folder.projector):
+    if trainer.step == trainer.steps and not is_readable(folder.projector):
         save_projector(folder.projector, branches.projector, recipe.name)
     folder.keep_metrics_until(trainer.step)
 

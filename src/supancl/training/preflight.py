@@ -194,10 +194,10 @@ def own_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Iterator
     """A folder that this run alone writes in, made where there is none."""
     folder = folder_of(recipe, out)
     folder.create()
-    while out is None and not folder.made:  # another run has taken the number meanwhile
+    while out is None and not folder.created:  # another run has taken the number meanwhile
         folder = folder_of(recipe, out)
         folder.create()
-    with folder.locked():
+    with folder.lock():
         folder.check_free(resume)  # again: reading the data takes time, in which another run may have begun here
         yield folder.path
 
@@ -240,7 +240,7 @@ def _gone(source: str) -> bool:
 def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run: its own recipe.json when it goes on, which must agree with what is asked for."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one put together by hand has not been yet
-    if not resume or not folder.holds_run:
+    if not resume or not folder.has_run:
         folder.check_place()  # all before the data are read, which may take an hour
         folder.check_free(resume)
         if recipe is None:

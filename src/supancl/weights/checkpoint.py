@@ -19,7 +19,7 @@ from supancl.errors import BadInput
 from supancl.files import digest, reason, write_atomically, write_text
 
 SCHEMA_VERSION = 1
-CHECKPOINTS_KEPT = 2
+MAX_CHECKPOINTS = 2
 
 # schema version -> how its content becomes that of the next one
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -35,7 +35,7 @@ def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
     write_atomically(path, lambda temporary: _save(temporary, content))
     checksum = digest(path)
     write_text(path.with_suffix(".sha256"), checksum)
-    for old in [other for other in checkpoints(folder) if other.name <= path.name][:-CHECKPOINTS_KEPT]:
+    for old in [checkpoint for checkpoint in checkpoints(folder) if checkpoint.name <= path.name][:-MAX_CHECKPOINTS]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
@@ -52,23 +52,23 @@ def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     for path in reversed(checkpoints(folder)):
         try:
             return load_checkpoint(path), damaged
-        except Damaged as error:
+        except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
         raise BadInput(f"no sound checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, damaged
 
 
-class Damaged(BadInput):
+class DamagedFile(BadInput):
     """A checkpoint whose bytes are not what was written."""
 
 
-class Refused(BadInput):
+class UnsafeFile(BadInput):
     """A file whose loading could run code; `held` is the name in it that torch did not accept, where it says so."""
 
-    def __init__(self, message: str, held: str = "") -> None:
+    def __init__(self, message: str, refused_name: str = "") -> None:
         super().__init__(message)
-        self.held = held
+        self.refused_name = refused_name
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except OSError:
         expected = ""  # a crash between the two files: the content itself decides
     if expected and path.is_file() and digest(path) != expected:
-        raise Damaged(f"checkpoint {path} is damaged (its checksum differs)")
+        raise DamagedFile(f"checkpoint {path} is damaged (its checksum differs)")
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
@@ -104,20 +104,20 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # torch remarks on what it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise Damaged(f"checkpoint {path} cannot be read ({reason(error)})") from None
+        raise DamagedFile(f"checkpoint {path} cannot be read ({reason(error)})") from None
     except Exception as error:  # there is no end to the ways in which a torn pickle fails
         if _could_run_code(path, error):
-            named = re.search(r"GLOBAL ([\w.]+)", str(error))
-            raise Refused(
+            match = re.search(r"GLOBAL ([\w.]+)", str(error))
+            raise UnsafeFile(
                 f"{path} holds more than tensors and plain containers and is not opened, because loading "
                 "it could run code; save its state dict alone",
-                named[1] if named else "",
+                match[1] if match else "",
             ) from None
         with open(path, "rb") as file:
-            looks_right = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
-        torn = looks_right and not isinstance(error, pickle.UnpicklingError)
-        why = reason(error) if torn else "it is no file of tensors"
-        raise Damaged(f"checkpoint {path} is damaged ({why})") from None
+            has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
+        is_truncated = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
+        why = reason(error) if is_truncated else "it is no file of tensors"
+        raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")
     return content

@@ -21,8 +21,8 @@ class MetricsLog:
         self.folder = folder
         self.file: IO[str] = open(folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
         # TensorBoard forgets this step and those after it; the row of `resumed_at` itself stays
-        forgotten = None if resumed_at is None else resumed_at + 1
-        self.board = SummaryWriter(str(folder.tensorboard), purge_step=forgotten)
+        purge_step = None if resumed_at is None else resumed_at + 1
+        self.board = SummaryWriter(str(folder.tensorboard), purge_step=purge_step)
 
     def write(self, row: dict[str, Any]) -> None:
         try:
@@ -45,13 +45,13 @@ class MetricsLog:
         self.folder.keep_metrics_until(step)
         self.file = open(self.folder.metrics_file, "a")  # noqa: SIM115 - closed by close()
         # what a purge_step writes, in the same file: files of one second are not surely read in their order
-        again = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.board._get_file_writer().add_event(again)
+        event = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.board._get_file_writer().add_event(event)
 
     def close(self) -> None:
-        for end in (self.file.close, self.board.close):
+        for close in (self.file.close, self.board.close):
             with contextlib.suppress(OSError):
-                end()
+                close()
 
 
 class NoLog(MetricsLog):

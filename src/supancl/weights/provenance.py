@@ -12,11 +12,11 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in ("supancl", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            by_package[package] = version(package)
+    return by_package
 
 
 def commit() -> str | None:
@@ -25,9 +25,9 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None
+    return result.stdout.strip() or None
