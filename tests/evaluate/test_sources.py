@@ -32,7 +32,7 @@ from supancl.evaluate.sources import (
     read_source,
     spec_for,
     three_splits,
-    was_trained_on,
+    warn_if_trained_on,
 )
 from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
@@ -96,7 +96,7 @@ def test_an_encoder_alone_brings_no_data(tmp_path):
     save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
     alone = subject(tmp_path / "e.safetensors")
     line = message(data_for, alone, None)
-    assert line == f"{alone.where} is no run folder, so it brings no data; name some with --data"
+    assert line == f"{alone.location} is no run folder, so it brings no data; name some with --data"
 
 
 def test_a_run_is_judged_on_what_it_held_out(tmp_path):
@@ -295,7 +295,7 @@ def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
     for run in runs:
         for named in (None, str(folder)):
             said = message(data_for, run, named)
-            assert said.startswith(f"{run.where}: the data have changed since the run began: ")
+            assert said.startswith(f"{run.location}: the data have changed since the run began: ")
             assert said.endswith("; bring them back, or name a source apart from it with --data")
     (picture.parent / "new.png").unlink()
     picture.rename(picture.with_name("renamed.png"))
@@ -375,7 +375,7 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
     assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
     scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
-    assert was_trained_on(scenes, f"sun397@{tmp_path}", "test")
+    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test")
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):

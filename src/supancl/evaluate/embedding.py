@@ -13,7 +13,7 @@ from supancl.data.splits import Source, prepare_data
 from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
-from supancl.evaluate.sources import is_own, read_source, spec_for
+from supancl.evaluate.sources import is_run_source, read_source, spec_for
 from supancl.files import check_place, make_folder, write_atomically
 from supancl.training.preflight import check_same_data
 
@@ -28,11 +28,11 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
     check_place(out.parent)
-    found = read_source(evaluated, spec_for(evaluated, source), view)
-    held_out = _held_out(evaluated, source, found)
-    arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}
+    data = read_source(evaluated, spec_for(evaluated, source), view)
+    held_out = _held_out_mask(evaluated, source, data)
+    arrays: dict[str, Any] = {"class_names": np.array(data.classes, dtype=np.str_)}
     width = 0
-    for name, split in found.splits.items():
+    for name, split in data.splits.items():
         features = evaluated.features(split, view)
         arrays[f"{name}_features"] = features.values.numpy()
         arrays[f"{name}_labels"] = features.labels.numpy()
@@ -47,29 +47,29 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
 
     make_folder(out.parent)
     write_atomically(out, write)
-    sizes = {name: len(split) for name, split in found.splits.items()}
+    sizes = {name: len(split) for name, split in data.splits.items()}
     return {
         "out": str(out),
-        "encoder": evaluated.where,
+        "encoder": evaluated.location,
         "data": source,
         "width": width,
         "splits": sizes,
-        "skipped": len(found.skipped),
+        "skipped": len(data.skipped),
         "train_held_out": None if held_out is None else int(held_out.sum()),
     }
 
 
-def _held_out(evaluated: EvaluatedEncoder, source: str, found: Source) -> Tensor | None:
+def _held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:
     """Which images of train the run held out, by its own rule; None where the data are not its own, or have changed."""
-    if evaluated.run is None or evaluated.recipe is None or not is_own(evaluated, source):
+    if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None
     try:
-        data = prepare_data(found, evaluated.recipe.data)
+        split_data = prepare_data(source_data, evaluated.recipe.data)
         if evaluated.run.read_data()[0]:  # else nobody wrote down what they were
-            check_same_data(evaluated.run, data, "bring them back")
+            check_same_data(evaluated.run, split_data, "bring them back")
     except BadInput as error:
         evaluated.reporter.warn(
-            f"which images {evaluated.where} held out cannot be told, so there is no train_held_out: {error}"
+            f"which images {evaluated.location} held out cannot be told, so there is no train_held_out: {error}"
         )
         return None
-    return ~torch.isin(found.splits["train"].index.cpu(), data.train.index.cpu())
+    return ~torch.isin(source_data.splits["train"].index.cpu(), split_data.train.index.cpu())

@@ -18,7 +18,7 @@ from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, counted
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
-from supancl.evaluate.naming import group_of, result_name, short, source_of
+from supancl.evaluate.naming import group_of, result_name, short_digest, source_of
 from supancl.probes import Features, embed
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
@@ -55,17 +55,17 @@ class EvaluationOptions:
     partial: bool = False
     sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
 
-    def described(self, view: View, **more: str) -> str:
+    def describe(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
 
 
 class EvaluatedEncoder:
     """An encoder with the place it came from, the run it belongs to (if any) and its features, computed once."""
 
-    def __init__(self, where: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
-        self.where, self.encoder, self.options = where, encoder.to(options.device), options
+    def __init__(self, location: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
+        self.location, self.encoder, self.options = location, encoder.to(options.device), options
         self.reporter = reporter
-        folder = RunFolder(Path(where))
+        folder = RunFolder(Path(location))
         self.run = folder if folder.has_run else None
         self.feature_cache = FeatureCache() if options.cache_features else None
 
@@ -89,7 +89,7 @@ class EvaluatedEncoder:
         """What a table calls it: its recipe, or its file, or that file's folder where the file has the usual name."""
         if self.recipe is not None:
             return self.recipe.name
-        path = Path(self.where if Path(self.where).exists() else self.where.rpartition("@")[2])
+        path = Path(self.location if Path(self.location).exists() else self.location.rpartition("@")[2])
         folder = path.resolve().parent.name if path.name == "encoder.safetensors" else ""
         return folder or path.name
 
@@ -97,7 +97,7 @@ class EvaluatedEncoder:
     def group(self) -> str:
         """The same for runs that differ in their seed alone."""
         if self.recipe is None:
-            return self.where
+            return self.location
         assert self.run is not None
         return group_of(self.recipe, str(self.run.read_data()[0].get("fingerprint") or ""))
 
@@ -105,39 +105,39 @@ class EvaluatedEncoder:
         """The features of every image of a split, from the cache if they are there."""
         cache, path = self.feature_cache, None
         if cache is not None and len(split):
-            path = cache.path(self.weights, split, self.options.described(view, **self.projector_key))
+            path = cache.path(self.weights, split, self.options.describe(view, **self.projector_key))
         if cache is None or path is None:
             return self._embed(split, view)
         stored = cache.read(path, len(split))
         if stored is not None:
             return Features(stored, split.labels.clone())
-        found = self._embed(split, view)
-        if why := cache.write(path, found.values):
+        features = self._embed(split, view)
+        if why := cache.write(path, features.values):
             self.warn_once(
                 f"features are not kept in {cache.folder} ({why}), so they are taken anew each "
                 "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
             )
-        return found
+        return features
 
     def _embed(self, split: Split, view: View) -> Features:
         options, progress = self.options, self.reporter.reading
-        found = embed(
+        features = embed(
             self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
         )
         for remark in split.store.new_remarks():  # what was replaced, as training says it
             self.warn_once(remark)
-        self._check(found, split)
-        return found
+        self._check(features, split)
+        return features
 
-    def _check(self, found: Features, split: Split) -> None:
+    def _check(self, features: Features, split: Split) -> None:
         """Refuse features that are not finite: they are not cached, and nothing is measured on them."""
-        faulty = (~torch.isfinite(found.values)).any(1).nonzero()[:, 0]
+        faulty = (~torch.isfinite(features.values)).any(1).nonzero()[:, 0]
         if len(faulty):
             row = int(faulty[0])
-            kind = "NaN" if bool(torch.isnan(found.values[row]).any()) else "an infinite value"
+            kind = "NaN" if bool(torch.isnan(features.values[row]).any()) else "an infinite value"
             more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
-                f"{self.where}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
+                f"{self.location}: the features of {split.named(faulty[:1])[0]}{more} hold {kind}; "
                 "take weights from before the run diverged, or leave that image out"
             )
 
@@ -152,10 +152,10 @@ class EvaluatedEncoder:
         """Write it into the run folder, if there is one; results of other settings or other data stay."""
         if self.run is None:
             return
-        name, mine = result_name(base, result), source_of(result)
-        theirs = source_of(self._saved_result(name))
-        if mine and theirs and not same_source(mine, theirs):
-            name = f"{name}-{short(mine)}"
+        name, source = result_name(base, result), source_of(result)
+        saved_source = source_of(self._saved_result(name))
+        if source and saved_source and not same_source(source, saved_source):
+            name = f"{name}-{short_digest(source)}"
         self.run.write_evaluation(name, result)
 
     def _saved_result(self, name: str) -> dict[str, Any]:
@@ -175,15 +175,15 @@ def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crop
 
 
 def open_evaluated_encoder(
-    where: str, options: EvaluationOptions, reporter: Reporter, **foreign: Any
+    location: str, options: EvaluationOptions, reporter: Reporter, **overrides: Any
 ) -> EvaluatedEncoder:
     """`foreign`: what a file of another library does not say, as `open_encoder` takes it."""
-    encoder = open_encoder(where, **foreign)
+    encoder = open_encoder(location, **overrides)
     if options.layer == PROJECTOR and PROJECTOR not in encoder.layers:
-        encoder.projector = load_projector(where)
+        encoder.projector = load_projector(location)
     encoder.check_layer(options.layer)  # before any data are read, which may take an hour
-    evaluated = EvaluatedEncoder(where, encoder, options, reporter)
+    evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
-        reporter.warn(f"{where}: {early}; the encoder judged is the last one that it saved")
+        reporter.warn(f"{location}: {early}; the encoder judged is the last one that it saved")
     return evaluated

@@ -46,13 +46,13 @@ def weights_key(tensors: Mapping[str, Tensor], architecture: str = "") -> str:
 
 def pixels_key(split: Split) -> str | None:
     """Of the images in their order; None where nobody can tell whether they are still the same."""
-    parts = split.store.content(split.index.cpu())
-    if parts is None:
+    chunks = split.store.content(split.index.cpu())
+    if chunks is None:
         return None
     content = hashlib.sha256()
     try:
-        for part in parts:
-            content.update(part)
+        for chunk in chunks:
+            content.update(chunk)
     except OSError:
         return None  # a file has gone; whoever decodes it will say so
     return content.hexdigest()[:24]
@@ -61,23 +61,23 @@ def pixels_key(split: Split) -> str | None:
 class FeatureCache:
     """A folder of features below the cache; beyond `most` bytes those unused for longest make room."""
 
-    def __init__(self, root: Path | None = None, most: float = 20e9) -> None:
-        self.folder, self.most = (root or cache_root()) / FEATURES, most
+    def __init__(self, root: Path | None = None, max_bytes: float = 20e9) -> None:
+        self.folder, self.max_bytes = (root or cache_root()) / FEATURES, max_bytes
 
-    def path(self, weights: str, split: Split, how: str) -> Path | None:
+    def path(self, weights: str, split: Split, settings: str) -> Path | None:
         """Where the features of this split lie: `weights` is the encoder's key, `how` says view and layer."""
         pixels = pixels_key(split)
         if pixels is None:
             return None
-        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, how]).encode()).hexdigest()[:24]
+        key = hashlib.sha256(json.dumps([VERSION, weights, pixels, settings]).encode()).hexdigest()[:24]
         return self.folder / f"{key}.safetensors"
 
     def read(self, path: Path, rows: int) -> Tensor | None:
         """The features, or None where they are not there or not what was written."""
         try:
-            with safe_open(path, framework="pt") as opened:
-                values: Tensor = opened.get_tensor("values")
-                checksum = (opened.metadata() or {}).get("crc32")
+            with safe_open(path, framework="pt") as handle:
+                values: Tensor = handle.get_tensor("values")
+                checksum = (handle.metadata() or {}).get("crc32")
         except (OSError, SafetensorError):
             return None
         if values.ndim != 2 or len(values) != rows or checksum != str(zlib.crc32(values.numpy().data)):
@@ -107,7 +107,7 @@ class FeatureCache:
         ]
         total = newest.stat().st_size + sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if total <= self.most:
+            if total <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
             total -= size

@@ -17,9 +17,9 @@ from supancl.evaluate.feature_cache import VERSION
 from supancl.probes.transfer import TransferMetric
 from supancl.recipes import Recipe
 
-_LOOK = {"layer": "pooled", "normalize": False}
+_FEATURE_DEFAULTS = {"layer": "pooled", "normalize": False}
 # what `evaluate PROTOCOL` does unless told otherwise, under the names that a result has for it
-STANDARD: dict[str, dict[str, Any]] = {
+DEFAULT_SETTINGS: dict[str, dict[str, Any]] = {
     "knn": {
         "k": 20,
         "temperature": 0.1,
@@ -27,7 +27,7 @@ STANDARD: dict[str, dict[str, Any]] = {
         "leave_one_out": False,
         "split": "held-out",
         "view": "margin",
-        **_LOOK,
+        **_FEATURE_DEFAULTS,
     },
     "linear": {
         "probe": "lbfgs",
@@ -38,11 +38,18 @@ STANDARD: dict[str, dict[str, Any]] = {
         "seed": 0,
         "split": "held-out",
         "view": "margin",
-        **_LOOK,
+        **_FEATURE_DEFAULTS,
     },
     "variance": {"split": "held-out", "view": "margin", "layer": "pooled"},  # always of unit features
-    "transfer": {"metric": "top-1", "view": "whole", **_LOOK},
-    "fewshot": {"queries": 16, "fill_queries": False, "episodes": 2000, "seed": 0, "view": "whole", **_LOOK},
+    "transfer": {"metric": "top-1", "view": "whole", **_FEATURE_DEFAULTS},
+    "fewshot": {
+        "queries": 16,
+        "fill_queries": False,
+        "episodes": 2000,
+        "seed": 0,
+        "view": "whole",
+        **_FEATURE_DEFAULTS,
+    },
     "finetune": {
         "epochs": 20,
         "batch_size": 64,
@@ -53,7 +60,7 @@ STANDARD: dict[str, dict[str, Any]] = {
     },
 }
 # how a file name shows a setting; settings that are not listed appear as their value alone
-MARKS = {
+FILE_NAME_MARKS = {
     "k": "k{}",
     "temperature": "t{}",
     "leave_one_out": "loo",
@@ -72,34 +79,34 @@ MARKS = {
 }
 
 
-def registered(source: str) -> str | None:
+def registered_name(source: str) -> str | None:
     """The registry's name of NAME@ROOT; None for any other source."""
-    name, at, _ = source.partition("@")
+    name, separator, _ = source.partition("@")
     name = ALIASES.get(name, name)
-    return name if at and name in BENCHMARKS else None
+    return name if separator and name in BENCHMARKS else None
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def usual_metric(source: str) -> TransferMetric:
+def default_metric(source: str) -> TransferMetric:
     """Of transfer: as the registry has it for its data sets, top-1 for others."""
-    name = registered(source)
+    name = registered_name(source)
     return "mean-per-class" if name is not None and BENCHMARKS[name].metric == "per_class" else "top-1"
 
 
-def unusual(result: Mapping[str, Any]) -> dict[str, Any]:
+def non_default_settings(result: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in which a result differs from what its protocol does by itself.
 
-    >>> unusual({"protocol": "knn", "k": 1, "metric": "cosine"})
+    >>> non_default_settings({"protocol": "knn", "k": 1, "metric": "cosine"})
     {'k': 1}
     """
-    usual = dict(STANDARD.get(str(result.get("protocol")), {}))
+    defaults = dict(DEFAULT_SETTINGS.get(str(result.get("protocol")), {}))
     if result.get("by") == "study":
         return {}  # a study measures its rows in one way of its own
     if result.get("protocol") == "transfer":
-        usual["metric"] = usual_metric(str(result.get("source") or f"{result.get('data')}@"))
-    return {key: result[key] for key, value in usual.items() if key in result and result[key] != value}
+        defaults["metric"] = default_metric(str(result.get("source") or f"{result.get('data')}@"))
+    return {key: result[key] for key, value in defaults.items() if key in result and result[key] != value}
 
 
 def result_name(base: str, result: Mapping[str, Any]) -> str:
@@ -108,11 +115,11 @@ def result_name(base: str, result: Mapping[str, Any]) -> str:
     >>> result_name("knn", {"protocol": "knn", "k": 1, "leave_one_out": True})
     'knn-k1-loo'
     """
-    parts = [base]
-    for key, value in unusual(result).items():
-        shown = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-        parts.append(_plain(MARKS.get(key, "{}").format(shown)))
-    return "-".join(parts)
+    words = [base]
+    for key, value in non_default_settings(result).items():
+        text = "_".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        words.append(_slug(FILE_NAME_MARKS.get(key, "{}").format(text)))
+    return "-".join(words)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -120,19 +127,19 @@ def result_name(base: str, result: Mapping[str, Any]) -> str:
 
 def data_name(source: str) -> str:
     """What a source is called: the registry's name, or the last part of a path."""
-    name, at, _ = source.partition("@")
-    if at and not Path(source).exists():
-        found = name.rpartition(":")[2].lower()
-        return ALIASES.get(found, found)
+    name, separator, _ = source.partition("@")
+    if separator and not Path(source).exists():
+        data_set = name.rpartition(":")[2].lower()
+        return ALIASES.get(data_set, data_set)
     path = Path(source.rpartition(":")[2])
     stem = path.stem if path.suffix.lower() in (".npz", ".csv", ".tar") else path.name
-    return _plain(stem) or "data"
+    return _slug(stem) or "data"
 
 
 def data_label(source: str) -> str:
     """What a result is called after; the registry's names are for NAME@ROOT alone, others of that name get a mark."""
     name = data_name(source)
-    return f"{name}-{short(source)}" if name in BENCHMARKS and registered(source) is None else name
+    return f"{name}-{short_digest(source)}" if name in BENCHMARKS and registered_name(source) is None else name
 
 
 def data_names(sources: Sequence[str]) -> list[str]:
@@ -145,7 +152,7 @@ def data_names(sources: Sequence[str]) -> list[str]:
     return [name if longer.count(name) == 1 else f"{name}-{i + 1}" for i, name in enumerate(longer)]
 
 
-def short(source: str) -> str:
+def short_digest(source: str) -> str:
     """Six digits that distinguish sources of one name."""
     return hashlib.sha256(absolute_source(source).encode()).hexdigest()[:6]
 
@@ -156,7 +163,7 @@ def source_of(result: Mapping[str, Any]) -> str:
     return str(result.get("source") or ("" if named_only else result.get("data")) or "")
 
 
-def _plain(text: str) -> str:
+def _slug(text: str) -> str:
     """Letters of any script, each in one piece; no longer than a file name may be with what stands around it."""
     text = re.sub(r"[^\w.]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
     return text.encode()[:200].decode(errors="ignore")

@@ -16,12 +16,12 @@ import torch
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, official_name, present_benchmarks
 from supancl.errors import BadInput, Interrupted, SupanclError, nearest
-from supancl.evaluate.compared import check_seeds
+from supancl.evaluate.comparison import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
-from supancl.evaluate.sources import array_mark
+from supancl.evaluate.sources import array_file
 from supancl.files import check_place, make_folder, write_json
 from supancl.reporter import Reporter
 
@@ -56,23 +56,23 @@ class Plan:
         """Data set by data set, so that what is decoded for one protocol serves the next."""
         transfer = present_benchmarks(self.root, "transfer")
         episodes = present_benchmarks(self.root, "few-shot")
-        there = tuple(dict.fromkeys((*transfer, *episodes)))
+        present = tuple(dict.fromkeys((*transfer, *episodes)))
         for name in self.sets:
-            if name not in there:
+            if name not in present:
                 raise BadInput(f"{name} is not in {self.root}; see: supancl data where {name}")
-        found: list[Task] = []
-        for name in (name for name in there if not self.sets or name in self.sets):
+        tasks: list[Task] = []
+        for name in (name for name in present if not self.sets or name in self.sets):
             if name in transfer:
-                found += [self._knn(name)] * ("knn" in self.protocols)
-                found += [self._transfer(name)] * ("transfer" in self.protocols)
+                tasks += [self._knn(name)] * ("knn" in self.protocols)
+                tasks += [self._transfer(name)] * ("transfer" in self.protocols)
             if name in episodes and "fewshot" in self.protocols:
-                found += [self._few_shot(name, shots) for shots in self.shots]
-        if not found:
-            wanted = ", ".join(self.protocols)
+                tasks += [self._few_shot(name, shots) for shots in self.shots]
+        if not tasks:
+            requested = ", ".join(self.protocols)
             raise BadInput(
-                f"no data set for {wanted} is in {self.root}; supancl data where NAME says how to lay one out"
+                f"no data set for {requested} is in {self.root}; supancl data where NAME says how to lay one out"
             )
-        return found
+        return tasks
 
     def _knn(self, name: str) -> Task:
         # of the same view as transfer, so that its features serve for both
@@ -129,31 +129,31 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
     """
     tasks, suite = plan.tasks(), Suite()
     check_seeds(encoders)
-    make_out(out)
+    make_out_folder(out)
     files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
     done, total = 0, len(tasks) * len(encoders)
     for task in tasks:
         for evaluated in encoders:
             done += 1
-            where = f"[{done}/{total}] {evaluated.where}: {task.protocol} on {task.data}"
+            progress = f"[{done}/{total}] {evaluated.location}: {task.protocol} on {task.data}"
             try:
-                result, before = load_or_measure(evaluated, task, out, files(task.data))
+                result, was_saved = load_or_measure(evaluated, task, out, files(task.data))
             except Interrupted:
                 raise
             except (SupanclError, torch.OutOfMemoryError) as error:
                 why = str(error) if isinstance(error, SupanclError) else OUT_OF_MEMORY
-                reporter.warn(f"{where}: {why}")
+                reporter.warn(f"{progress}: {why}")
                 suite.failures.append(
-                    {"encoder": evaluated.where, "task": task.protocol, "data": task.data, "why": why}
+                    {"encoder": evaluated.location, "task": task.protocol, "data": task.data, "why": why}
                 )
                 continue
             suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
-            spread = f" ± {result['interval']:.2f}" if "interval" in result else ""
-            reporter.note(f"{where}: {result['accuracy']:.2f}{spread}{' (from before)' if before else ''}")
+            interval = f" ± {result['interval']:.2f}" if "interval" in result else ""
+            reporter.note(f"{progress}: {result['accuracy']:.2f}{interval}{' (from before)' if was_saved else ''}")
     return suite
 
 
-def make_out(out: Path) -> None:
+def make_out_folder(out: Path) -> None:
     """Make the folder before the work, so that a place that cannot be written in is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
@@ -188,22 +188,24 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
 
 def folder_name(evaluated: EvaluatedEncoder) -> str:
     """A name of its own for every encoder: two runs may have the same last part."""
-    short = hashlib.sha256(str(Path(evaluated.where).resolve()).encode()).hexdigest()[:6]
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(evaluated.where).name)}-{short}"
+    short = hashlib.sha256(str(Path(evaluated.location).resolve()).encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(evaluated.location).name)}-{short}"
 
 
 def data_key(name: str, root: Path) -> str:
     """Of the data set's files and of what its lists say of them: other ones, or changed ones, give other results."""
-    place = find_benchmark(name, root)
-    mark = array_mark(name, root)
-    if place.files is not None:
-        entries = sorted((path, str(split), str(label)) for split, path, label in place.files(place.folder).entries)
+    benchmark = find_benchmark(name, root)
+    array = array_file(name, root)
+    if benchmark.files is not None:
+        entries = sorted(
+            (path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder).entries
+        )
     else:  # beside it there may be anything; of pickles none is opened that is not the published one
-        entries = [(mark, "", "")] if mark is not None else []
+        entries = [(array, "", "")] if array is not None else []
     content = hashlib.sha256()
     for path, split, label in entries:
         stamp = file_stamp(path) if path.is_file() else None
-        content.update(json.dumps([str(path.relative_to(place.folder)), split, label, repr(stamp)]).encode())
+        content.update(json.dumps([str(path.relative_to(benchmark.folder)), split, label, repr(stamp)]).encode())
     return content.hexdigest()[:16]
 
 

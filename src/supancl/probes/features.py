@@ -29,10 +29,10 @@ class Features(NamedTuple):
     labels: Tensor
 
     def labelled(self) -> Features:
-        known = self.labels >= 0
-        if bool(known.all()):
+        has_label = self.labels >= 0
+        if bool(has_label.all()):
             return self
-        return Features(self.values[known], self.labels[known])
+        return Features(self.values[has_label], self.labels[has_label])
 
 
 class Labelled(Protocol):
@@ -47,13 +47,13 @@ class Labelled(Protocol):
 
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
     """(images so far, batch): the next two are made ready by a thread while the encoder has this one."""
-    parts = torch.arange(len(split)).split(batch_size) if len(split) else ()
+    chunks = torch.arange(len(split)).split(batch_size) if len(split) else ()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="features") as thread:
-        coming = deque(thread.submit(split.batch, part) for part in parts[:2])
-        for i, part in enumerate(parts):
-            batch = coming.popleft().result()
-            coming.extend(thread.submit(split.batch, later) for later in parts[i + 2 : i + 3])
-            yield int(part[-1]) + 1, batch
+        pending = deque(thread.submit(split.batch, positions) for positions in chunks[:2])
+        for i, positions in enumerate(chunks):
+            batch = pending.popleft().result()
+            pending.extend(thread.submit(split.batch, next_positions) for next_positions in chunks[i + 2 : i + 3])
+            yield int(positions[-1]) + 1, batch
 
 
 def embed(
@@ -88,13 +88,13 @@ def embed(
                     f"the images have {batch.pixels.shape[1]}"
                 )
             with torch.inference_mode():
-                seen = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
+                images = evaluation_view(batch, encoder.size, encoder.mean, encoder.std, view)
                 with autocast_for(device, "bf16" if half else "fp32"):
-                    found = encoder.features(_laid_out(seen) if half else seen, layer).float()
-                found = F.normalize(found, dim=1) if normalize else found
+                    features = encoder.features(_to_channels_last(images) if half else images, layer).float()
+                features = F.normalize(features, dim=1) if normalize else features
             if values is None:
-                values = torch.empty(len(split), found.shape[1], device=device if stay else "cpu")
-            values[begin:done] = found if stay else found.cpu()
+                values = torch.empty(len(split), features.shape[1], device=device if stay else "cpu")
+            values[begin:done] = features if stay else features.cpu()
             begin = done
             if progress is not None:
                 progress("taking features", done, len(split))
@@ -105,7 +105,7 @@ def embed(
     return Features(values, split.labels.clone().to(values.device))
 
 
-def _laid_out(images: Tensor) -> Tensor:
+def _to_channels_last(images: Tensor) -> Tensor:
     """Channels last, as tensor cores read images."""
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
@@ -113,11 +113,11 @@ def _laid_out(images: Tensor) -> Tensor:
 # --- checks before anything is fitted: each fault is one line with its place and a way out ---------------------------
 
 
-def chunk_of(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
+def read_rows(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
     """Rows start to stop as float32: no more than these leave the disk or the half precision they are kept in."""
-    part = values[start:stop]
-    taken = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part, dtype=np.float32))
-    return taken.to(device=device, dtype=torch.float32)
+    rows = values[start:stop]
+    chunk = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float32))
+    return chunk.to(device=device, dtype=torch.float32)
 
 
 def check_shape(name: str, features: Labelled) -> None:
@@ -144,10 +144,10 @@ def check_features(name: str, features: Features) -> Features:
     """The labelled rows, after the shape and the numbers were looked at."""
     check_shape(name, features)
     check_finite(name, features.values)
-    kept = features if bool((features.labels >= 0).all()) else features.labelled()
-    if not len(kept.labels):
+    labelled = features if bool((features.labels >= 0).all()) else features.labelled()
+    if not len(labelled.labels):
         raise BadInput(f"{name} features: no labelled image, so there is nothing to measure")
-    return kept
+    return labelled
 
 
 def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
@@ -155,33 +155,33 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
 
     The first split is the measure: a class that it has and another lacks, or the other way round, is bad input.
     """
-    looked_at = {name: check_features(name, split) for name, split in splits.items()}
-    first = next(iter(looked_at))
-    classes = torch.unique(looked_at[first].labels)
+    checked = {name: check_features(name, split) for name, split in splits.items()}
+    first = next(iter(checked))
+    classes = torch.unique(checked[first].labels)
     if len(classes) < 2:
         raise BadInput(f"{first} features: only class {int(classes[0])}; a classifier needs at least two classes")
-    width = looked_at[first].values.shape[1]
-    for name, split in looked_at.items():
+    width = checked[first].values.shape[1]
+    for name, split in checked.items():
         if split.values.shape[1] != width:
             raise BadInput(
                 f"{name} features are {split.values.shape[1]} wide, {first} features {width}: "
                 "embed both with the same encoder"
             )
         present = torch.unique(split.labels)
-        lacking = classes[~torch.isin(classes, present)].tolist()
-        strange = present[~torch.isin(present, classes)].tolist()
-        if lacking:
+        missing = classes[~torch.isin(classes, present)].tolist()
+        unexpected = present[~torch.isin(present, classes)].tolist()
+        if missing:
             raise BadInput(
-                f"{name} split: no image of {name_classes(lacking)}, which the {first} split has; "
+                f"{name} split: no image of {name_classes(missing)}, which the {first} split has; "
                 "add images of it, or leave the class out of every split"
             )
-        if strange:
+        if unexpected:
             raise BadInput(
-                f"{name} split: {name_classes(strange)}, which the {first} split does not have; "
+                f"{name} split: {name_classes(unexpected)}, which the {first} split does not have; "
                 "the label sets of the splits must be equal"
             )
     renumbered = {
-        name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in looked_at.items()
+        name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in checked.items()
     }
     return renumbered, classes
 

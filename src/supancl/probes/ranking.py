@@ -19,8 +19,11 @@ class Score(NamedTuple):
     """A mean in percent over `runs`; its spread is the deviation over seeds, or half a 95% interval, or None."""
 
     mean: float
-    spread: float | None = None
+    uncertainty: float | None = None
     runs: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "spread": self.uncertainty, "runs": self.runs}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Ranking:
             {
                 "encoder": name,
                 "scores": {
-                    data: None if cell is None else cell._asdict()
+                    data: None if cell is None else cell.to_json()
                     for data, cell in zip(self.datasets, cells, strict=True)
                 },
                 "average": _number(average),
@@ -81,7 +84,7 @@ def score(values: float | Score | Sequence[float]) -> Score:
     """One number as it is; several, from seeds, as their mean and sample deviation.
 
     >>> score([70.0, 71.0, 72.0])
-    Score(mean=71.0, spread=1.0, runs=3)
+    Score(mean=71.0, uncertainty=1.0, runs=3)
     """
     if isinstance(values, Score):
         return values
@@ -114,18 +117,18 @@ def rank_encoders(
     table = np.array([[math.nan if cell is None else round(cell.mean, digits) for cell in row] for row in cells])
     table = table.reshape(len(cells), len(columns))
     table[:, [data in unranked for data in columns]] = math.nan
-    whole = ~np.isnan(table).any(0)
-    ranks = shared_ranks(table[:, whole])
+    is_ranked = ~np.isnan(table).any(0)
+    ranks = shared_ranks(table[:, is_ranked])
     exact = np.array([[math.nan if cell is None else cell.mean for cell in row] for row in cells]).reshape(table.shape)
-    known = bool(whole.any())
+    has_ranked = bool(is_ranked.any())
     return Ranking(
         tuple(results),
         columns,
         cells,
         _marks(table),
-        tuple(np.array(columns)[whole].tolist()) if known else (),
-        tuple(exact[:, whole].mean(1).tolist()) if known else (math.nan,) * len(cells),
-        tuple(ranks.mean(1).tolist()) if known else (math.nan,) * len(cells),
+        tuple(np.array(columns)[is_ranked].tolist()) if has_ranked else (),
+        tuple(exact[:, is_ranked].mean(1).tolist()) if has_ranked else (math.nan,) * len(cells),
+        tuple(ranks.mean(1).tolist()) if has_ranked else (math.nan,) * len(cells),
         digits,
     )
 
@@ -134,8 +137,8 @@ def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any
     """Ranks down each column, 1 for the highest, ties sharing their mean rank."""
     higher = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
-    found: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
-    return found
+    ranks: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
+    return ranks
 
 
 def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ...], ...]:
@@ -143,7 +146,7 @@ def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ..
     marks: list[list[Mark]] = [["" for _ in row] for row in table]
     for column in range(table.shape[1]) if len(table) > 1 else ():
         values = sorted({value for value in table[:, column].tolist() if not math.isnan(value)}, reverse=True)
-        for place, mark in enumerate(("best", "second")[: len(values)]):
-            for row in np.flatnonzero(table[:, column] == values[place]).tolist():
+        for position, mark in enumerate(("best", "second")[: len(values)]):
+            for row in np.flatnonzero(table[:, column] == values[position]).tolist():
                 marks[row][column] = "best" if mark == "best" else "second"
     return tuple(map(tuple, marks))

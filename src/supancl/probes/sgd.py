@@ -33,7 +33,7 @@ class SgdProbe:
         return dict(to_json(self))
 
 
-def shuffled(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
+def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
     """Epochs of cached features, their order a function of seed and epoch; the last, smaller batch is kept."""
 
     def epoch_of(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
@@ -65,8 +65,8 @@ def sgd_probe(
     """
     if isinstance(train, Features):
         splits, names = check_splits(train=train, test=test)
-        cached = Features(*(part.to(device) for part in splits["train"]))
-        classes, test, batches = len(names), splits["test"], shuffled(cached, batch_size, seed)
+        cached_features = Features(*(chunk.to(device) for chunk in splits["train"]))
+        classes, test, batches = len(names), splits["test"], shuffle_epochs(cached_features, batch_size, seed)
     elif classes is None:
         raise BadInput("classes: the number of classes is needed when epochs of features come from a function")
     else:
@@ -81,15 +81,17 @@ def sgd_probe(
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(milestones), gamma=0.1)
     losses = []
     for epoch in range(epochs):
-        losses.append(_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
+        losses.append(_train_epoch(layer, optimizer, batches(epoch), epoch, torch.device(device)))
         schedule.step()
     with torch.no_grad():
-        answers = torch.cat([layer(part.to(device, torch.float32)).argmax(1).cpu() for part in test.values.split(8192)])
-    accuracy = 100 * float((answers == test.labels.cpu()).double().mean())
+        predictions = torch.cat(
+            [layer(chunk.to(device, torch.float32)).argmax(1).cpu() for chunk in test.values.split(8192)]
+        )
+    accuracy = 100 * float((predictions == test.labels.cpu()).double().mean())
     return SgdProbe(accuracy, tuple(losses), epochs, batch_size, lr, classes)
 
 
-def _epoch(
+def _train_epoch(
     layer: nn.Linear,
     optimizer: torch.optim.Optimizer,
     batches: Iterable[tuple[Tensor, Tensor]],

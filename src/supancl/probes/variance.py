@@ -66,9 +66,9 @@ def effective_rank(values: Tensor) -> float:
     total = singular.sum()
     if not bool(torch.isfinite(total)) or float(total) <= 1e-12:
         return 0.0
-    share = singular / total
-    share = share[share > 1e-12]
-    return float((-(share * share.log()).sum()).exp())
+    proportion = singular / total
+    proportion = proportion[proportion > 1e-12]
+    return float((-(proportion * proportion.log()).sum()).exp())
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class Collapse:
     nc2_simplex: float
     nc3: float | None
     nc4: float
-    spread: tuple[float, ...]
+    class_variance: tuple[float, ...]
     classes: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return dict(to_json(self))
+        return {"spread" if key == "class_variance" else key: value for key, value in to_json(self).items()}
 
 
 def collapse(
@@ -111,14 +111,14 @@ def collapse(
     the labels.
 
     >>> points = Features(torch.eye(3).repeat_interleave(4, 0), torch.arange(3).repeat_interleave(4))
-    >>> found = collapse(points)
-    >>> [round(value, 6) for value in (found.nc1, found.nc2_norms, found.nc2_simplex, found.nc4)]
+    >>> measures = collapse(points)
+    >>> [round(value, 6) for value in (measures.nc1, measures.nc2_norms, measures.nc2_simplex, measures.nc4)]
     [0.0, 0.0, 0.0, 0.0]
     """
-    kept = check_features("variance", features)
-    values = kept.values.double()
+    labelled = check_features("variance", features)
+    values = labelled.values.double()
     values = F.normalize(values, dim=1) if normalize else values
-    means, row, classes = class_means(values, kept.labels)
+    means, row, classes = class_means(values, labelled.labels)
     if len(classes) < 2:
         raise BadInput(f"variance features: only class {int(classes[0])}; measures between classes need two")
     if weights is not None and weights.shape != means.shape:
@@ -128,18 +128,18 @@ def collapse(
         )
     centred = means - values.mean(0)
     residual = values - means[row]
-    spread = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
+    class_variance = torch.bincount(row, residual.square().sum(1)) / torch.bincount(row)
     within, total = residual.square().sum(1).mean(), (values - values.mean(0)).square().sum(1).mean()
     cosines = F.normalize(centred, dim=1) @ F.normalize(centred, dim=1).T
     cosines = cosines[~torch.eye(len(classes), dtype=torch.bool, device=cosines.device)]
     norms = centred.norm(dim=1)
     simplex = (cosines + 1 / (len(classes) - 1)).abs().mean()
-    answer, dual = row, None
+    predicted, dual = row, None
     if weights is not None:
         weights = weights.double().to(values.device)
-        answer = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
+        predicted = (values @ weights.T + (0 if bias is None else bias.double().to(values.device))).argmax(1)
         dual = float((weights / weights.norm() - centred / centred.norm()).square().sum())
-    nearest = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
+    nearest_class = (values @ means.T - 0.5 * means.square().sum(1)).argmax(1)
     return Collapse(
         float(within),
         float(total),
@@ -150,8 +150,8 @@ def collapse(
         float(cosines.std(correction=0)),
         float(simplex),
         dual,
-        100 * float((nearest != answer).double().mean()),
-        tuple(spread.tolist()),
+        100 * float((nearest_class != predicted).double().mean()),
+        tuple(class_variance.tolist()),
         tuple(classes.tolist()),
     )
 
@@ -159,6 +159,6 @@ def collapse(
 def _nc1(residual: Tensor, centred: Tensor) -> float:
     """tr(S_W S_B^+) / C without a matrix of width x width: S_B = M' M / C has the right singular vectors of M."""
     _, singular, axes = torch.linalg.svd(centred, full_matrices=False)
-    kept = singular > 1e-10 * singular.max()
-    along = (residual @ axes[kept].T).square().mean(0)
-    return float((along / singular[kept].square()).sum())
+    nonzero = singular > 1e-10 * singular.max()
+    along = (residual @ axes[nonzero].T).square().mean(0)
+    return float((along / singular[nonzero].square()).sum())
