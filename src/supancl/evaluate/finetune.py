@@ -72,7 +72,7 @@ def evaluate_finetuning(
         check_new(out)  # again: reading the data takes time
         make_folder(out, exist_ok=False)  # before the work: a place that cannot be written in is refused early
     try:
-        best_lr, tried = choose_lr(evaluated, train, len(data.classes), settings)
+        best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
         model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
     except BaseException:
         if out is not None:
@@ -89,7 +89,7 @@ def evaluate_finetuning(
         accuracy=accuracy(answers, test.labels),
         mean_per_class=accuracy(answers, test.labels, "mean-per-class"),
         lr=best_lr,
-        tried={f"{lr:g}": value for lr, value in tried.items()},
+        tried={f"{lr:g}": value for lr, value in accuracy_by_lr.items()},
         **asdict(settings) | {"lrs": list(settings.lrs)},
         images=len(train),
         queries=len(test),

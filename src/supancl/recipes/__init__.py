@@ -29,7 +29,9 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
     0.5
     """
     if name not in RECIPES:
-        matches = [candidate for candidate in RECIPES if name in candidate.split(".")]  # a method, or a setting, alone
+        matches = [
+            candidate for candidate in RECIPES if name in candidate.split(".")
+        ]  # NAME may be a method or a setting only
         if matches:
             raise BadInput(
                 f"unknown recipe {name!r}; did you mean "
@@ -41,21 +43,21 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
         raise BadInput(
             f"unknown recipe {name!r}; " + (f"did you mean {close_matches[0]!r}?" if close_matches else hint)
         )
-    built = replace(RECIPES[name](), name=name)  # one's own may have kept the name of the recipe it was made from
+    built = replace(RECIPES[name](), name=name)  # a plugin's recipe may still have the name of the one it copies
     if compat == "released-code":
         built = as_released_code(built)
     return validated_recipe(built)
 
 
 def as_released_code(built: Recipe) -> Recipe:
-    """What the released code does where it differs from the paper's text (docs/deviations.md has the table).
+    """Apply what the released code does differently from the paper's text (table in docs/deviations.md).
 
-    The loop reads `compat` for the two differences of the step (z1 is pushed; EMA comes before the target
-    forward); all others are fields, so that a run keeps those it began with.
+    Two differences are in the step, which reads `compat`: z1 is pushed, and EMA comes before the target forward.
+    All others are fields, so a run keeps the values that it started with.
     """
     is_contrastive, has_momentum_target = isinstance(built.loss, Contrast), built.branches.target == "momentum"
     fields: dict[str, Any] = {"schedule.granularity": "epoch"}
-    if is_contrastive and built.heads.predictor is None:  # with one it is App. G's, of which no code was released
+    if is_contrastive and built.heads.predictor is None:  # with a predictor it is App. G's, whose code was not released
         fields |= {"heads.projector.hidden": [None], "heads.projector.norm": "batch", "heads.projector.bias": "auto"}
     if is_contrastive and has_momentum_target and built.pool.kind == "queue":
         fields |= {"pool.start": "random"}

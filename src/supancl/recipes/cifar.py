@@ -49,7 +49,7 @@ LEARNING_RATE = {
     "moco3": 0.3,
     "crossentropy": 0.1,
 }
-# in place of the above and of a weight decay of 1e-4, where App. H is silent: `python -m experiments.evidence defaults`
+# where App. H states nothing these replace the above and a decay of 1e-4: `python -m experiments.evidence defaults`
 TUNED: dict[str, dict[str, float]] = {
     **{method: {"weight_decay": 1e-4} for method in ("simclr", "supcon", "simsiam", "supsiam", "byol", "supbyol")},
     "moco2": {"lr": 0.3, "weight_decay": 1e-4},
@@ -91,7 +91,7 @@ TUNED_SOURCE = {
     "cifar100": "our choice: best of the pilots on held-out images (RESULTS.md)",
     "cifar10": "our choice: best of the pilots on CIFAR-100 (RESULTS.md)",
 }
-# App. H does not run these; what differs from the above
+# methods that App. H does not run -> the sources that differ from the above
 MOCO_SOURCES = {
     "heads": "App. C; the hidden width is our choice", "pool": "our choice: the size App. H gives its pools",
     "optimizer.lr": "our choice: App. C's, scaled to batch 256",
@@ -146,7 +146,7 @@ def build(data: str, method: str) -> Recipe:
 
 
 def build_table8(data: str, method: str) -> Recipe:
-    """A cell of the collapse ablation that is no method of its own: trained without a pool."""
+    """A cell of Table 8's collapse ablation: the method trained without a pool."""
     built = build(data, method)
     return replace(
         built,

@@ -67,7 +67,7 @@ SOURCES = {
     "train.epochs": "Sec. 5.1",
     "train.batch_size": "Sec. 5.1",
 }
-# what differs from the above; the paper does not train this one itself
+# methods that the paper does not train -> the sources that differ from the above
 NOT_IN_PAPER = {
     "crossentropy": {
         **dict.fromkeys(("heads", "branches", "loss"), "our choice: a plain classifier"),
@@ -98,7 +98,7 @@ def build(method: str) -> Recipe:
 
 
 def batch_256(recipe: Recipe) -> Recipe:
-    """App. F.3: batch 256; the learning rate follows linearly."""
+    """App. F.3: batch 256; the learning rate scales linearly."""
     return replace(
         recipe,
         name=f"{recipe.name}-256",

@@ -1,7 +1,7 @@
-"""Plugins: losses, pools, encoders, recipes and benchmark data sets of one's own, in a file of one's own.
+"""Plugins: a user's own losses, pools, encoders, recipes and benchmark data sets.
 
-A run is read back from its recipe.json, to go on and to be judged, and a file names no class; so a class that is not
-the package's own is registered under its `kind`. `--plugin FILE` runs the file that does so.
+recipe.json stores the `kind` of a loss or pool, not its class. To resume or evaluate a run, a user's class must be
+registered under its `kind`; `--plugin FILE` runs the file that registers it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from supancl.errors import BadInput, SupanclError
 
 
 class NotRegistered(BadInput):
-    """A stored recipe names a kind that no class was registered for."""
+    """A stored recipe has a kind for which no class is registered."""
 
 
 Section = TypeVar("Section", bound=type)
@@ -43,18 +43,18 @@ LOADED_FILES: list[Path] = []  # plugin files, in the order of --plugin
 _loading: list[Path] = []
 POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
-PLACEHOLDERS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
-REQUIRED_METHODS = {  # of a section, with what
+PLACEHOLDERS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # used while the other sections are read
+REQUIRED_METHODS = {  # by section: method name -> its parameters
     "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, whole=None"},
     "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
 }
 
 
 def register(section: Section) -> Section:
-    """Make a loss or a pool of one's own known, above its class: recipes may hold it then, and runs be read back.
+    """Class decorator that registers a loss or pool, so that recipes can hold it and runs with it can be read.
 
-    The class is a frozen dataclass with a `kind` of its own; a pool is a PoolSpec with another `build`. Defined anew
-    (a notebook's cell, renamed or not, a module reloaded) it takes the place of the one before it.
+    The class is a frozen dataclass with a new `kind`; a pool is a PoolSpec with another `build`. Running the definition
+    again (a notebook cell, a reloaded module) replaces the earlier class.
 
     >>> from dataclasses import dataclass
     >>> @register
@@ -87,16 +87,17 @@ def register(section: Section) -> Section:
     for trait, default in vars(LossTraits).items() if section_name == "loss" else ():
         if not trait.startswith("__") and not hasattr(section, trait):
             setattr(section, trait, default)
-    call = section.__call__ if section_name == "loss" else None  # may be that of a class above it
+    call = section.__call__ if section_name == "loss" else None  # may be inherited
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
-        setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - a class has another one too
+        setattr(section, "__call__", _with_checked_terms(call))  # noqa: B010 - mypy refuses to assign __call__
     REGISTERED[section_name, kind] = section
     return section
 
 
 def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> None:
-    """Make an encoder of one's own known: `encoder.name = NAME` then means what `build` gives, a module that maps
-    images (B, channels, size, size) to features (B, width).
+    """Register an encoder: `encoder.name = NAME` builds the module that `build` returns.
+
+    It maps images (B, channels, size, size) to features (B, width).
     """
     if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in REGISTERED:
         raise BadInput(f"encoder {name!r} is one of supancl's; give yours another name")
@@ -110,7 +111,7 @@ def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> No
 
 
 def register_benchmark(name: str, row: Benchmark) -> None:
-    """Make a data set known by name: `--data NAME@ROOT` opens it, `--root ROOT` finds it, `supancl data check` counts.
+    """Register a data set: `--data NAME@ROOT` opens it, `--root ROOT` finds it, `supancl data check` counts its images.
 
     A reader in `row.files` takes the data set's folder and lists (split, file, class) of every image.
     """
@@ -152,7 +153,7 @@ def _listing_reader(
 
 
 def load_plugin(file: str | Path) -> None:
-    """Run a file that registers things, once in a process; worker processes load the same files."""
+    """Run a plugin file, at most once per process; worker processes load the same files."""
     path = Path(file).resolve()
     script = getattr(sys.modules["__main__"], "__file__", None)
     if path in LOADED_FILES or (script is not None and path == Path(script).resolve()):
@@ -165,12 +166,12 @@ def load_plugin(file: str | Path) -> None:
         raise BadInput(
             f"--plugin {file}: no such file; give the Python file that registers your loss (docs/extending.md)"
         )
-    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process: pickled classes name it
+    name = "supancl_plugin" + re.sub(r"\W", "_", str(path))  # the same in every process, for pickled classes
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BadInput(f"--plugin {file}: not a Python file; its name must end in .py (docs/extending.md)")
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for what it imports from beside it
+        sys.path.append(str(path.parent))  # it may import files next to it
     module = sys.modules[name] = module_from_spec(spec)
     _loading.append(path)
     try:
@@ -185,7 +186,7 @@ def load_plugin(file: str | Path) -> None:
 
 
 def _locate_error(error: Exception, path: Path) -> str:
-    """The line of the plugin in which an error began, and the error."""
+    """The error, with the line of the plugin that caused it."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename} line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
@@ -198,7 +199,7 @@ def loaded_plugins() -> tuple[str, ...]:
 
 
 def required_plugins(recipe: Any) -> list[str]:
-    """The files without which a run of this recipe cannot be read back; none where all of it is the package's own."""
+    """The plugin files needed to read a run of this recipe; empty if it uses only the package's classes."""
     plugin_objects = [REGISTERED.get(("encoder", recipe.encoder.name))]
     plugin_objects += [type(section) for section in (recipe.loss, recipe.pool) if type(section) in REGISTERED.values()]
     files = dict.fromkeys(
@@ -209,12 +210,12 @@ def required_plugins(recipe: Any) -> list[str]:
 
 
 def plugin_flags(files: Sequence[str]) -> str:
-    """The flags that load these plugins, to be added to a command that is shown; empty of none."""
+    """The flags that load these plugins, to append to a displayed command."""
     return "".join(f" --plugin {shlex.quote(file)}" for file in files)
 
 
 def plugin_hint(files: Sequence[str]) -> str:
-    """What to do about something that is not registered; `files` are those that the run was made with."""
+    """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
         return "if it is your own, pass the file that registers it: --plugin FILE, see docs/extending.md"
     return f"the run was made with a plugin; pass it:{plugin_flags(files)}"
@@ -224,12 +225,12 @@ def plugin_hint(files: Sequence[str]) -> str:
 
 
 def check_registered(name: str, section: Any, hint: Any) -> None:
-    """Refuse what recipe.json could not give back: a run with it would go on, without a word, as something else."""
+    """Refuse a class that recipe.json cannot restore: resuming would silently use another one."""
     if type(section) in (*get_args(hint), hint):
         return
     if type(section) in REGISTERED.values():
         kind = next(kind for (_, kind), registered in REGISTERED.items() if registered is type(section))
-        if section.kind != kind:  # the class would train, and the kind be read back
+        if section.kind != kind:  # training would use the class, resuming the kind
             raise BadInput(
                 f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
                 f"another {name} take a recipe that has it"
@@ -252,12 +253,12 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
 
 
 def has_plugin_section(recipe: Any) -> bool:
-    """Whether its loss or its pool is not the package's: then it is no method of the paper's, whatever its name."""
+    """Whether its loss or pool is a plugin's: then it is not a method of the paper, whatever its name."""
     return type(recipe.loss) in REGISTERED.values() or type(recipe.pool) in REGISTERED.values()
 
 
 def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a stored recipe the sections that are not the package's own, built; a kind that nobody registered is named."""
+    """Build the sections of a stored recipe that come from plugins; NotRegistered if a kind is unknown."""
     sections = {}
     for name, builtin_kinds in (("loss", LOSS_KINDS), ("pool", POOL_KINDS)):
         values = stored.get(name)
@@ -272,8 +273,8 @@ def build_plugin_sections(stored: dict[str, Any], plugins: Sequence[str] = ()) -
 
 
 def describe_plugin_error(error: BaseException) -> str:
-    """What to say of an error that came out of a plugin; empty of any other."""
-    if isinstance(error, SupanclError):  # says itself what is wrong
+    """A message about an error raised in a plugin; empty for any other error."""
+    if isinstance(error, SupanclError):  # its message is enough
         return ""
     files = {*map(os.path.abspath, map(_defining_file, REGISTERED.values())), *loaded_plugins()}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -286,7 +287,7 @@ def describe_plugin_error(error: BaseException) -> str:
 
 
 def _with_checked_terms(call: Any) -> Any:
-    """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
+    """Wrap a loss so that a wrong result is reported here and not as an error later in the step."""
 
     @functools.wraps(call)
     def checked_call(self: Any, anchors: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -314,7 +315,7 @@ def _describe_type(value: Any) -> str:
 
 
 def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> str:
-    """What a run would call or ask for and not find, most of it only on several GPUs or at the end of an epoch."""
+    """What the class lacks that a run needs, perhaps only on several GPUs or at the end of an epoch; else empty."""
     if section_name == "pool" and section.build is PoolSpec.build:
         return "a build of its own: PoolSpec's knows the kinds of supancl alone"
     if section_name == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
@@ -335,7 +336,7 @@ def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> st
 def _accepts(function: Any, parameters: str) -> bool:
     optional = [parameter for parameter in parameters.split(", ") if "=" in parameter]
     keywords = dict.fromkeys(parameter.partition("=")[0] for parameter in optional)
-    positional = [None] * (1 + parameters.count(", ") + 1 - len(optional))  # the section itself is the first
+    positional = [None] * (1 + parameters.count(", ") + 1 - len(optional))  # one more for self
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError:
@@ -344,17 +345,17 @@ def _accepts(function: Any, parameters: str) -> bool:
 
 
 def _same_definition(first: type, second: type) -> bool:
-    """Whether two classes come from one place: a cell run twice, a module reloaded, a script that is imported too."""
+    """Whether two classes are the same definition: a cell run twice, a reloaded module, a script also imported."""
     return first.__qualname__ == second.__qualname__ and _defining_file(first) == _defining_file(second)
 
 
 def _all_from_notebook(*sections: type) -> bool:
-    """Whether all were written in cells, or at a prompt: one that was renamed there is no second one."""
+    """Whether all were defined in notebook cells or at a prompt, where a renamed class replaces the old one."""
     return all(section.__module__ == _defining_file(section) == "__main__" for section in sections)
 
 
 def _defining_file(section: type) -> str:
-    """The file of a class, which has two names as a script and as a module; its module where there is no file."""
+    """The file that defines a class, or its module if there is no file."""
     return str(getattr(sys.modules.get(section.__module__), "__file__", None) or section.__module__)
 
 

@@ -3,7 +3,7 @@
     supancl pretrain toy.supsiam
 
 Three Gaussian classes in 2048 dimensions, linear encoder, projector and predictor; about three minutes on one CPU core.
-The tables of Sec. 4.3 come from `supancl paper toy`, which trains all alphas and seeds together.
+`supancl paper toy` makes the tables of Sec. 4.3: it trains all alphas and seeds together.
 """
 
 from __future__ import annotations

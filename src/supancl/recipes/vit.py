@@ -3,8 +3,7 @@
     supancl pretrain vit.supbyol --data FOLDER
 
 200 epochs, batch 256, AdamW. Average rank over 11 data sets in the paper: MoCo-v3 4.00, SupMoCo 2.18, BYOL 2.36,
-SupBYOL 1.45. vit.supcon and vit.crossentropy are not in the paper: they are there to compare with, and have not been
-tuned.
+SupBYOL 1.45. vit.supcon and vit.crossentropy are not in the paper and not tuned; they are here for comparison.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ SOURCES = {
     "train.epochs": "App. G",
     "train.batch_size": "App. G",
 }
-# App. G does not run these; what differs from the above
+# methods that App. G does not run -> the sources that differ from the above
 NOT_IN_PAPER = {
     "supcon": {"heads": "our choice: MoCo-v3's projector", "branches": "App. C", "loss": "App. C",
                "optimizer.lr": "our choice: that of App. G's supervised methods"},

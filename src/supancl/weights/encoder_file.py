@@ -1,4 +1,4 @@
-"""encoder.safetensors and projector.safetensors: weights, and all that is needed to use them."""
+"""encoder.safetensors and projector.safetensors: weights with the metadata needed to use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from supancl.weights.run_folder import RunFolder
 
 
 def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors and metadata so that equal content gives equal bytes, and nobody sees half a file."""
+    """Write tensors and metadata atomically; equal content gives equal bytes."""
     contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def write(temporary: Path) -> None:
@@ -34,10 +34,10 @@ def save_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappin
 
 
 def _sort_header(file: Path) -> None:
-    """Rewrite the header of a safetensors file in one order; the library takes a hash map's, which changes.
+    """Rewrite the header of a safetensors file in a fixed order; the library's order varies.
 
-    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at the offsets it
-    states, which count from its end: as long as the length stays, nothing else moves.
+    A file is the header's length (8 bytes), the header as JSON padded with spaces, and the tensors at offsets that
+    count from the header's end. The length is not changed, so nothing else moves.
     """
     with open(file, "r+b") as handle:
         length = int.from_bytes(handle.read(8), "little")
@@ -53,7 +53,7 @@ def _sort_header(file: Path) -> None:
 
 
 def save_encoder(path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-    """encoder.safetensors: weights under the architecture's own names, and all that is needed to use them."""
+    """Write encoder.safetensors: weights under the architecture's names, with metadata."""
     weights = {name: value.detach().cpu().clone() for name, value in encoder.body.state_dict().items()}
     save_safetensors(path, weights, encoder_metadata(encoder, classes, recipe))
 
@@ -73,7 +73,7 @@ def encoder_metadata(encoder: Encoder, classes: tuple[str, ...], recipe: str) ->
 
 
 def save_projector(path: Path, projector: nn.Module, recipe: str) -> None:
-    """projector.safetensors: the weights of the online projector, and the spec of its layers."""
+    """Write projector.safetensors: the weights of the online projector and the spec of its layers."""
     weights = {name: value.detach().cpu().clone() for name, value in projector.state_dict().items()}
     save_safetensors(path, weights, projector_metadata(projector, recipe))
 
@@ -89,9 +89,9 @@ def projector_metadata(projector: nn.Module, recipe: str) -> dict[str, str]:
 
 
 def load_projector(path: Path | str) -> nn.Sequential:
-    """The online projector of a run folder, or of the run whose encoder.safetensors this is, in eval mode.
+    """The online projector of a run, in eval mode; `path` is the run folder or its encoder.safetensors.
 
-    Runs of 0.1.0 wrote no projector.safetensors; theirs is taken from the checkpoint that the encoder is from.
+    Runs of 0.1.0 have no projector.safetensors; it is read from the checkpoint that holds the same encoder.
     """
     folder = Path(path).parent if Path(path).name == "encoder.safetensors" else Path(path)
     file = folder / "projector.safetensors"
@@ -110,7 +110,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
 
 
 def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Of the newest checkpoint that holds the same encoder as encoder.safetensors does."""
+    """The projector of the newest checkpoint whose encoder equals encoder.safetensors."""
     encoder = read_safetensors(find_encoder_file(folder))[0] if (folder / "encoder.safetensors").exists() else {}
     for file in reversed(checkpoints(folder / "checkpoints")):
         try:
@@ -144,7 +144,7 @@ def load_encoder(path: Path | str) -> Encoder:
 
 
 def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[dict[str, Tensor], list[Any]]:
-    """The weights in a file, and what its metadata say under these keys."""
+    """The weights of a file, and its metadata under these keys."""
     weights, metadata = read_safetensors(file)
     try:
         version, values = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
@@ -195,7 +195,7 @@ def find_encoder_file(path: Path) -> Path:
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        file.open("rb").close()  # safetensors says that a file it may not open is not there
+        file.open("rb").close()  # safetensors reports a file without permission as missing
         with safe_open(file, framework="pt") as handle:
             return {name: handle.get_tensor(name) for name in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
     except OSError as error:
@@ -208,7 +208,7 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def is_readable(file: Path) -> bool:
-    """Whether a safetensors file is there and whole."""
+    """Whether a safetensors file exists and is intact."""
     try:
         read_safetensors(file)
     except BadInput:
@@ -217,7 +217,7 @@ def is_readable(file: Path) -> bool:
 
 
 def load_weights(encoder: Encoder, weights: dict[str, Tensor], file: Path) -> None:
-    """Fill an encoder from tensors under its architecture's own names; none may lack, and none be left over."""
+    """Load tensors with the architecture's names into an encoder; refuse missing or extra ones."""
     expected = encoder.body.state_dict()
     # a classifier on top is not part of the encoder
     weights = {

@@ -1,6 +1,6 @@
-"""Whose checkpoint is it? The names of its tensors say: one row for each way in which a library lays out a model.
+"""Identify the library that wrote a checkpoint from the names of its tensors: one row per layout.
 
-Prefixes are written without the wrappers of parallel training and of the compiler ("module.", "_orig_mod.").
+Prefixes are written without the wrappers of parallel training and torch.compile ("module.", "_orig_mod.").
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from supancl.errors import BadInput
 
 @dataclass(frozen=True)
 class Format:
-    """Where a library's checkpoint keeps the backbone, and how it is told from others with the same prefix."""
+    """Where a library's checkpoint keeps the backbone, and what distinguishes it from others with the same prefix."""
 
     name: str
-    online: str  # the prefix of the backbone that is trained by gradient
-    target: tuple[str, ...] = ()  # of its moving average
-    marks: tuple[str, ...] = ()  # one of these prefixes is there as well; none: no further sign is needed
-    ignored: str = ""  # what else such a file holds
-    state_dict_key: str = "state_dict"  # of the state dict in the file
+    online: str  # prefix of the backbone that is trained by gradient
+    target: tuple[str, ...] = ()  # prefixes of its moving average
+    marks: tuple[str, ...] = ()  # at least one of these prefixes must be present, if any are listed
+    ignored: str = ""  # what else such a file holds and is not read
+    state_dict_key: str = "state_dict"  # where the state dict is in the file
     stem_padding: int = 1  # of a 3 x 3 stem
     source: str = ""  # library, commit or version, file
 
@@ -146,14 +146,14 @@ FORMATS = (
 
 STATE_DICT_KEYS = ("state_dict", "model", "model_state_dict", "classy_state_dict.base_model.model.trunk", "")
 
-# bottleneck blocks or not, and how many in each of the four layers
+# (has bottleneck blocks, blocks in each of the four layers) -> name
 RESNETS: dict[tuple[bool, tuple[int, ...]], str] = {
     (False, (2, 2, 2, 2)): "resnet18", (False, (3, 4, 6, 3)): "resnet34", (True, (3, 4, 6, 3)): "resnet50",
     (True, (3, 4, 23, 3)): "resnet101", (True, (3, 8, 36, 3)): "resnet152",
 }  # fmt: skip
 VITS = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}  # by width, as timm names them
 
-# an nn.Sequential of a ResNet's children, without and with the modules that have no weights
+# child names in an nn.Sequential of a ResNet, by the index of layer1: without and with modules that have no weights
 SEQUENTIAL_NAMES = {
     "2": {"0": "conv1", "1": "bn1", "2": "layer1", "3": "layer2", "4": "layer3", "5": "layer4"},
     "4": {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"},
@@ -164,7 +164,7 @@ PATCHES = "patch_embed.proj.weight"
 
 
 class Identified(NamedTuple):
-    """What a state dict is: the row of FORMATS, the prefix before its backbone's tensors, and which encoder it is."""
+    """A state dict's row of FORMATS, the prefix of its backbone's tensors, and its encoder's name."""
 
     format: str
     prefix: str
@@ -172,7 +172,7 @@ class Identified(NamedTuple):
 
 
 def identify(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> Identified:
-    """Which library's model this is and where the wanted branch's backbone lies; `prefix` names it outright.
+    """Which library's model this is, and where the backbone of `branch` is; `prefix` selects it directly.
 
     >>> import torchvision
     >>> identify(torchvision.models.resnet18().state_dict())
@@ -184,7 +184,7 @@ def identify(state: Mapping[str, Tensor], branch: str = "online", prefix: str | 
 
 
 def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | None = None) -> tuple[Format, str]:
-    """The row of FORMATS and the prefix as it is in the file."""
+    """The row of FORMATS, and the backbone's prefix as the file spells it."""
     if branch not in ("online", "target"):
         raise BadInput(f"branch = {branch!r}: must be online or target")
     prefixes = {WRAPPER.sub("", name): name for name in _find_backbones(state)}
@@ -208,7 +208,7 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
 
 
 def _match_target_only(prefixes: Mapping[str, str], branch: str) -> tuple[Format, str] | None:
-    """A file that holds a moving average and nothing of what it is the average of: only when asked for by name."""
+    """Match a file that holds only a moving average; it is used only if `branch` is target."""
     online = {row.online for row in FORMATS}
     for row in FORMATS:
         for name in row.target:
@@ -238,7 +238,7 @@ def _refuse_unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) ->
 
 
 def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:
-    """The prefixes under which a whole ResNet or vision transformer begins."""
+    """The prefixes under which there is a complete ResNet or vision transformer."""
     prefixes = [name.removesuffix(PATCHES) for name in state if name.endswith(PATCHES)]
     for name in state:
         match = FIRST_BLOCK.match(name)
@@ -250,7 +250,7 @@ def _find_backbones(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _find_first_layer(state: Mapping[str, Tensor], prefix: str) -> str | None:
-    """Where the first layer of an unpacked ResNet stands among the children; None where they have names."""
+    """Index of layer1 in an nn.Sequential of a ResNet's children; None if the children have names."""
     if f"{prefix}0.weight" not in state:
         return None
     return next((index for index in SEQUENTIAL_NAMES if f"{prefix}{index}.0.conv1.weight" in state), None)
@@ -271,7 +271,7 @@ def backbone(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _merge_split_norm(value: Tensor, names: Mapping[str, Tensor], name: str) -> Tensor:
-    """lightly's split batch norm keeps statistics for each part of a batch and uses their mean in eval mode."""
+    """Average the per-chunk statistics of lightly's split batch norm, as it does in eval mode."""
     norm, _, last = name.rpartition(".")
     weight = names.get(f"{norm}.weight")
     if last not in ("running_mean", "running_var") or weight is None or value.ndim != 1 or len(weight) == 0:
@@ -300,7 +300,7 @@ def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -
         return name
     if stem[2:] != (3, 3):
         raise BadInput(f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 are known")
-    if first_layer == "2":  # lightly's own ResNet calls its first ReLU as a function, which nn.Sequential leaves out
+    if first_layer == "2":  # lightly's ResNet applies its first ReLU as a function, which nn.Sequential drops
         return f"cifar-{name}-norelu"
     return f"cifar-{name}" + (f"-pad{row.stem_padding}" if row.stem_padding != 1 else "")
 
@@ -311,7 +311,7 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
     if width not in VITS or lacking:
         why = f"no {lacking}" if lacking else f"width {width}"
         raise BadInput(f"a vision transformer with {why}; name the model: timm:NAME@FILE")
-    # the number of heads is in no tensor: MoCo-v3's have 12 at every width below 1024, timm's one for 64 numbers
+    # tensors do not show the number of heads: MoCo-v3 has 12 at every width below 1024, timm one per 64 units
     if row.name == "moco-v3" or _is_sincos(names["pos_embed"]):
         if (width, patch) == (384, 16):
             return "vit-small"
@@ -332,7 +332,7 @@ def _is_sincos(position: Tensor) -> bool:
 
 
 def image_side(names: Mapping[str, Tensor]) -> int | None:
-    """The image side that a vision transformer's positions are for."""
+    """The image size that a vision transformer's position embedding fits, in pixels."""
     if PATCHES not in names or "pos_embed" not in names:
         return None
     positions = int(names["pos_embed"].shape[1]) - ("cls_token" in names)

@@ -1,6 +1,6 @@
-"""ENCODER, as every evaluation takes it: a run, a weight file with a model's name, or another library's checkpoint.
+"""Open the ENCODER argument of evaluations: a run, NAME@FILE, or another library's checkpoint.
 
-Nothing in a file is ever executed. Of two branches the online one is taken unless the target is asked for.
+Nothing in a file is executed. Of two branches the online one is used unless the target is requested.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from supancl.weights.formats import (
 
 __all__ = ["FORMATS", "Format", "Identified", "identify", "import_checkpoint", "open_encoder"]
 
-# classifiers and projectors that live inside the backbone's own prefix
+# classifiers and projectors under the backbone's prefix
 HEADS = ("fc.", "head.", "heads.", "head_dist.", "classifier.", "linear.", "projection_head.", "prototypes.")
-# SupContrast and others keep their command line beside the weights; a Namespace only sets its own attributes
+# SupContrast and others store their command line with the weights; loading a Namespace only sets attributes
 SAFE_CLASSES = (argparse.Namespace,)
 SUPANCL_FILE = Identified("supancl", "", "")
 
@@ -49,9 +49,9 @@ def open_encoder(
     """The encoder that `text` names, in eval mode.
 
     `text` is a run folder, an encoder.safetensors, NAME@FILE (NAME is torchvision:MODEL, timm:MODEL or an encoder of
-    this package, FILE its weights) or a checkpoint in one of FORMATS. Files of others do not say what their images
-    looked like: unless given, `size` is what the positions of a vision transformer are for, 32 for a 3 x 3 stem and
-    224 otherwise, `mean` and `std` are ImageNet's. `prefix` names the backbone's tensors where no format does.
+    this package, FILE its weights) or a checkpoint in one of FORMATS. Other libraries' files do not describe their
+    images. Defaults: `size` fits the position embedding of a vision transformer, else it is 32 for a 3 x 3 stem and 224
+    otherwise; `mean` and `std` are ImageNet's. `prefix` selects the backbone's tensors where no format matches.
     """
     return _open(str(text), size, mean, std, branch, prefix)[0]
 
@@ -60,9 +60,9 @@ def import_checkpoint(
     text: str | Path, out: str | Path, *, size: int | None = None, mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None, branch: str = "online", prefix: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and say what it was."""
+    """Write what `open_encoder` opens as encoder.safetensors (`out`, or in the folder `out`) and describe it."""
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
-    if path.exists():  # asked before the file is read, which may be a large one
+    if path.exists():  # before reading the file, which may be large
         raise BadInput(f"{path} exists already; choose another --out, or remove it")
     check_place(path.parent)
     encoder, identified = _open(str(text), size, mean, std, branch, prefix)
@@ -104,7 +104,7 @@ def _open(
 
 
 def _parse(text: str) -> tuple[str | None, Path]:
-    """NAME@FILE, or a path; a path that has an @ in it and exists is a path."""
+    """Split NAME@FILE into (NAME, FILE); an existing path gives (None, path), even with an @ in it."""
     if Path(text).exists() or "@" not in text:
         if not Path(text).exists():
             kind = text.partition(":")[0]
@@ -125,7 +125,7 @@ def _is_supancl_file(file: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """The state dict of a file, wherever in it that is."""
+    """The state dict of a file, from any of STATE_DICT_KEYS."""
     if file.suffix == ".safetensors":
         return read_safetensors(file)[0]
     try:
@@ -169,7 +169,7 @@ def _identify_backbone(
 def _use_named_architecture(
     state: dict[str, Tensor], name: str, branch: str, prefix: str | None
 ) -> tuple[Identified, dict[str, Tensor]]:
-    """The architecture is given; the prefix is that of the format, if it is one, else there is none."""
+    """Use the named architecture; the prefix is that of the format, or none if no format matches."""
     try:
         row, backbone_prefix = locate(state, branch, prefix)
     except BadInput:
@@ -204,9 +204,9 @@ def _build(
 
 
 def _default_mean_and_std(name: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and std: timm says what each of its own weights were trained with; everybody else uses ImageNet's.
+    """Mean and std: those in timm's configuration for timm's weights, else ImageNet's.
 
-    A checkpoint that was only recognised to have the shape of one of timm's models is everybody else's.
+    A checkpoint that only has the shapes of a timm model counts as another library's.
     """
     if name.startswith("timm:"):
         import timm
@@ -221,7 +221,7 @@ def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> Non
     expected = encoder.body.state_dict()
     weights = {name: value for name, value in names.items() if name in expected or not name.startswith(HEADS)}
     for name, value in expected.items():
-        if name.endswith("num_batches_tracked"):  # a count that files from before torch 0.4.1 do not have
+        if name.endswith("num_batches_tracked"):  # missing in files from before torch 0.4.1
             weights.setdefault(name, value)
     nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if nonfinite is not None:

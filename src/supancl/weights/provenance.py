@@ -1,4 +1,4 @@
-"""What a run or a result was made with: package versions and the commit of the source tree."""
+"""Package versions and the commit of the source tree, stored with runs and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this runs from, where it runs from one."""
+    """The commit of the source tree that this package runs from; None if there is none."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write in it, and what lies where."""
+"""The folder of a run: its files, and who may write to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.evaluations = path / "evaluate"
-        self.created = False  # by create(), so that a run that never begins can leave nothing behind
+        self.created = False  # whether create() made the folder: then it is removed if the run never starts
 
     @property
     def has_run(self) -> bool:
@@ -52,16 +52,16 @@ class RunFolder:
 
     @property
     def leftover_files(self) -> list[Path]:
-        """Parts of a run that lie here without its recipe.json: it cannot go on, and is not written over."""
+        """Files of a run whose recipe.json is missing: it cannot resume and is not overwritten."""
         files = [*self.checkpoints.glob("step-*.pt"), self.encoder, self.metrics_file]
         return [] if self.has_run else [file for file in files if file.exists()]
 
     def check_place(self) -> None:
-        """Refuse a place that cannot be written in, without making anything."""
+        """Refuse a folder that cannot be written, without creating anything."""
         check_place(self.path)
 
     def check_free(self, resume: bool) -> None:
-        """Refuse a folder that holds a run, or what is left of one: its log and checkpoints would be taken for ours."""
+        """Refuse a folder that holds a run or remains of one: its log and checkpoints would be mixed with ours."""
         for file, command in COMMAND_BY_FILE.items():
             if file != self.recipe_file.name and (self.path / file).exists():
                 raise BadInput(f"{self.path} holds a run of supancl {command}; choose another --out")
@@ -97,7 +97,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One writer at a time; the lock goes with the process, so a killed run never blocks the next."""
+        """Allow one writer at a time; the lock ends with the process, so a killed run never blocks the next."""
 
         def refuse(owner: str) -> None:
             raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
@@ -110,19 +110,19 @@ class RunFolder:
                     self._remove_if_empty()
 
     def _remove_if_empty(self) -> None:
-        with contextlib.suppress(OSError):  # a folder in which something lies stays
+        with contextlib.suppress(OSError):  # a folder that is not empty is kept
             self.checkpoints.rmdir()
             (self.path / ".lock").unlink()
             if self.created:
                 self.path.rmdir()
 
     def remove_temporary_files(self) -> None:
-        """Remove what a run that was killed while it wrote has left half written; the lock is ours."""
+        """Remove half-written files of a killed run; the caller holds the lock."""
         for left_over in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             left_over.unlink(missing_ok=True)
 
     def write_recipe(self, recipe: Recipe, classes: tuple[str, ...], data: dict[str, object]) -> None:
-        # the data must be found again from another folder
+        # an absolute path works from any folder
         settings = replace(recipe, data=replace(recipe.data, source=absolute_source(recipe.data.source)))
         content = {
             "recipe": to_json(settings),
@@ -136,13 +136,13 @@ class RunFolder:
         write_json(self.recipe_file, content)
 
     def record_setting(self, recipe: Recipe, section: str, name: str) -> None:
-        """Write a setting that the run goes on with into recipe.json; everything else stays as the run began."""
+        """Write one setting that changed on resume into recipe.json; everything else is kept."""
         content, value = json.loads(self.recipe_file.read_text()), getattr(getattr(recipe, section), name)
         settings, key = content["recipe"][section], f"{section}.{name}"
         if name in settings and settings[name] == value:
             return
         settings[name] = value
-        if key in recipe.sources:  # not of one that was left open, in a file of before there was such a setting
+        if key in recipe.sources:  # absent if the setting is newer than the file
             content["recipe"].setdefault("sources", {})[key] = recipe.sources[key]
         write_json(self.recipe_file, content)
 
@@ -161,7 +161,7 @@ class RunFolder:
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def read_plugins(self) -> list[str]:
-        """The plugin files that the run was made with; none where there is no recipe.json, or no plugin."""
+        """The plugin files that the run used; empty if it used none or there is no recipe.json."""
         try:
             files = json.loads(self.recipe_file.read_text()).get("plugins")
             return [str(file) for file in files] if isinstance(files, list) else []
@@ -169,12 +169,12 @@ class RunFolder:
             return []
 
     def read_data(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """What recipe.json says of the data, and the class names."""
+        """The description of the data in recipe.json, and the class names."""
         content = json.loads(self.recipe_file.read_text())
         return dict(content.get("data") or {}), tuple(map(str, content.get("classes") or ()))
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop rows after `step`: those steps will be done again."""
+        """Drop rows after `step`: those steps will be repeated."""
         if not self.metrics_file.exists():
             return
         write_text(self.metrics_file, "".join(line + "\n" for line, row in self._read_rows() if row["step"] <= step))
@@ -183,7 +183,7 @@ class RunFolder:
         return [row for _, row in self._read_rows()] if self.metrics_file.exists() else []
 
     def _read_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of metrics.jsonl that are rows; what a killed run or a lost machine left of others is no row."""
+        """The lines of metrics.jsonl that are complete rows; a killed run may leave broken ones."""
         for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 row = json.loads(line)
@@ -195,9 +195,9 @@ class RunFolder:
                 yield line, row
 
     def describe_early_end(self, recipe: Recipe) -> str:
-        """How far the log goes of a run that was not trained to its end.
+        """Where the log of an unfinished run ends.
 
-        Empty where it ends with the check of the last epoch, or there is none: encoders travel without.
+        Empty if the log ends with the last epoch, or if there is no log: encoders are often copied without one.
         """
         last, epochs = self.metrics()[-1:], recipe.train.epochs
         final_kinds = ("monitor",) if recipe.train.monitor_every else ("monitor", "train")
@@ -206,7 +206,7 @@ class RunFolder:
         return f"its log ends in epoch {last[0]['epoch'] + 1} of {epochs}"
 
     def check_evaluations_writable(self) -> None:
-        """Refuse a run folder that cannot be written in, before anything is measured."""
+        """Refuse a run folder that cannot be written, before anything is measured."""
         if why := unwritable(self.evaluations):
             raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 

@@ -1,4 +1,4 @@
-"""Writes a run's files by a thread, so that training goes on meanwhile."""
+"""Write a run's files in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from supancl.weights.encoder_file import encoder_metadata, projector_metadata, s
 
 
 class Writer:
-    """Saves checkpoints, encoders and projectors by a thread: their tensors are copied at once, training goes on.
+    """Saves checkpoints, encoders and projectors in a thread; their tensors are copied immediately.
 
-    Of each kind one file is under way; the next one waits for it. An error is raised by the next save, or by `wait`.
-    Leaving the `with` block waits for the last file, whatever it is left for.
+    One file of each kind is written at a time; the next one waits. An error is raised by the next save, or by `wait`.
+    Leaving the `with` block waits for the last file, also after an exception.
     """
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class Writer:
         self._thread.shutdown(wait=True)
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
-        """`save_checkpoint` of the state as it is now."""
+        """`save_checkpoint` of a copy of the current state."""
         self._submit("checkpoint", state, lambda copied: save_checkpoint(folder, step, copied))
 
     def save_encoder(self, path: Path, encoder: Encoder, classes: tuple[str, ...], recipe: str) -> None:
-        """`save_encoder` of the encoder as it is now."""
+        """`save_encoder` of a copy of the current encoder."""
         metadata = encoder_metadata(encoder, classes, recipe)
         self._submit("encoder", encoder.body.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def save_projector(self, path: Path, projector: nn.Module, recipe: str) -> None:
-        """`save_projector` of the projector as it is now."""
+        """`save_projector` of a copy of the current projector."""
         metadata = projector_metadata(projector, recipe)
         self._submit("projector", projector.state_dict(), lambda copied: save_safetensors(path, copied, metadata))
 
     def wait(self) -> None:
-        """Until everything is on disk; raises what kept it from getting there."""
+        """Wait until everything is on disk; raise any error of writing."""
         for kind in list(self._pending):
             self._pending.pop(kind).result()
 
@@ -68,9 +68,9 @@ class Writer:
 
 
 class HostCopy:
-    """Nested containers of tensors, copied into host memory that serves again for the next one.
+    """Copies nested containers of tensors into host memory, which is reused for the next copy.
 
-    From a GPU the copy is queued behind the steps before it into pinned memory, and nobody but `wait` waits for it.
+    From a GPU the copy into pinned memory is queued on the stream; only `wait` waits for it.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class HostCopy:
         return copied
 
     def wait(self) -> None:
-        """Wait until the copy is there."""
+        """Wait until the copy is complete."""
         for event in self._events:
             event.synchronize()
 
@@ -94,7 +94,7 @@ class HostCopy:
                 devices.add(value.device)
             return self._buffer_for(key_path, value.detach()).copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
-            copied = copy.copy(value)  # a state dict has its versions beside its entries
+            copied = copy.copy(value)  # keeps a state dict's _metadata
             copied.update({key: self._copy(item, (*key_path, str(key)), devices) for key, item in value.items()})
             return copied
         if isinstance(value, (list, tuple)):
@@ -104,6 +104,6 @@ class HostCopy:
     def _buffer_for(self, key_path: tuple[str, ...], value: Tensor) -> Tensor:
         buffer = self._memory.get(key_path)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # laid out alike
+            buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)  # same memory layout
             self._memory[key_path] = buffer
         return buffer
