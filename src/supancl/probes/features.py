@@ -1,4 +1,4 @@
-"""Features of images: the online encoder in eval mode, one view without randomness."""
+"""Features of images: the online encoder in eval mode on one deterministic view."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import View, evaluation_view
 from supancl.errors import BadInput, counted
 
-Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read by the chunk
+Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read in chunks
 
 
 class Features(NamedTuple):
-    """(N, width) features with labels (-1: unlabelled), both on the CPU unless they were asked to stay."""
+    """(N, width) features with labels (-1: unlabelled), on the CPU unless `embed` got `stay`."""
 
     values: Tensor
     labels: Tensor
@@ -36,7 +36,7 @@ class Features(NamedTuple):
 
 
 class Labelled(Protocol):
-    """Rows of features with their labels: `Features`, or anything else that has both."""
+    """Anything with features and labels, such as `Features`."""
 
     @property
     def values(self) -> Rows: ...
@@ -46,7 +46,7 @@ class Labelled(Protocol):
 
 
 def _batches(split: Split, batch_size: int) -> Iterator[tuple[int, Batch]]:
-    """(images so far, batch): the next two are made ready by a thread while the encoder has this one."""
+    """(images so far, batch); a thread prepares the next two batches while the encoder runs."""
     chunks = torch.arange(len(split)).split(batch_size) if len(split) else ()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="features") as thread:
         pending = deque(thread.submit(split.batch, positions) for positions in chunks[:2])
@@ -68,16 +68,16 @@ def embed(
     half: bool = False,
     stay: bool = False,
 ) -> Features:
-    """Features of every image of a split, in its order. The encoder's mode is put back afterwards.
+    """Features of every image of a split, in its order. The encoder's train or eval mode is restored afterwards.
 
-    `view` is `margin`: the centre 7/8 of the short side, bilinear, as linear evaluation has it; or `whole`: all of
-    the short side, bicubic, as the transfer protocol (App. E) has it. `layer` is any of the encoder's own.
-    `half` runs the encoder in bfloat16, for a look in passing; `stay` leaves features and labels on the device.
+    `view` is `margin`, the centre 7/8 of the short side, bilinear, as in linear evaluation; or `whole`, all of the
+    short side, bicubic, as in the transfer protocol (App. E). `layer` is one of the encoder's layers.
+    `half` runs the encoder in bfloat16, as the monitor does; `stay` leaves features and labels on the device.
     """
     device = torch.device(device)
     training = encoder.training
     encoder.eval()
-    values: Tensor | None = None  # filled as it comes: a list to be joined would take the memory twice
+    values: Tensor | None = None  # filled batch by batch: concatenating a list would take twice the memory
     begin = 0
     try:
         for done, batch in _batches(split, batch_size):
@@ -110,11 +110,11 @@ def _to_channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images
 
 
-# --- checks before anything is fitted: each fault is one line with its place and a way out ---------------------------
+# --- checks before anything is fitted ---------------------------------------------------------------------------------
 
 
 def read_rows(values: Rows, start: int, stop: int, device: torch.device | str | None = None) -> Tensor:
-    """Rows start to stop as float32: no more than these leave the disk or the half precision they are kept in."""
+    """Rows start to stop as float32; only these are read from disk or converted."""
     rows = values[start:stop]
     chunk = rows if isinstance(rows, Tensor) else torch.from_numpy(np.array(rows, dtype=np.float32))
     return chunk.to(device=device, dtype=torch.float32)
@@ -130,8 +130,8 @@ def check_shape(name: str, features: Labelled) -> None:
 
 
 def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
-    """BadInput naming the first row that holds a NaN or an infinity; `offset` is the number of the first row given."""
-    if bool(torch.isfinite(values.sum())):  # one pass; an overflow of the sum alone is sorted out below
+    """Refuse NaN and infinity; the message names the first such row, counted from `offset`."""
+    if bool(torch.isfinite(values.sum())):  # fast check in one pass; a mere overflow of the sum passes below
         return
     faulty = (~torch.isfinite(values)).any(1).nonzero()
     if len(faulty):
@@ -141,7 +141,7 @@ def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
 
 
 def check_features(name: str, features: Features) -> Features:
-    """The labelled rows, after the shape and the numbers were looked at."""
+    """Check shape and values, and return the labelled rows."""
     check_shape(name, features)
     check_finite(name, features.values)
     labelled = features if bool((features.labels >= 0).all()) else features.labelled()
@@ -151,9 +151,9 @@ def check_features(name: str, features: Features) -> Features:
 
 
 def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
-    """The splits with their classes renumbered 0, 1, ... and the original labels; all must hold the same classes.
+    """The splits with classes renumbered 0, 1, ..., and the original labels.
 
-    The first split is the measure: a class that it has and another lacks, or the other way round, is bad input.
+    Every split must have exactly the classes of the first one.
     """
     checked = {name: check_features(name, split) for name, split in splits.items()}
     first = next(iter(checked))

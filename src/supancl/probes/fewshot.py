@@ -1,8 +1,8 @@
-"""Few-shot classification: many small episodes, all of them solved together.
+"""Few-shot classification: many small episodes, solved in batches.
 
 The classifier is the one-vs-rest logistic regression that scikit-learn's liblinear solver fits: C times the summed
-log-loss + ||w||^2 / 2, the intercept penalised like the other weights. Its optimum is a combination of the support
-images, so that Newton's method works on ways x shots numbers, for every class of every episode in one batch.
+log-loss + ||w||^2 / 2, the intercept penalised like the other weights. Its optimum is a linear combination of the
+support images, so Newton's method has only ways x shots unknowns, for every class of every episode in one batch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from supancl.errors import BadInput, SupanclError, counted
 from supancl.probes.features import Features, check_features
 from supancl.stats import episode_half_width
 
-EPISODE_BLOCK = 250  # episodes; fixed, because the random numbers are laid out by it
-MAX_KEYS = 2**24  # random keys at a time, however large a class is
+EPISODE_BLOCK = 250  # episodes; changing it would change the random numbers
+MAX_KEYS = 2**24  # random keys at a time; limits memory for large classes
 MAX_STEPS = 100
 
 
 class Episodes(NamedTuple):
-    """Rows of the features: support (E, ways, shots) and query (E, ways, queries), -1 where a class has no more."""
+    """Rows of the features: support (E, ways, shots) and query (E, ways, queries), -1 where a class has too few."""
 
     support: Tensor
     query: Tensor
@@ -47,11 +47,11 @@ class FewShot:
     queries: int
     seed: int
     dropped: tuple[int, ...]
-    episodes_digest: str  # names the episodes: equal for two encoders that were given the same ones
+    episodes_digest: str  # equal for two encoders with the same episodes
     queries_used: tuple[int, int] = (
         0,
         0,
-    )  # queries a class, fewest and most: classes may have fewer than `queries` left
+    )  # fewest and most per class: small classes have fewer than `queries`
     fill_queries: bool = False  # see `sample_episodes`
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class FewShot:
 
 
 class Difference(NamedTuple):
-    """Mean of a's accuracy less b's over the same episodes, in points, and the half-width of its 95% interval."""
+    """Mean of a's accuracy minus b's over the same episodes, in points, and the half-width of its 95% interval."""
 
     mean: float
     interval: float
@@ -87,12 +87,12 @@ def sample_episodes(
     seed: int = 0,
     fill_queries: bool = False,
 ) -> Episodes:
-    """Episodes drawn from the labels alone, so that every encoder meets the same ones.
+    """Sample episodes from the labels alone, so that every encoder gets the same ones.
 
-    A class with no more than `shots` images has no query left and is dropped. One with fewer than shots + queries
-    takes part with the queries that it has, each once, so that it weighs less in its episode. With `fill_queries` its
-    queries are drawn with replacement from what the shots leave, as in the authors' code, and every class weighs alike;
-    classes and shots are the same ones either way.
+    A class with no more than `shots` images has no query left and is dropped. A class with fewer than shots + queries
+    images contributes the queries that it has, so it weighs less in its episode. With `fill_queries` its queries are
+    sampled with replacement, as in the authors' code, and all classes have equal weight; classes and shots are the same
+    either way.
     """
     for name, value, least in (
         ("ways", ways, 2),
@@ -117,16 +117,16 @@ def sample_episodes(
         )
     offset = (sizes.cumsum(0) - sizes)[usable]
     names, sizes = names[usable], sizes[usable]
-    random = np.random.default_rng(seed)  # its streams are the same for every version and machine
+    random = np.random.default_rng(seed)  # the same stream for every version and machine
     images_per_class = min(shots + queries, int(sizes.max()))
     image_blocks, class_blocks = [], []
-    for _ in range(0, episodes, EPISODE_BLOCK):  # whole blocks: fewer episodes are the first of more
+    for _ in range(0, episodes, EPISODE_BLOCK):  # in whole blocks, so n episodes are the first n of any larger number
         key = torch.from_numpy(random.random((EPISODE_BLOCK, len(names))))
         rows_of_classes = key.topk(ways, dim=1).indices
         class_blocks.append(names[rows_of_classes])
         for block in rows_of_classes.split(
             max(1, MAX_KEYS // (ways * int(sizes.max())))
-        ):  # the stream is the same in any pieces
+        ):  # chunks do not change the stream
             key = torch.from_numpy(random.random((len(block), ways, int(sizes.max())), dtype=np.float32))
             key.masked_fill_(torch.arange(key.shape[2]) >= sizes[block][..., None], -1.0)
             keys, column = key.topk(images_per_class, dim=2)
@@ -140,7 +140,7 @@ def sample_episodes(
 
 
 def _fill_queries(query: Tensor, queries: int, seed: int) -> Tensor:
-    """(E, ways, queries): where a class has fewer, as many are drawn with replacement from those that it has."""
+    """(E, ways, queries): a class with fewer queries gets that many, sampled with replacement."""
     count = (query >= 0).sum(-1, keepdim=True)
     key = torch.from_numpy(np.random.default_rng([seed, 1]).random((*query.shape[:2], queries)))
     resampled = query.gather(2, (key * count).long())
@@ -152,8 +152,8 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
     """(E, ways, n) coefficients a of the optimum w = sum of a_i x_i of every binary problem of every episode.
 
     `kernel` (E, n, n) holds the products of the support images (plus one for the intercept), `sign` (ways, n) is +1 or
-    -1. At the optimum a = C y sigma(-y f) with f = K a; the iteration is Newton's, with systems I + S K S, which are
-    well conditioned however large the features are, and halved steps where the objective would not fall.
+    -1. At the optimum a = C y sigma(-y f) with f = K a. Newton's method solves systems I + S K S, which are well
+    conditioned however large the features are; steps are halved until the penalised loss falls.
     """
     kernel = kernel[:, None]
     coefficients = kernel.new_zeros(len(kernel), *sign.shape)
@@ -166,8 +166,8 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
     value = penalized_loss(coefficients, scores)
     for _ in range(MAX_STEPS):
         probability = torch.sigmoid(scores)
-        slope = strength * sign * torch.sigmoid(-sign * scores)  # C (target - share), which would lose its digits
-        # relative to each problem: of features of norm s the coefficients are as small as 1 / s^2
+        slope = strength * sign * torch.sigmoid(-sign * scores)  # C (target - probability), which would lose digits
+        # relative to each problem: features of norm s have coefficients as small as 1 / s^2
         if bool(((coefficients - slope).abs().amax(-1) <= tolerance * slope.abs().amax(-1)).all()):
             return coefficients
         curvature = strength * probability * (1 - probability)
@@ -192,9 +192,9 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
 
 
 def predict_episodes(values: Tensor, support: Tensor, query: Tensor, strength: float = 1.0) -> Tensor:
-    """The way (0, 1, ...) that each query of each episode is taken for, in the shape of `query`.
+    """The predicted way (0, 1, ...) of each query of each episode, in the shape of `query`.
 
-    `support` (E, ways, shots) and `query` (E, ways, queries) hold rows of `values`; what is said of -1 means nothing.
+    `support` (E, ways, shots) and `query` (E, ways, queries) hold rows of `values`; ignore the predictions for -1.
     """
     ways, shots = support.shape[1:]
     points = values[support.flatten(1)].double()
@@ -205,7 +205,7 @@ def predict_episodes(values: Tensor, support: Tensor, query: Tensor, strength: f
 
 
 def _episode_accuracies(values: Tensor, support: Tensor, query: Tensor, strength: float) -> Tensor:
-    """(E,) share of right answers."""
+    """(E,) fraction of correct answers."""
     is_query = query >= 0
     truth = torch.arange(support.shape[1], device=values.device)[:, None]
     is_correct = (predict_episodes(values, support, query, strength) == truth) & is_query
@@ -232,8 +232,8 @@ def few_shot(
 ) -> FewShot:
     """N-way K-shot accuracy of raw features (unit ones with `normalize`); `strength` is scikit-learn's C.
 
-    `fill_queries`: classes with few images have as many queries as the others (see `sample_episodes`). Memory follows
-    `chunk`, the episodes solved at a time.
+    `fill_queries`: classes with few images have as many queries as the others (see `sample_episodes`). Memory grows
+    with `chunk`, the number of episodes solved at a time.
     """
     labelled = check_features("few-shot", features)
     sampled = sample_episodes(labelled.labels.cpu(), ways, shots, queries, episodes, seed, fill_queries)
@@ -252,7 +252,7 @@ def few_shot(
 
 
 def paired_difference(a: FewShot, b: FewShot) -> Difference:
-    """How much better a is than b on the same episodes: far sharper than comparing two intervals."""
+    """How much better a is than b on the same episodes; far more precise than comparing two intervals."""
     if a.episodes_digest != b.episodes_digest:
         raise BadInput(
             "the two few-shot results come from different episodes: use the same images, ways, shots, "

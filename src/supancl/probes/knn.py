@@ -1,7 +1,7 @@
 """k nearest neighbours, exact and in chunks: a vote weighted by similarity.
 
-References stream past the queries by the chunk, each query keeping its best k so far: memory follows the chunk sizes,
-not the number of references, which may lie in half precision or in a memory-mapped file.
+References are read in chunks, and each query keeps its best k so far. Memory depends on the chunk sizes, not on the
+number of references, which may be in half precision or in a memory-mapped file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFERENCE_CHUNK = 16384  # references compared at a time
 class Neighbours(NamedTuple):
     """The k most similar references of each query, the nearest first: similarity, and row of the reference.
 
-    Similarity is the cosine, or -||q - r||^2 / 2, which on unit features is the cosine less one.
+    Similarity is the cosine, or -||q - r||^2 / 2, which for unit features is the cosine minus one.
     """
 
     similarity: Tensor
@@ -32,10 +32,10 @@ class Neighbours(NamedTuple):
 
 
 def grouped_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` of each row, sorted, in a third of its time on wide rows.
+    """Sorted `topk` of each row, in a third of its time on wide rows.
 
-    The columns are dealt into groups; the k largest lie in the k groups with the largest maxima, so that a cheap
-    maximum replaces the selection among all but k groups.
+    Columns are divided into groups. The k largest are in the k groups with the largest maxima, so a cheap maximum
+    excludes all other groups.
     """
     rows, columns = similarity.shape
     group_size = math.isqrt(max(columns // max(k, 1), 1))
@@ -55,7 +55,7 @@ def grouped_topk(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _prepare(rows: Tensor, metric: Metric, centre: Tensor | None) -> Tensor:
-    """Rows whose products with each other are similarities, or with the l2 metric distances apart from the norms."""
+    """Unit rows for cosine, centred rows for l2 (which improves precision)."""
     return F.normalize(rows, dim=1) if metric == "cosine" else rows - centre if centre is not None else rows
 
 
@@ -89,9 +89,8 @@ def neighbours(
 ) -> Neighbours:
     """The k nearest labelled references of every query, exactly.
 
-    `chunk` queries meet `reference_chunk` references at a time; up to 16 chunks of queries stay on the device while
-    the references stream past once. `leave_one_out` says that the queries are the references: none is its own
-    neighbour.
+    `chunk` queries are compared with `reference_chunk` references at a time; 16 chunks of queries stay on the device
+    per pass over the references. With `leave_one_out` the queries are the references, and none is its own neighbour.
     """
     if metric not in ("cosine", "l2"):
         raise BadInput(f"metric = {metric!r}: must be cosine or l2")
@@ -130,13 +129,13 @@ def neighbours(
 
 
 def _mask_self(similarity: Tensor, shift: int) -> None:
-    """Minus infinity where row i meets column i + shift, the same image."""
+    """Set the similarity of each image with itself, row i and column i + shift, to minus infinity."""
     if -len(similarity) < shift < similarity.shape[1]:
         similarity.diagonal(shift).fill_(-math.inf)
 
 
 def _merge(values: Tensor, rows: Tensor, new_values: Tensor, new_columns: Tensor, begin: int) -> None:
-    """The best of what was kept and what came, kept in place."""
+    """Update the best values and rows in place with new candidates."""
     both, both_rows = torch.cat([values, new_values], 1), torch.cat([rows, new_columns + begin], 1)
     top, order = both.topk(values.shape[1], dim=1)
     values.copy_(top)
@@ -144,11 +143,11 @@ def _merge(values: Tensor, rows: Tensor, new_values: Tensor, new_columns: Tensor
 
 
 def vote(matches: Neighbours, labels: Tensor, k: int, temperature: float, classes: int) -> Tensor:
-    """The class with the largest sum of exp(similarity / temperature) over the k nearest; inf counts heads."""
+    """The class with the largest sum of exp(similarity / temperature) over the k nearest; inf is a majority vote."""
     if not temperature > 0:
         raise BadInput(f"temperature = {temperature:g}: must be above 0")
     similarity = matches.similarity[:, :k]
-    # relative to the nearest one: exp(1 / 0.01) would overflow
+    # relative to the nearest one, because exp(1 / 0.01) would overflow
     weight = ((similarity - similarity[:, :1]) / temperature).exp()
     votes = weight.new_zeros(len(weight), classes)
     return votes.scatter_add_(1, labels.to(weight.device)[matches.rows[:, :k]], weight).argmax(1)
@@ -190,7 +189,7 @@ def knn_accuracy(
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
 ) -> float:
-    """Share of the labelled queries whose class the vote finds, in percent."""
+    """Accuracy in percent over the labelled queries."""
     return knn_accuracies(reference, queries, (k,), temperature, chunk, metric, reference_chunk, device)[k]
 
 
@@ -221,7 +220,7 @@ def knn_leave_one_out(
     reference_chunk: int = REFERENCE_CHUNK,
     device: torch.device | str | None = None,
 ) -> dict[int, float]:
-    """Accuracy in percent by k on one split, each labelled image judged by all the others."""
+    """Accuracy in percent by k on one split, each labelled image classified by all the others."""
     has_label = features.labels >= 0
     if int(has_label.sum()) < 2:
         raise BadInput(f"leave-one-out needs two labelled images, there are {int(has_label.sum())}")

@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features: a convex problem, solved to its optimum. See `sgd` for the paper's."""
+"""A linear classifier on frozen features, solved to its optimum. `sgd` has the paper's probe."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from supancl.probes.logistic import (
 )
 
 PROBE_WEIGHTS = tuple(10.0**power for power in range(-3, 6))
-CHOOSING_TOLERANCE = 0.05  # tolerance of the solutions by which weights are compared
-LIVE_RIDGE = 0.01  # of `fixed_ridge_accuracy`, for each image that is fitted
+CHOOSING_TOLERANCE = 0.05  # tolerance of the solutions that compare weights
+LIVE_RIDGE = 0.01  # of `fixed_ridge_accuracy`, per training image
 
 
 def linear_accuracy(fit: Features, test: Features, regularization: float = 1.0) -> float:
@@ -51,31 +51,31 @@ def linear_accuracy(fit: Features, test: Features, regularization: float = 1.0) 
 class LinearProbe:
     """Accuracy in percent on the test features, and how the ridge's weight was chosen.
 
-    `chosen_on` says on which images: "held-out" (the features given for it), "other half" (each half of the test
-    images has the weight that is best on the other half; `weight` is the best one on both together), or
+    `chosen_on` says on which images: "held-out" (the features passed for it), "other half" (each half of the test
+    images uses the weight that is best on the other half; `weight` is the best on both together), or
     "10% of training".
     """
 
     accuracy: float
     weight: float
     weights: tuple[float, ...]
-    held_out: tuple[float, ...]  # accuracy by weight on the images that the weight was chosen on
+    held_out: tuple[float, ...]  # accuracy by weight on the images that choose
     classes: int
-    images: tuple[int, int, int]  # fitted while choosing, chosen on, test
-    residual: float = 0.0  # of the tested classifier, as is the next: see `logistic.Solution`
+    images: tuple[int, int, int]  # numbers: fitted while choosing, choosing, test
+    residual: float = 0.0  # this and the next are of the tested classifier: see `logistic.Solution`
     cut_off: bool = False
     chosen_on: str = ""
     chosen_on_images: int = 0
-    weight_by_half: tuple[float, ...] = ()  # of "other half" alone
+    weight_by_half: tuple[float, ...] = ()  # for "other half" only
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in to_json(self).items() if key != "weight_by_half" or value}
 
 
 def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
-    """True for a stratified random part of the images: `share` of each class, at least one of it and never all.
+    """Mask of a stratified random sample: `fraction` of each class, at least one image and never all.
 
-    A class of one image has none held out.
+    A class with one image has none held out.
     """
     if not 0 < fraction < 1:
         raise BadInput(f"share = {fraction:g}: must lie between 0 and 1")
@@ -90,20 +90,20 @@ def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
 
 
 def halve(labels: Tensor, seed: int = 0) -> Tensor:
-    """True for a stratified random half of the images: of each class half, of an odd one an image more or less."""
+    """Mask of a stratified random half of the images; odd classes have one image more or less."""
     half = torch.zeros(len(labels), dtype=torch.bool)
     half[_shuffle_by_class(labels, seed)[::2]] = True
     return half
 
 
 def _shuffle_by_class(labels: Tensor, seed: int) -> Tensor:
-    """Positions class by class, in random order within each."""
+    """Positions sorted by class, in random order within each class."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     return order[torch.argsort(labels[order], stable=True)]
 
 
 class RidgeChoice(NamedTuple):
-    """What a classifier is fitted on, which of it chooses the ridge, and the halves of the test images if they do."""
+    """The images to fit, those of them that choose the ridge, and the test halves if these choose it."""
 
     fit: Features
     is_held_out: Tensor
@@ -112,14 +112,14 @@ class RidgeChoice(NamedTuple):
 
 
 class Standardized:
-    """The space of features brought to mean 0 and deviation 1, with axes (of `dtype`) on which a solver is fast."""
+    """Scales features to mean 0 and deviation 1, and rotates them onto axes (of `dtype`) on which a solver is fast."""
 
     def __init__(self, values: Tensor, dtype: torch.dtype = torch.float64) -> None:
         chunks = values.split(8192)
         self.mean = torch.stack([chunk.double().sum(0) for chunk in chunks]).sum(0) / len(values)
         squares = torch.stack([(chunk.double() - self.mean).square().sum(0) for chunk in chunks]).sum(0) / len(values)
         size = values.abs().amax(0).double()
-        # a unit whose values differ by no more than their rounding stays as it is
+        # a feature that varies only by rounding is not scaled
         self.scale = torch.where(squares.sqrt() > 1e-6 * size, squares.sqrt(), torch.ones_like(size))
         self.axes = principal_axes(values, dtype, scaled=self._scaled)
 
@@ -140,16 +140,16 @@ def linear_probe(
     tolerance: float = POLISH_TOLERANCE,
     device: torch.device | str = "cpu",
 ) -> LinearProbe:
-    """Multinomial logistic regression on standardised features, its ridge chosen on the images that `choose` names.
+    """Multinomial logistic regression on standardised features; `choose` says which images choose the ridge.
 
-    - features: these choose, and the classifier is fitted again on train and them together;
-    - "halves": each half of the test images is judged with the weight that is best on the other half;
-    - None: a stratified `share` held out of train chooses, and the classifier is fitted again on all of train.
+    - features: these choose, and the classifier is then fitted on train and them together;
+    - "halves": each half of the test images uses the weight that is best on the other half;
+    - None: a stratified `share` of train chooses, and the classifier is then fitted on all of train.
 
-    Test images of a class that train does not have count as wrong. Of weights that are equally good the strongest is
-    taken. The objective is the one of `supancl.probes.logistic`, summed over images, the bias in the ridge. Weights
-    are compared by rough solutions in single precision. The tested classifier is the optimum in double precision: its
-    parameters are within `tolerance` of it, relative to their norm.
+    Test images of a class that train lacks count as wrong. Of equally good weights the strongest is used. The loss is
+    that of `supancl.probes.logistic`, summed over images, with the bias in the ridge. Weights are compared by rough
+    solutions in single precision. The tested classifier is solved in double precision: its parameters are within
+    `tolerance` of the optimum, relative to their norm.
     """
     splits, classes = check_splits(train=train)
     if not weights or min(weights) <= 0:
@@ -214,7 +214,7 @@ def _choose_ridge_images(
     fraction: float,
     seed: int,
 ) -> RidgeChoice:
-    """`train` has labels 0, 1, ... of the `classes`, and so do those `asked` about."""
+    """`train` and `test_labels` number the `classes` 0, 1, ..."""
     if choose is None:
         return RidgeChoice(train, hold_out(train.labels.cpu(), fraction, seed), None, f"{fraction:.0%} of training")
     if isinstance(choose, Features):
@@ -233,7 +233,7 @@ def _choose_ridge_images(
 
 
 def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> Features:
-    """The labelled rows with the number of their class among the `classes`; -1 where it is none of them."""
+    """The labelled rows with the index of their class in `classes`, or -1."""
     labelled = check_features(name, features)
     if labelled.values.shape[1] != width:
         raise BadInput(
@@ -246,7 +246,7 @@ def _renumbered(name: str, features: Features, classes: Tensor, width: int) -> F
 
 
 def _best_weight(correct_by_weight: Mapping[float, Tensor], among: Tensor | None = None) -> float:
-    """The weight with the most right answers, of equal ones the strongest."""
+    """The weight with the most correct answers; of equal ones the strongest."""
     return max(
         correct_by_weight,
         key=lambda weight: (int(correct_by_weight[weight][slice(None) if among is None else among].sum()), weight),
@@ -260,8 +260,8 @@ def _percent(is_correct: Tensor) -> float:
 def fixed_ridge_accuracy(fit: Features, test: Features) -> float:
     """Accuracy in percent on `test` of multinomial logistic regression on the standardised features of `fit`.
 
-    The objective is that of `linear_probe`, but the ridge is fixed, so nothing is held out to choose it. There is no
-    randomness. Not a number where fewer than two classes can be fitted or no test image has a label.
+    The loss is that of `linear_probe`, but the ridge is fixed, so no images choose it. There is no randomness. NaN if
+    there are fewer than two classes or no labelled test image.
 
     >>> fit = Features(torch.tensor([[0.0], [1.0], [4.0], [5.0]]), torch.tensor([3, 3, 8, 8]))
     >>> fixed_ridge_accuracy(fit, Features(torch.tensor([[0.5], [9.0], [9.0]]), torch.tensor([3, 8, 3])))
@@ -273,7 +273,7 @@ def fixed_ridge_accuracy(fit: Features, test: Features) -> float:
         return math.nan
     try:
         space = Standardized(fit.values, torch.float32)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a look in passing must not end a run
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # the monitor must not end a run
         return math.nan
     problem = Problem(space.rows(fit.values, torch.float32), labels, len(classes))
     solution = solve(problem, LIVE_RIDGE * len(labels), tolerance=CHOOSING_TOLERANCE)

@@ -1,20 +1,20 @@
-"""Multinomial logistic regression with a ridge, for many strengths of the ridge, to the optimum.
+"""Multinomial logistic regression with a ridge, solved to the optimum for many strengths of the ridge.
 
-The objective is the summed cross-entropy + weight * ||parameters||^2, the bias a parameter like any other: a constant
-column of ones. It is strictly convex, so neither the order of the weights nor the starting point matters, only how
-fast the optimum is reached:
+The penalised loss is the summed cross-entropy + weight * ||parameters||^2. The bias is a parameter like any other,
+with a column of ones. The loss is strictly convex, so the order of the weights and the starting point affect only the
+speed:
 
 - the features are rotated once onto their principal axes. Loss and ridge do not change under a rotation, and the
-  Hessian becomes nearly diagonal, so that its diagonal is a good preconditioner for L-BFGS;
-- logits are linear in the parameters: with the logits of the search direction at hand, a line search needs no matrix
-  product. An iteration costs two, whatever the search does;
+  Hessian becomes nearly diagonal, so its diagonal is a good preconditioner for L-BFGS;
+- logits are linear in the parameters: once the logits of the search direction are known, a line search needs no matrix
+  product. An iteration needs two, however long the search is;
 - the optimum is a smooth function of log(weight). The path runs from the strongest ridge to the weakest and starts
-  each solution from the extrapolation of the last ones, of that order which has the lowest objective;
-- L-BFGS keeps curvature pairs of the cross-entropy alone, so they serve the next weight too.
+  each solution from an extrapolation of the last ones, of the order with the lowest penalised loss;
+- L-BFGS keeps curvature pairs of the cross-entropy only, so they can be used for the next weight too.
 
 Arrays are (classes, images) and (classes, axes): products in that order are up to nine times faster for few classes.
-Residuals are formed from the logits relative to the true class: 1 - p would lose all its digits in float32 where
-tiny weights on separable features make p nearly 1.
+Residuals are computed from logits relative to the true class: in float32, 1 - p would lose all digits where tiny
+weights on separable features make p nearly 1.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from torch import Tensor
 # binomial weights of polynomial extrapolation from equally spaced points, the latest first
 EXTRAPOLATION_WEIGHTS = ((1.0,), (2.0, -1.0), (3.0, -3.0, 1.0), (4.0, -6.0, 4.0, -1.0))
 
-MIN_PROBABILITY = (
-    1e-24  # a probability below it is 0: far under the rounding, and products of it would be slow subnormals
-)
-MAX_LENGTHS = 40  # tried along a direction
-POLISH_TOLERANCE = 1e-4  # tolerance of `polish`, and its limits:
+MIN_PROBABILITY = 1e-24  # smaller ones become 0: below rounding, and their products would be slow subnormals
+MAX_LENGTHS = 40  # step lengths per line search
+POLISH_TOLERANCE = 1e-4  # tolerance of `polish`; its limits follow
 NEWTON_STEPS = 100
-NEWTON_PRODUCTS = 3000  # of the Hessian with a vector, over all steps; encoders' features take tens
+NEWTON_PRODUCTS = 3000  # Hessian-vector products over all steps; features of encoders need tens
 
 
 def append_ones(values: Tensor) -> Tensor:
@@ -54,10 +52,10 @@ def principal_axes(
     chunk: int = 8192,
     scaled: Callable[[Tensor], Tensor] = identity,
 ) -> Tensor:
-    """(width + 1, r) orthonormal axes that hold every row of the features with their column of ones.
+    """(width + 1, r) orthonormal axes that span every row of the features with a one appended.
 
-    Any rotation leaves the problem as it is, so the axes need to be no more exact than the arithmetic that follows.
-    `scaled` is applied to the features first, some rows at a time.
+    Any rotation gives the same problem, so the axes need no more precision than the later arithmetic.
+    `scaled` is applied to the features first, in chunks.
 
     >>> axes = principal_axes(torch.randn(5, 9))
     >>> axes.shape, bool(torch.allclose(axes.T @ axes, torch.eye(5).double()))
@@ -66,7 +64,7 @@ def principal_axes(
     if len(values) <= values.shape[1]:
         rows = append_ones(scaled(values.to(dtype)))
         directions = rows.T @ torch.linalg.eigh(rows @ rows.T)[1].flip(1)
-        vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal also where a singular value vanishes
+        vectors: Tensor = torch.linalg.qr(directions)[0]  # orthonormal even if a singular value is zero
         return vectors
     gram = torch.zeros(values.shape[1] + 1, values.shape[1] + 1, dtype=dtype, device=values.device)
     for start in range(0, len(values), chunk):
@@ -91,25 +89,25 @@ def predict(parameters: Tensor, rows: Tensor) -> Tensor:
 
 
 def predict_unrotated(parameters: Tensor, axes: Tensor, values: Tensor, chunk: int = 8192) -> Tensor:
-    """The class of each row as it came: turning the parameters back is cheaper than turning the rows."""
+    """The class of each unrotated row: rotating the parameters back is cheaper than rotating the rows."""
     turned = parameters @ axes.T
     chunks = [values[start : start + chunk].to(axes.dtype) for start in range(0, len(values), chunk)]
     return torch.cat([torch.addmm(turned[:, -1], chunk_rows, turned[:, :-1].T).argmax(1) for chunk_rows in chunks])
 
 
 class Slope(NamedTuple):
-    """Cross-entropy summed over the rows, and its derivative by the logits (p - 1 at the true class, p elsewhere)."""
+    """Summed cross-entropy, and its derivative with respect to the logits (p - 1 at the true class, p elsewhere)."""
 
     loss: float
     residual: Tensor
 
 
 class Problem:
-    """Rotated features with labels 0, 1, ...: everything of the objective that does not depend on the weight."""
+    """Rotated features with labels 0, 1, ...: everything that does not depend on the ridge's weight."""
 
     def __init__(self, rows: Tensor, labels: Tensor, classes: int) -> None:
         self.rows, self.labels, self.classes = rows, labels.to(rows.device)[None], classes
-        self.loss_at_zero = len(rows) * math.log(classes)  # the objective of no parameters
+        self.loss_at_zero = len(rows) * math.log(classes)  # the loss with all parameters 0
         mean = rows.mean(0)
         squares = sum(float((chunk - mean).square().sum(dtype=torch.float64)) for chunk in rows.split(8192))
         self.total_deviation = (squares / max(len(rows), 1)) ** 0.5  # root of S_T
@@ -154,16 +152,16 @@ class Problem:
 
 @dataclass
 class LbfgsMemory:
-    """L-BFGS pairs (step, change of the cross-entropy's gradient); the ridge's part of the change is 2 weight step."""
+    """L-BFGS pairs of a step and the change of the gradient; the ridge contributes 2 * weight * step to the change."""
 
     size: int = 10
     weight: float = 0.0
     steps: list[Tensor] = field(default_factory=list)
-    changes: list[Tensor] = field(default_factory=list)  # with the ridge's part at `weight`
+    changes: list[Tensor] = field(default_factory=list)  # including the ridge's at `weight`
     products: list[Tensor] = field(default_factory=list)
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """A step, and the change of the cross-entropy's gradient over it."""
+        """Add a step and the change of the cross-entropy's gradient over it."""
         self.steps.append(step.flatten())
         self.changes.append(torch.add(change, step, alpha=2 * self.weight).flatten())
         self.products.append(torch.dot(self.steps[-1], self.changes[-1]))
@@ -171,7 +169,7 @@ class LbfgsMemory:
             del items[: -self.size]
 
     def move(self, weight: float, factor: float = 1.0) -> None:
-        """To another weight, where the cross-entropy's curvature is `factor` times as large."""
+        """Adapt the pairs to another weight, where the cross-entropy's curvature is `factor` times as large."""
         for step, change in zip(self.steps, self.changes, strict=True):
             change.mul_(factor).add_(step, alpha=2 * (weight - factor * self.weight))
         self.products = [torch.dot(step, change) for step, change in zip(self.steps, self.changes, strict=True)]
@@ -200,16 +198,16 @@ class LbfgsMemory:
 
 
 class Solution(NamedTuple):
-    """An optimum, with its distance from being one: `residual` is ||gradient|| / ||gradient of the ridge||.
+    """A solution and its distance from the optimum: `residual` is ||gradient|| / ||gradient of the ridge||.
 
-    The objective is 2 weight-strongly convex, so that it bounds ||parameters - optimum|| / ||parameters||, and
-    (objective - minimum) / (weight ||parameters||^2) by its square.
+    The penalised loss is 2 weight-strongly convex, so the residual bounds ||parameters - optimum|| / ||parameters||,
+    and its square bounds (penalized_loss - minimum) / (weight ||parameters||^2).
 
-    A small weight makes these bounds loose: a residual of thousands is usual where the ridge hardly matters. So that
-    being `cut_off` is told otherwise: the iterations ran out, and over the last tenth of them the objective still fell
-    by more than tolerance^2 / 10 of itself. A solution that reached its tolerance is off by about as much (features of
-    encoders take tens or hundreds of the 1000 iterations); one that was cut off is off by more, and its answers may be
-    other ones than the optimum's. One that the precision ended (see `solve`) is not: more iterations gain nothing.
+    A small weight makes these bounds loose: a residual of thousands is common where the ridge hardly matters. So
+    `cut_off` has another criterion: the iterations ran out, and over the last tenth of them the penalised loss still
+    fell by more than tolerance^2 / 10 of itself. A solution that reached its tolerance has about that error (features
+    of encoders need tens or hundreds of the 1000 iterations); one that was cut off has a larger one and may predict
+    other classes than the optimum. A solution that precision ended (see `solve`) is not cut off.
     """
 
     weight: float
@@ -224,10 +222,10 @@ class Solution(NamedTuple):
 def find_step_length(
     problem: Problem, margins: Tensor, along: Tensor, ridge: tuple[float, float], slope: float
 ) -> tuple[float, Tensor, Slope]:
-    """A minimum along the direction, to 30% of its slope, by Newton's method kept inside a bracket.
+    """Minimise along the direction, until 30% of the slope is left, by Newton's method inside a bracket.
 
-    `ridge` holds the ridge's slope at 0 and its curvature along the direction. Where the memory tells of another
-    problem's curvature (a refit on more images) the direction may be a million times too long: it is shortened by tens.
+    `ridge` holds the ridge's slope at 0 and its curvature along the direction. If the memory is of another problem
+    (a refit on more images) the direction may be a million times too long: it is shortened by factors of ten.
     """
     guess, low, high = 1.0, 0.0, float("inf")
     for _ in range(MAX_LENGTHS):
@@ -244,7 +242,7 @@ def find_step_length(
         if not low < guess < high:
             guess = 2 * length if high == float("inf") else (low + high) / 2 if low > 0 else high / 10
         guess = min(guess, 10 * length)
-    return length, new_margins, new_slope  # of one point, also where the search was cut off
+    return length, new_margins, new_slope  # all of the same point
 
 
 def solve(
@@ -256,12 +254,12 @@ def solve(
     tolerance: float = 1e-2,
     max_iterations: int = 1000,
 ) -> Solution:
-    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
+    """Solve for one weight, until the gradient is below `tolerance` of the ridge's gradient.
 
-    Of features that differ by less than 1 a part of the tolerance, as small as they differ: a bias that is off by more
-    would outweigh all they say. Where the ridge is too weak for the precision to tell (tiny weights on classes that
-    overlap), until the next step promises less than tolerance^2 / 10,000, or a last digit, of the objective or, where
-    that is less, of what has been gained on it: a strong ridge gains next to nothing, and yet its answers are others.
+    If the deviation of the features is below 1, the tolerance is multiplied by it: a larger error of the bias would
+    outweigh them. If the ridge is too weak for this criterion (tiny weights on overlapping classes), the solver stops
+    when the next step promises less than tolerance^2 / 10,000, or machine epsilon, of the penalised loss or of the gain
+    so far, whichever is smaller: a strong ridge gains next to nothing, and still changes predictions.
     """
     eps = torch.finfo(problem.rows.dtype).eps
     tolerance *= min(1.0, max(problem.total_deviation, 10 * eps))
@@ -284,7 +282,7 @@ def solve(
             break
         direction = memory.direction(gradient, diagonal)
         slope = float((direction * gradient).sum(dtype=torch.float64))
-        if not slope < 0:  # rounding has spoilt the pairs
+        if not slope < 0:  # rounding errors in the pairs
             memory.clear()
             direction = -gradient / diagonal
             slope = float((direction * gradient).sum(dtype=torch.float64))
@@ -299,7 +297,7 @@ def solve(
         before, loss_gradient = loss_gradient, problem.gradient(residual)
         memory.add(direction.mul_(length), loss_gradient - before)
         parameters += direction
-        if length * squared**0.5 <= eps * size:  # no longer moves: the precision's end
+        if length * squared**0.5 <= eps * size:  # limit of precision
             break
     penalized_loss = loss + weight * float(parameters.square().sum(dtype=torch.float64))
     cut_off = ran_out and before_last - penalized_loss > tolerance**2 / 10 * penalized_loss
@@ -330,7 +328,7 @@ def solve_path(
 
 
 def _extrapolate(problem: Problem, weight: float, past: Sequence[Solution]) -> tuple[Tensor, Tensor]:
-    """The start of lowest objective among the extrapolations of order 0 to 3; the margins extrapolate alike."""
+    """The start with the lowest penalised loss among extrapolations of order 0 to 3, and its margins."""
     if not past:
         return problem.zero(), problem.margins(problem.zero())
     lowest = float("inf")
@@ -345,9 +343,9 @@ def _extrapolate(problem: Problem, weight: float, past: Sequence[Solution]) -> t
 
 
 # --- from single to double precision ----------------------------------------------------------------------------------
-# `solve` stops where its tolerance, or single precision, ends. What is left is a few Newton steps: gradient, objective
-# and parameters are of double precision, so that the optimum is the true one. The Newton system is solved by conjugate
-# gradients in single precision: an error there makes a step a little worse, and no result.
+# `solve` stops at its tolerance or at the limit of single precision. A few Newton steps follow: gradient, loss and
+# parameters are in double precision. The Newton system is solved by conjugate gradients in single precision, whose
+# errors make a step slightly worse and do not affect the result.
 
 
 def polish(
@@ -359,11 +357,11 @@ def polish(
     max_steps: int = NEWTON_STEPS,
     max_products: int = NEWTON_PRODUCTS,
 ) -> Solution:
-    """The optimum at one weight, until the gradient is below `tolerance` of the ridge's gradient.
+    """Refine a solution in double precision, until the gradient is below `tolerance` of the ridge's gradient.
 
-    `problem` has double precision, `single` holds the same rows in single precision. Parameters then are within
-    `tolerance` of the optimum, relative to their norm, and answers differ for about so many images. `cut_off` says
-    that the steps ran out before.
+    `problem` is in double precision, `single` holds the same rows in single precision. The parameters are then within
+    `tolerance` of the optimum, relative to their norm, and about that fraction of predictions may differ. `cut_off`
+    means that the steps ran out before.
     """
     parameters = start.to(problem.rows.dtype)
     margins = problem.margins(parameters)
@@ -387,7 +385,7 @@ def polish(
         length, margins, (loss, residual) = find_step_length(problem, margins, problem.margins(direction), ridge, slope)
         parameters = parameters + length * direction
         if length * squared**0.5 <= torch.finfo(parameters.dtype).eps * float(parameters.norm()):
-            converged = True  # double precision has no better parameters
+            converged = True  # limit of double precision
             break
     penalized_loss = loss + weight * float(parameters.square().sum())
     return Solution(weight, parameters, margins, penalized_loss, relative, products, not converged)
@@ -396,7 +394,7 @@ def polish(
 def newton_direction(
     problem: Problem, residual: Tensor, gradient: Tensor, weight: float, required_residual: float, max_products: int
 ) -> tuple[Tensor, int]:
-    """- H^-1 gradient to the relative residual `wanted`, by conjugate gradients; and the products that it took."""
+    """- H^-1 gradient up to a relative residual, by conjugate gradients; and the number of products used."""
     slopes = residual.to(problem.rows.dtype)
     diagonal = problem.curvature(slopes).add_(2 * weight)
     size = gradient.norm()
@@ -409,7 +407,7 @@ def newton_direction(
         products_used += 1
         product = problem.hessian_product(slopes, along).add_(along, alpha=2 * weight)
         curvature = _dot(along, product)
-        if not curvature > 0:  # rounding has spoilt it
+        if not curvature > 0:  # rounding errors
             break
         direction.add_(along, alpha=energy / curvature)
         remainder.sub_(product, alpha=energy / curvature)

@@ -16,7 +16,7 @@ Mark = Literal["", "best", "second"]
 
 
 class Score(NamedTuple):
-    """A mean in percent over `runs`; its spread is the deviation over seeds, or half a 95% interval, or None."""
+    """A mean in percent over `runs`; `uncertainty` is the deviation over seeds, half a 95% interval, or None."""
 
     mean: float
     uncertainty: float | None = None
@@ -28,11 +28,10 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows are encoders, columns data sets, in the order given; a cell is None where there is no result.
+    """Rows are encoders, columns data sets, in the order of the input; a cell is None where there is no result.
 
-    Average and average rank run over `ranked`, the data sets that count and on which every encoder has a result: NaN if
-    there is none.
-    One encoder is the best of nothing: it has no marks, and tables leave its rank out.
+    Averages and average ranks are over `ranked`, the data sets that count and have a result of every encoder; NaN if
+    there is none. A single encoder has no marks, and tables omit its rank.
     """
 
     encoders: tuple[str, ...]
@@ -49,9 +48,9 @@ class Ranking:
         return len(self.encoders) > 1
 
     def seeds(self, row: int) -> str:
-        """` (n = 3)` behind the name of a mean over seeds, ` (n = 1 to 3)` where some data sets lack one, else nothing.
+        """` (n = 3)` after the name of a mean over seeds, ` (n = 1 to 3)` if some data sets have fewer, else empty.
 
-        With it, readers can tell a deviation over seeds from the interval of a single few-shot result.
+        It distinguishes a deviation over seeds from the interval of a single few-shot result.
         """
         runs = [cell.runs for cell in self.cells[row] if cell is not None]
         if max(runs, default=1) == 1:
@@ -81,7 +80,7 @@ def _number(value: float) -> float | None:
 
 
 def score(values: float | Score | Sequence[float]) -> Score:
-    """One number as it is; several, from seeds, as their mean and sample deviation.
+    """The Score of one number, or of several seeds: their mean and sample deviation.
 
     >>> score([70.0, 71.0, 72.0])
     Score(mean=71.0, uncertainty=1.0, runs=3)
@@ -101,10 +100,10 @@ def rank_encoders(
     digits: int = 2,
     unranked: Collection[str] = (),
 ) -> Ranking:
-    """`results[encoder][data set]` laid out and ranked, 1 the highest score, ties sharing the mean of their ranks.
+    """Rank `results[encoder][data set]`: 1 is the highest score, and ties share the mean of their ranks.
 
-    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself. Data sets
-    that are `unranked` are laid out with the others and compare nobody: they have no marks and count in no average.
+    Scores are ranked and marked as printed, at `digits` decimals, so that a table never contradicts itself. `unranked`
+    data sets have columns, but no marks, and count in no average.
 
     >>> scores = {"a": {"pets": 80, "dtd": 60}, "b": {"pets": 80, "dtd": 50}, "c": {"pets": 70, "dtd": 55}}
     >>> rank_encoders(scores).average_ranks
@@ -134,7 +133,7 @@ def rank_encoders(
 
 
 def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Ranks down each column, 1 for the highest, ties sharing their mean rank."""
+    """Ranks within each column; 1 is the highest, and ties share their mean rank."""
     higher = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
     ranks: np.ndarray[Any, np.dtype[np.float64]] = higher + (equal + 1) / 2
@@ -142,7 +141,7 @@ def shared_ranks(table: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any
 
 
 def _marks(table: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[tuple[Mark, ...], ...]:
-    """The highest printed value of each column, and the next lower one; both may be shared."""
+    """Mark the highest printed value of each column, and the second highest; ties share a mark."""
     marks: list[list[Mark]] = [["" for _ in row] for row in table]
     for column in range(table.shape[1]) if len(table) > 1 else ():
         values = sorted({value for value in table[:, column].tolist() if not math.isnan(value)}, reverse=True)

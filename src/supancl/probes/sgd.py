@@ -34,7 +34,7 @@ class SgdProbe:
 
 
 def shuffle_epochs(train: Features, batch_size: int = 256, seed: int = 0) -> EpochOfBatches:
-    """Epochs of cached features, their order a function of seed and epoch; the last, smaller batch is kept."""
+    """Batches of cached features for each epoch, shuffled by seed and epoch; the last batch may be smaller."""
 
     def epoch_of(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(1_000_003 * seed + epoch))
@@ -59,9 +59,9 @@ def sgd_probe(
 ) -> SgdProbe:
     """The paper's linear evaluation: SGD at lr * batch_size / 256, a tenth of it from epoch 60 and again from 80.
 
-    `train` is cached features, or a function from the epoch to its batches of (features, labels): augmented views,
-    encoded anew each epoch, come in that way, with `classes` given. No weight decay; the last epoch is reported, and
-    the test features are looked at then alone.
+    `train` is cached features, or a function from the epoch to batches of (features, labels), for views that are
+    augmented in every epoch; that needs `classes`. There is no weight decay. The test features are used only once,
+    after the last epoch.
     """
     if isinstance(train, Features):
         splits, names = check_splits(train=train, test=test)
@@ -73,7 +73,7 @@ def sgd_probe(
         check_finite("test", test.values)
         test, batches = test.labelled(), train
     layer = nn.Linear(test.values.shape[1], classes, device=device)
-    with torch.no_grad():  # as MoCo initialises it
+    with torch.no_grad():  # MoCo's initialisation
         weight = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(seed))
         layer.weight.copy_(0.01 * weight)
         layer.bias.zero_()

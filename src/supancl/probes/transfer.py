@@ -1,4 +1,4 @@
-"""Linear transfer as in App. E: a ridge chosen on validation, a refit on train and validation, one test."""
+"""Linear transfer as in App. E: choose a ridge on validation, refit on train and validation, test once."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from supancl.probes.logistic import (
 TransferMetric = Literal["top-1", "mean-per-class"]
 WEIGHTS = tuple(10 ** (-6 + 11 * i / 44) for i in range(45))  # 1e-6 to 1e5, evenly spaced logarithms
 TOLERANCE = 0.05
-COARSE_FACTOR = 4  # times as rough is enough for weights whose accuracy is
-REFINE_WITHIN = 0.5  # points below the best
+COARSE_FACTOR = 4  # the first tolerance is this many times larger
+REFINE_WITHIN = 0.5  # points below the best accuracy: only these weights are solved to the tolerance
 
 
 @dataclass(frozen=True)
 class Transfer:
     """Accuracy in percent on the test features, and how the ridge's weight was chosen.
 
-    `validation` holds one accuracy for each of `weights` (ascending), of a rougher solution where it is far below the
-    best; `residual` says how near its optimum the tested classifier is, `cut_off` whether it was left too far from it
-    (see `logistic.Solution`), and `iterations` is the sum over all solutions.
+    `validation` holds an accuracy for each of `weights` (ascending), of a rougher solution if it is far below the best.
+    `residual` and `cut_off` are of the tested classifier (see `logistic.Solution`); `iterations` is the sum over all
+    solutions.
     """
 
     accuracy: float
@@ -55,7 +55,7 @@ class Transfer:
 
 
 def accuracy(predictions: Tensor, labels: Tensor, metric: TransferMetric = "top-1") -> float:
-    """In percent: over all images, or the mean over the classes of the accuracy in each.
+    """Accuracy in percent: over all images, or the mean of the classes' accuracies.
 
     >>> predictions, labels = torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1])
     >>> accuracy(predictions, labels), accuracy(predictions, labels, "mean-per-class")
@@ -80,13 +80,12 @@ def transfer(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transfer:
-    """Summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
+    """Minimise the summed cross-entropy + weight * ||parameters||^2, bias included, on raw features.
 
-    Each weight's optimum is found to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within
-    half a point of the best validation accuracy to `tolerance`, and the best of them is taken, ties going to the
-    smallest weight as in a loop upwards that replaces its best only by a better one. The problem is convex: a path
-    warm-started downwards ends at the same optima as one upwards.
-    Memory: the features once more in `dtype`, on their principal axes, and some arrays of images x classes.
+    Each weight is solved to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within half a
+    point of the best validation accuracy to `tolerance`. The best of them is used; ties go to the smallest weight, as
+    in the authors' ascending loop. The problem is convex, so our descending path finds the same optima.
+    Memory: a copy of the features in `dtype`, on their principal axes, and some arrays of images x classes.
     """
     if not weights or min(weights) <= 0:
         raise BadInput(f"weights = {weights!r}: at least one, and all above 0")
@@ -114,7 +113,7 @@ def transfer(
         memory.move(weight)
         iterations += record(solve(problem, weight, starts[weight], memory=memory, tolerance=tolerance))
     best_weight = min(candidates, key=lambda weight: (-scores[weight], weight))
-    memory.move(best_weight)  # the pairs of the train split tell of train and validation too
+    memory.move(best_weight)  # pairs of the train split also fit train and validation
     final = solve(
         Problem(rows, labels, len(classes)), best_weight, starts[best_weight], memory=memory, tolerance=tolerance
     )

@@ -1,4 +1,4 @@
-"""Intra-class and total variance of features (Sec. 4.3), the effective rank, and the signs of neural collapse."""
+"""Intra-class and total variance of features (Sec. 4.3), effective rank, and measures of neural collapse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Variance(NamedTuple):
 
 
 def variance(features: Features, normalize: bool = True) -> Variance:
-    """S_W and S_T over the labelled features, L2-normalised first unless told otherwise.
+    """S_W and S_T over the labelled features, L2-normalised by default.
 
     >>> flat = Features(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0, 1, 1]))
     >>> variance(flat)
@@ -45,7 +45,7 @@ def variance(features: Features, normalize: bool = True) -> Variance:
 
 
 def class_means(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean of each class in the order of the labels, the row of it for each image, and the classes' labels."""
+    """The mean of each class in the order of the labels, the row of its class for each image, and the labels."""
     classes, row = torch.unique(labels, return_inverse=True)
     sums = torch.zeros(len(classes), values.shape[1], dtype=values.dtype, device=values.device)
     return sums.index_add_(0, row, values) / torch.bincount(row)[:, None], row, classes
@@ -58,9 +58,9 @@ def effective_rank(values: Tensor) -> float:
     4.0
     """
     centred = values.double() - values.double().mean(0)
-    # of X X' and X' X, which share their eigenvalues, the smaller
+    # X X' and X' X have the same non-zero eigenvalues: use the smaller
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
-    # N centred rows span N - 1 directions at most; of the rest only the rounding would be counted
+    # N centred rows span at most N - 1 directions; further eigenvalues are rounding errors
     directions = min(len(gram), len(centred) - 1)
     singular = torch.linalg.eigvalsh(gram)[len(gram) - directions :].clamp(min=0).sqrt()
     total = singular.sum()
@@ -73,16 +73,17 @@ def effective_rank(values: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Collapse:
-    """How far features have gone towards neural collapse (Papyan, Han and Donoho, 2020): 0 is collapsed, unless said.
+    """Measures of neural collapse (Papyan, Han and Donoho, 2020); for nc1 to nc4, 0 is collapsed.
 
-    nc1: tr(S_W S_B^+) / C, the variability inside classes against that between them.
-    nc2_norms: deviation over mean of the norms of the centred class means.
+    nc1: tr(S_W S_B^+) / C, the variability within classes relative to that between them.
+    nc2_norms: deviation / mean of the norms of the centred class means.
     nc2_angles: deviation of the cosines between two of them; nc2_simplex: mean |cosine + 1 / (C - 1)|, the distance
-    from the simplex, whose means stand as far from each other as they can.
+    from the simplex, whose means are as far apart as possible.
     nc3: ||W / |W| - M / |M|||^2 of a classifier's weights W and the means M; None without a classifier.
-    nc4: share in percent of images whose nearest class mean is not that of the classifier's answer (without one: of
-    their own class).
-    spread: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W.
+    nc4: percentage of images whose nearest class mean is not of the predicted class (without a classifier: of their
+    class).
+    class_variance: E ||z - mu_y||^2 for each class in the order of `classes`; their mean over images is S_W. The JSON
+    key is `spread`.
     """
 
     within: float
@@ -105,9 +106,9 @@ class Collapse:
 def collapse(
     features: Features, normalize: bool = True, weights: Tensor | None = None, bias: Tensor | None = None
 ) -> Collapse:
-    """Every measure of variance at once, over the labelled features, L2-normalised first unless told otherwise.
+    """All measures of variance and collapse, over the labelled features, L2-normalised by default.
 
-    `weights` (C, width), with or without `bias`, is a linear classifier of the same features, its rows in the order of
+    `weights` (C, width), with or without `bias`, is a linear classifier of the same features, with rows in the order of
     the labels.
 
     >>> points = Features(torch.eye(3).repeat_interleave(4, 0), torch.arange(3).repeat_interleave(4))
