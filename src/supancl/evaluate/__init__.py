@@ -1,4 +1,4 @@
-"""Evaluation protocols on real data: an encoder and a source of images become features and figures."""
+"""Evaluation protocols on real data: from an encoder and a source of images to results."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Compare encoders: tables in which seeds of one recipe are averaged, and differences on the same episodes."""
+"""Compare encoders: tables with the mean over seeds of a recipe, and differences on the same episodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import describe_queries, span
 from supancl.probes import FewShot, Ranking, Score, paired_difference, rank_encoders
 
-Results = Sequence[dict[str, Any]]  # of protocols, each with its task, data and group
+Results = Sequence[dict[str, Any]]  # results of protocols, with their task, data and group
 
 
 def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
-    """Refuse two encoders of one recipe with the same weights or seed: a row is a mean over different seeds."""
+    """Refuse two encoders of one recipe with equal weights or seeds: a row is a mean over different seeds."""
     for first, second in combinations(encoders, 2):
         if first.group != second.group or first.recipe is None or second.recipe is None:
             continue
@@ -35,9 +35,9 @@ def check_seeds(encoders: Sequence[EvaluatedEncoder]) -> None:
 
 
 def rankings(results: Results) -> dict[str, Ranking]:
-    """One table a protocol: a row an encoder, seeds of the same settings averaged.
+    """One table per protocol, with a row per encoder; seeds of the same settings are averaged.
 
-    A column in which an encoder met images that it was trained on is shown, and ranks nobody.
+    A data set on which an encoder was trained has a column, but does not count in ranks.
     """
     tables: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     names = row_labels(results)
@@ -57,14 +57,14 @@ def rankings(results: Results) -> dict[str, Ranking]:
 
 
 def score_seeds(seed_results: Results) -> Score | list[float]:
-    """The accuracies of several seeds; of one run its accuracy, with the interval of few-shot."""
+    """The accuracies of several seeds, or the Score of a single run, with its interval if it has one."""
     if len(seed_results) == 1:
         return Score(seed_results[0]["accuracy"], seed_results[0].get("interval"))
     return [result["accuracy"] for result in seed_results]
 
 
 def row_labels(results: Results) -> dict[str, str]:
-    """group -> what its row is called; groups of one name are distinguished by their folders, else by their paths."""
+    """group -> label of its row; equal labels are distinguished by folder, else by path."""
     first = {result["group"]: result for result in reversed(results)}
     names = {group: result["label"] for group, result in first.items()}
     folders = {group: Path(result["encoder"]).name for group, result in first.items()}
@@ -79,7 +79,7 @@ def row_labels(results: Results) -> dict[str, str]:
 
 
 def different_images_warnings(results: Results) -> list[str]:
-    """A warning for each column whose encoders were not tested on the same images."""
+    """A warning for each column whose encoders were tested on different images."""
     columns: dict[tuple[str, str], set[str]] = {}
     for result in results:
         columns.setdefault((result["task"], result["data"]), set()).add(result.get("tested_on", ""))
@@ -92,7 +92,7 @@ def different_images_warnings(results: Results) -> list[str]:
 
 
 def overlap_warnings(results: Results) -> list[str]:
-    """A warning for each column in which an encoder was tested on images that it was trained on."""
+    """A warning for each column in which an encoder was tested on its training images."""
     names = row_labels(results)
     return [
         f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
@@ -102,7 +102,7 @@ def overlap_warnings(results: Results) -> list[str]:
 
 
 def _overlapping_groups(results: Results) -> dict[tuple[str, str], dict[str, None]]:
-    """(protocol, data) -> the groups that were trained on some of its images."""
+    """(protocol, data) -> the groups whose training used some of its images."""
     groups: dict[tuple[str, str], dict[str, None]] = {}
     for result in results:
         if result.get("overlaps_training"):
@@ -111,9 +111,9 @@ def _overlapping_groups(results: Results) -> dict[tuple[str, str], dict[str, Non
 
 
 def describe_episode_images(results: Results) -> dict[str, str]:
-    """Few-shot protocol -> what its episodes were drawn from, for the legend: `digits 450 images, 16 queries a class`.
+    """Few-shot protocol -> a legend of its images: `digits 450 images, 16 queries a class`.
 
-    Results of before the queries were counted say what was asked for.
+    Old results have no `queries_used`; the requested number is used for them.
     """
     columns: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for result in results:
@@ -130,16 +130,16 @@ def describe_episode_images(results: Results) -> dict[str, str]:
 
 
 def describe_queries_used(column: Results) -> str:
-    """`16 queries a class`, as they were used."""
+    """`16 queries a class`: the number that was really used."""
     used = [count for result in column for count in result.get("queries_used", [result["queries"]])]
     return f"{describe_queries(min(used), max(used))} a class"
 
 
 def differences(results: Results) -> list[dict[str, Any]]:
-    """Few-shot results of two rows on the same episodes: the difference with an interval of its own.
+    """Paired differences of few-shot results on the same episodes, with intervals over episodes.
 
-    Seeds of one recipe are averaged episode by episode first; the interval is that over episodes. Encoders are not
-    compared on images that one of them was trained on.
+    Seeds of one recipe are first averaged per episode. Encoders are not compared on images that one of them was trained
+    on.
     """
     cells: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
     overlapping = _overlapping_groups(results)
@@ -166,7 +166,7 @@ def differences(results: Results) -> list[dict[str, Any]]:
 
 
 def average_seeds(seed_results: Results) -> FewShot:
-    """The mean of every episode over the seeds."""
+    """The mean over seeds of each episode's accuracy."""
     first = seed_results[0]
     episodes = torch.tensor([result["accuracies"] for result in seed_results], dtype=torch.float64).mean(0)
     ways, shots, queries, seed = (first[name] for name in ("ways", "shots", "queries", "seed"))

@@ -1,4 +1,4 @@
-"""`supancl embed`: the features of every split of a source, in a .npz file."""
+"""`supancl embed`: write the features of every split of a source to a .npz file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from supancl.training.preflight import check_same_data
 
 
 def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: View = "margin") -> dict[str, Any]:
-    """Write a .npz with, per split, SPLIT_features, SPLIT_labels and SPLIT_names, and class_names; plain arrays only.
+    """Write a .npz with class_names and, per split, SPLIT_features, SPLIT_labels and SPLIT_names; plain arrays only.
 
-    Of the run's own data also train_held_out: which images of train the run was not trained on.
+    For the run's own data there is also train_held_out, the mask of train images that pretraining held out.
     """
     if out.suffix != ".npz":
         raise BadInput(f"--out {out}: must end in .npz")
@@ -60,12 +60,12 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
 
 
 def _held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> Tensor | None:
-    """Which images of train the run held out, by its own rule; None where the data are not its own, or have changed."""
+    """Mask of the train images that the run held out; None if the data are not the run's or have changed."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return None
     try:
         split_data = prepare_data(source_data, evaluated.recipe.data)
-        if evaluated.run.read_data()[0]:  # else nobody wrote down what they were
+        if evaluated.run.read_data()[0]:  # old runs have no description to compare
             check_same_data(evaluated.run, split_data, "bring them back")
     except BadInput as error:
         evaluated.reporter.warn(

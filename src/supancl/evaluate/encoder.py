@@ -1,4 +1,4 @@
-"""The encoder that is evaluated: its features, and the run folder that its results go to."""
+"""The encoder to evaluate: its features, and the run folder for its results."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from supancl.weights.run_folder import RunFolder
 
 
 class SourceCache:
-    """The source that was read last: the next protocol, or the next encoder, often wants the same one."""
+    """Keeps the source that was read last: the next protocol or encoder often needs the same one."""
 
     def __init__(self) -> None:
         self.key: Hashable = None
         self.source: Source | None = None
-        self.warned: set[str] = set()  # warnings that need no repeating for every protocol and encoder
+        self.warned: set[str] = set()  # warnings that are not repeated
 
     def get(self, key: Hashable, read: Callable[[], Source]) -> Source:
         if self.source is None or key != self.key:
-            self.source = None  # before the next one is read: two may be more than fit
+            self.source = None  # free it before reading the next: two may not fit in memory
             self.source, self.key = read(), key
         return self.source
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """How features are computed, and of what: skip bad images, accept data sets that are incomplete."""
+    """How to compute features, and whether to skip bad images and accept incomplete data sets."""
 
     device: torch.device
     layer: str = "pooled"
@@ -53,14 +53,14 @@ class EvaluationOptions:
     cache_features: bool = True
     skip_bad_images: bool = False
     partial: bool = False
-    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: every source is read anew
+    sources: SourceCache | None = field(default=None, compare=False, repr=False)  # None: sources are not cached
 
     def describe(self, view: View, **more: str) -> str:
         return json.dumps({"layer": self.layer, "normalize": self.normalize, "view": view, **more}, sort_keys=True)
 
 
 class EvaluatedEncoder:
-    """An encoder with the place it came from, the run it belongs to (if any) and its features, computed once."""
+    """An encoder with its location, its run (if any) and its features, which are cached."""
 
     def __init__(self, location: str, encoder: Encoder, options: EvaluationOptions, reporter: Reporter) -> None:
         self.location, self.encoder, self.options = location, encoder.to(options.device), options
@@ -71,12 +71,12 @@ class EvaluatedEncoder:
 
     @cached_property
     def weights(self) -> str:
-        """The same for the same architecture with the same weights, wherever they lie."""
+        """Checksum of architecture and weights."""
         return encoder_key(self.encoder)
 
     @cached_property
     def projector_key(self) -> dict[str, str]:
-        """A checksum of the projector's weights, if features go through it; else empty."""
+        """A checksum of the projector's weights if features use it, else empty."""
         projector = self.encoder.projector
         return {} if projector is None else {"projector": weights_key(projector.state_dict())}
 
@@ -86,7 +86,7 @@ class EvaluatedEncoder:
 
     @property
     def label(self) -> str:
-        """What a table calls it: its recipe, or its file, or that file's folder where the file has the usual name."""
+        """Its name in tables: recipe, or file name, or the folder of an encoder.safetensors."""
         if self.recipe is not None:
             return self.recipe.name
         path = Path(self.location if Path(self.location).exists() else self.location.rpartition("@")[2])
@@ -95,14 +95,14 @@ class EvaluatedEncoder:
 
     @property
     def group(self) -> str:
-        """The same for runs that differ in their seed alone."""
+        """Equal for runs that differ only in their seed."""
         if self.recipe is None:
             return self.location
         assert self.run is not None
         return group_of(self.recipe, str(self.run.read_data()[0].get("fingerprint") or ""))
 
     def features(self, split: Split, view: View = "margin") -> Features:
-        """The features of every image of a split, from the cache if they are there."""
+        """The features of every image of a split, from the cache if possible."""
         cache, path = self.feature_cache, None
         if cache is not None and len(split):
             path = cache.path(self.weights, split, self.options.describe(view, **self.projector_key))
@@ -124,13 +124,13 @@ class EvaluatedEncoder:
         features = embed(
             self.encoder, split, options.device, options.batch_size, options.layer, options.normalize, view, progress
         )
-        for remark in split.store.new_remarks():  # what was replaced, as training says it
+        for remark in split.store.new_remarks():  # bad images that were replaced, as in training
             self.warn_once(remark)
         self._check(features, split)
         return features
 
     def _check(self, features: Features, split: Split) -> None:
-        """Refuse features that are not finite: they are not cached, and nothing is measured on them."""
+        """Refuse features that are not finite: they are neither cached nor measured."""
         faulty = (~torch.isfinite(features.values)).any(1).nonzero()[:, 0]
         if len(faulty):
             row = int(faulty[0])
@@ -142,14 +142,14 @@ class EvaluatedEncoder:
             )
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless another encoder on the same data has."""
+        """Warn, unless the same warning was given before."""
         warned = set() if self.options.sources is None else self.options.sources.warned
         if text not in warned:
             self.reporter.warn(text)
             warned.add(text)
 
     def save_result(self, base: str, result: dict[str, Any]) -> None:
-        """Write it into the run folder, if there is one; results of other settings or other data stay."""
+        """Write a result to the run folder, if there is one; results of other settings or data are kept."""
         if self.run is None:
             return
         name, source = result_name(base, result), source_of(result)
@@ -168,7 +168,7 @@ class EvaluatedEncoder:
 
 
 def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crops:
-    """Random crops without changes of colour; flipped unless the run's recipe says that a flip is another thing."""
+    """Random crops without colour changes; the flip probability is that of the run's recipe."""
     views = None if evaluated.recipe is None else evaluated.recipe.views
     flip = views.flip if isinstance(views, Crops) else 0.5
     return Crops(size=evaluated.encoder.size, scale=scale, flip=flip, jitter=0.0, grey=0.0, blur=0.0)
@@ -177,11 +177,11 @@ def plain_crops(evaluated: EvaluatedEncoder, scale: tuple[float, float]) -> Crop
 def open_evaluated_encoder(
     location: str, options: EvaluationOptions, reporter: Reporter, **overrides: Any
 ) -> EvaluatedEncoder:
-    """`foreign`: what a file of another library does not say, as `open_encoder` takes it."""
+    """Open an encoder for evaluation; `overrides` go to `open_encoder`."""
     encoder = open_encoder(location, **overrides)
     if options.layer == PROJECTOR and PROJECTOR not in encoder.layers:
         encoder.projector = load_projector(location)
-    encoder.check_layer(options.layer)  # before any data are read, which may take an hour
+    encoder.check_layer(options.layer)  # before reading data, which may take an hour
     evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):

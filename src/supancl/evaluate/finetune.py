@@ -37,7 +37,7 @@ class FineTuning:
 
     epochs: int = 20
     batch_size: int = 64
-    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # of a batch of 256; the best on held-out training images is taken
+    lrs: tuple[float, ...] = (0.01, 0.1, 1.0)  # at batch 256; the best on held-out training images is used
     weight_decay: float = 1e-4
     seed: int = 0
 
@@ -49,13 +49,13 @@ def evaluate_finetuning(
     out: Path | None = None,
     split: str = "held-out",
 ) -> dict[str, Any]:
-    """Compare learning rates on a tenth of the training images, train with the best one on all, test once."""
+    """Choose a learning rate on a tenth of the training images, train on all of them, test once."""
     since, settings = time.perf_counter(), settings or FineTuning()
     check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
     location = resolve_source(evaluated, source)
     if evaluated.encoder.spec.name == "linear":
         raise BadInput(f"{location}: fine-tuning crops images, these are vectors; give an encoder of images")
-    if out is not None:  # all before the data are read, which may take an hour
+    if out is not None:  # before reading data, which may take an hour
         check_apart(location, out)
         check_new(out)
     evaluation = open_evaluation_data(evaluated, source, split)
@@ -70,13 +70,13 @@ def evaluate_finetuning(
         check_class_sizes(data.classes, location, train.labels, 2, "comparing learning rates (or give one --lr)")
     if out is not None:
         check_new(out)  # again: reading the data takes time
-        make_folder(out, exist_ok=False)  # before the work: a place that cannot be written in is refused early
+        make_folder(out, exist_ok=False)  # an unwritable folder is refused before the work
     try:
         best_lr, accuracy_by_lr = choose_lr(evaluated, train, len(data.classes), settings)
         model = train_classifier(evaluated, train, len(data.classes), best_lr, settings)
     except BaseException:
         if out is not None:
-            out.rmdir()  # nothing is in it yet
+            out.rmdir()  # it is still empty
         raise
     if out is not None:
         save(model, data.classes, out)
@@ -123,7 +123,7 @@ def labelled(split: Split) -> Split:
 def choose_lr(
     evaluated: EvaluatedEncoder, train: Split, classes: int, settings: FineTuning
 ) -> tuple[float, dict[float, float]]:
-    """The learning rate that does best on a tenth of the training images, and how each did; the first of equal ones."""
+    """The best learning rate on a tenth of the training images (the first of equal ones), and all accuracies."""
     if len(settings.lrs) == 1:
         return settings.lrs[0], {}
     is_held_out = hold_out(train.labels)
@@ -168,10 +168,10 @@ class Classifier(nn.Module):
 def train_classifier(
     evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, settings: FineTuning
 ) -> Classifier:
-    """Train a copy of the encoder with a new linear layer; the caller's random state is left as it was."""
+    """Train a copy of the encoder with a new linear layer; the caller's random state does not change."""
     device = evaluated.options.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(settings.seed)  # for dropout, where an encoder has it
+        torch.manual_seed(settings.seed)  # for dropout
         return _train(evaluated, train, classes, lr, settings)
 
 
@@ -229,7 +229,7 @@ def check_new(out: Path) -> None:
 
 
 def save(model: Classifier, classes: Sequence[str], out: Path) -> None:
-    """encoder.safetensors as any other, and the linear layer beside it."""
+    """Write encoder.safetensors, and the linear layer as classifier.safetensors."""
     save_encoder(out / "encoder.safetensors", model.encoder, tuple(classes), "finetuned")
     head = {name: value.detach().cpu().contiguous() for name, value in model.head.state_dict().items()}
     write_atomically(out / "classifier.safetensors", lambda path: save_file(head, path))

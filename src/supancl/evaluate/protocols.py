@@ -44,7 +44,7 @@ TRAINED_IMAGES = "trained images"
 
 
 def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: str, **result: Any) -> dict[str, Any]:
-    """Add the conditions to a result and save it in the run folder, as `base` and what is unusual about it."""
+    """Add the conditions to a result and save it in the run folder as `base` and its non-default settings."""
     device = evaluated.options.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
@@ -69,7 +69,7 @@ def record_result(evaluated: EvaluatedEncoder, base: str, since: float, source: 
 
 
 def result_base_name(protocol: str, evaluated: EvaluatedEncoder, source: str | None) -> str:
-    """`knn` on the run's own data as the run took them, `knn-pets` on other data, or on more of the run's own."""
+    """`knn` for the data as the run used them, `knn-pets` for other data, or for more of the run's data."""
     run_data = evaluated.recipe.data if evaluated.recipe is not None and is_run_source(evaluated, source) else None
     is_whole_source = (
         run_data is not None and run_data.limit is None and not run_data.leave_out and run_data.labelled == 1.0
@@ -80,7 +80,7 @@ def result_base_name(protocol: str, evaluated: EvaluatedEncoder, source: str | N
 def record_evaluation(
     evaluated: EvaluatedEncoder, evaluation: EvaluationData, protocol: str, since: float, **result: Any
 ) -> dict[str, Any]:
-    """`record_result` of a protocol on one source: adds which images it is of, and whether its figure compares."""
+    """`record_result` of a protocol on one source: adds which images were tested, and whether results compare."""
     source = resolve_source(evaluated, evaluation.source)
     return record_result(
         evaluated,
@@ -110,9 +110,9 @@ def evaluate_knn(
     split: str = "held-out",
     view: View = "margin",
 ) -> dict[str, Any]:
-    """k-NN accuracy of held-out or test images among training images; of several `ks` the first one counts.
+    """k-NN accuracy of held-out or test images among training images; the first of `ks` is the result.
 
-    A k beyond the images to compare with is as many as there are, and is reported as that.
+    A k larger than the number of references is reduced to it, and reported so.
     """
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view)
@@ -155,14 +155,14 @@ def evaluate_knn(
 
 
 def _check_references(data: Data, location: str, references: Split, images: Split) -> None:
-    """What k-NN cannot do without, known before any feature is taken."""
+    """Check that k-NN is possible, before computing features."""
     present = references.present()
     if not present or not images.labelled:
         raise BadInput(
             f"{location}: k-NN needs labelled images, both to compare with and to judge; "
             f"there are {references.labelled} and {images.labelled}; name labelled ones with --data"
         )
-    if len(present) == 1:  # every answer would be right, or, of another class, wrong
+    if len(present) == 1:  # every prediction would be this class
         raise BadInput(
             f"{location}: only class {data.classes[present[0]]!r} among the images to compare with; k-NN needs "
             "at least two classes"
@@ -171,12 +171,12 @@ def _check_references(data: Data, location: str, references: Split, images: Spli
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """The paper's linear probe, which is trained and not solved; the rate falls at 60% and 80% of the epochs."""
+    """The paper's linear probe, trained with SGD; the learning rate drops at 60% and 80% of the epochs."""
 
     epochs: int = 100
     lr: float = 30.0  # at a batch of 256
     batch_size: int = 256
-    augmented: bool = False  # random crops, encoded anew in every epoch
+    augmented: bool = False  # new random crops in every epoch
 
 
 def evaluate_linear(
@@ -196,7 +196,7 @@ def evaluate_linear(
     splits = {"train": evaluation.data.train.labels, describe_images(evaluation.taken_from): evaluation.images.labels}
     check_same_classes(
         evaluation.data.classes, evaluation.location, splits, may_lack=sgd is None
-    )  # of a class of one none is held out
+    )  # a class of one image has none held out
     outcome = (
         fit_ridge(evaluated, evaluation, seed, view) if sgd is None else fit_sgd(evaluated, evaluation, sgd, seed, view)
     )
@@ -215,7 +215,7 @@ def evaluate_linear(
 
 
 def fit_ridge(evaluated: EvaluatedEncoder, evaluation: EvaluationData, seed: int, view: View) -> dict[str, Any]:
-    """The convex probe; see `ridge_choice` for the images that choose its ridge."""
+    """Fit the convex probe; `ridge_choice` says which images choose its ridge."""
     choose, remark = ridge_choice(evaluated, evaluation)
     check_ridge_choice(evaluation.location, choose, evaluation.data.train, evaluation.images)
     test = evaluated.features(evaluation.images, view)
@@ -231,7 +231,7 @@ def fit_ridge(evaluated: EvaluatedEncoder, evaluation: EvaluationData, seed: int
 def fit_sgd(
     evaluated: EvaluatedEncoder, evaluation: EvaluationData, sgd: SgdSettings, seed: int, view: View
 ) -> dict[str, Any]:
-    """The paper's probe, on features that are computed once or on crops that are encoded anew."""
+    """Train the paper's probe, on features that are computed once or on new crops in every epoch."""
     test = evaluated.features(evaluation.images, view)
     options: dict[str, Any] = {
         "epochs": sgd.epochs,
@@ -250,10 +250,10 @@ def fit_sgd(
 def ridge_choice(
     evaluated: EvaluatedEncoder, evaluation: EvaluationData
 ) -> tuple[Split | Literal["halves"] | None, dict[str, str]]:
-    """What `linear_probe` chooses its ridge on, and what the result says of it where that is for us to know.
+    """Which images choose the ridge of `linear_probe`, and a `chosen_on` for the result if the probe cannot know it.
 
-    A run's own images are chosen on where pretraining held them out: while they are judged themselves, one half for
-    the other. A test split chooses nothing. Of other data, or where nothing was held out, a part of train chooses.
+    For the run's own data it is the images that pretraining held out; if these are also tested, each half chooses for
+    the other. A test split never chooses. For other data, or if nothing was held out, a fraction of train chooses.
     """
     data = evaluation.data
     if not shares_images(evaluated, evaluation.source):
@@ -268,7 +268,7 @@ def ridge_choice(
 
 
 def check_ridge_choice(location: str, choose: Split | str | None, train: Split, images: Split) -> None:
-    """What choosing cannot do without, known before any feature is taken."""
+    """Check that a ridge can be chosen, before computing features."""
     if choose is None and int(torch.bincount(train.labels[train.labels >= 0]).max()) < 2:
         raise BadInput(
             f"{location}: every class has 1 training image, so that none is left to choose the ridge on; add images"
@@ -290,12 +290,12 @@ def warn_chosen_on(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[
 
 
 def rename_weights(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The ridge's weights under a name of their own: in every result `weights` is the checksum of the encoder's."""
+    """Rename `weights` of the ridge to `tried`: in every result `weights` is the encoder's checksum."""
     return {"tried" if key == "weights" else key: value for key, value in outcome.items()}
 
 
 def warn_cut_off(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> None:
-    """A classifier that was left before its optimum may answer otherwise than the protocol's would."""
+    """Warn of a classifier that did not reach its optimum: its predictions may differ."""
     if outcome["cut_off"]:
         unit = "" if evaluated.options.normalize else "; features of unit length (--normalize) are often easier to fit"
         evaluated.reporter.warn(
@@ -305,12 +305,12 @@ def warn_cut_off(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[st
 
 
 def describe_images(taken_from: str) -> str:
-    """What a message calls the images judged."""
+    """What messages call the tested images."""
     return "the held-out part" if taken_from == "train" else taken_from
 
 
 def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int, seed: int) -> EpochOfBatches:
-    """Random crops and flips (no colours, as in MoCo's linear evaluation), encoded anew in every epoch."""
+    """Features of new random crops and flips in every epoch (no colour changes, as in MoCo's linear evaluation)."""
     encoder, options = evaluated.encoder.eval(), evaluated.options
     labelled = train.take((train.labels >= 0).nonzero()[:, 0])
     views = plain_crops(evaluated, (0.08, 1.0))
@@ -331,7 +331,7 @@ def augmented_epochs(evaluated: EvaluatedEncoder, train: Split, batch_size: int,
 def evaluate_variance(
     evaluated: EvaluatedEncoder, source: str | None = None, split: str = "held-out", view: View = "margin"
 ) -> dict[str, Any]:
-    """S_W, S_T, effective rank and neural collapse of unit features; `split` is held-out, test or train."""
+    """S_W, S_T, effective rank and neural collapse of normalised features; `split` is held-out, test or train."""
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view)
     _check_two_classes(evaluation)
@@ -359,7 +359,7 @@ def evaluate_transfer(
     view: View = "whole",
     name: str | None = None,
 ) -> dict[str, Any]:
-    """App. E on a source; `name` is what the result is called where another source has the same one."""
+    """App. E on a source; `name` is the name of the result if the source's is not unique."""
     since, name = time.perf_counter(), name or data_label(source)
     spec = spec_for(evaluated, source)
     data = read_source(evaluated, spec, view, "transfer")

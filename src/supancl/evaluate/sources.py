@@ -25,12 +25,12 @@ from supancl.evaluate.naming import data_name, registered_name
 from supancl.probes.features import name_classes
 from supancl.training.preflight import check_same_data
 
-CUT_FROM = {"fc100": "cifar100"}  # data sets that are made of another one's images
-LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # what libraries call them, where the registry has no such name
+CUT_FROM = {"fc100": "cifar100"}  # data sets that consist of images of another one
+LIBRARY_NAMES = {"fgvcaircraft": "aircraft"}  # names in libraries that the registry does not have
 
 
 def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
-    """Vectors are for a linear encoder, images of as many channels as it takes for any other."""
+    """Check that a linear encoder gets vectors, and any other images with its number of channels."""
     pixels = split.batch(torch.zeros(1, dtype=torch.long)).pixels
     vectors = pixels.ndim == 2
     if vectors != (encoder.spec.name == "linear"):
@@ -50,12 +50,12 @@ def is_run_source(evaluated: EvaluatedEncoder, source: str | None) -> bool:
 
 
 def resolve_source(evaluated: EvaluatedEncoder, source: str | None) -> str:
-    """The named source, or the one of the run itself."""
+    """The source, or if None the run's own."""
     return spec_for(evaluated, source).source
 
 
 def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
-    """The data settings for a source (None: the run's own); what the run held out of it stays held out."""
+    """The data settings for a source (None: the run's own), with the run's held-out images."""
     run_data = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if run_data is None:
@@ -69,9 +69,9 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
 def read_source(
     evaluated: EvaluatedEncoder, spec: DataSpec, view: View, use: Use | None = None, as_trained: bool = False
 ) -> Source:
-    """Read a source as it is, or a data set of the registry (NAME@ROOT) with the splits of that use.
+    """Read a source, or a benchmark (NAME@ROOT) with the splits for `use`.
 
-    Photographs are decoded no larger than the view needs, or with `as_trained` as `spec` says.
+    Photographs are decoded no larger than the view needs, or with `as_trained` as in `spec`.
     """
     encoder, options, progress = evaluated.encoder, evaluated.options, evaluated.reporter.reading
     if not as_trained:
@@ -108,10 +108,10 @@ def read_source(
 
 
 def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "margin") -> Data:
-    """The data of the named source, or of the run's own with what it held out and left out.
+    """The data of a source, or if None the run's own, with the images it held out and left out.
 
-    For the margin view, the run's own source has the pixels that the run's monitor saw, from the same cache.
-    Where the run was trained on another copy of the same data set, the test split is held out: val was trained on.
+    For the margin view, the run's own source has the same pixels as the monitor, from the same cache.
+    If the run was trained on another copy of the same data set, the test split is held out: val was trained on.
     """
     spec = spec_for(evaluated, source)
     source_data = read_source(
@@ -130,11 +130,11 @@ def data_for(evaluated: EvaluatedEncoder, source: str | None, view: View = "marg
 
 
 def check_unchanged(evaluated: EvaluatedEncoder, source: str, source_data: Source) -> None:
-    """Refuse a run's own source if it has changed: what the run held out is drawn again, and would be other images."""
+    """Refuse a run's own source if it has changed: the held-out images would be different ones."""
     if evaluated.run is None or evaluated.recipe is None or not is_run_source(evaluated, source):
         return
     if not evaluated.run.read_data()[0]:
-        return  # nobody wrote down what they were
+        return  # old runs have no description to compare
     data = prepare_data(source_data, evaluated.recipe.data)
     check_same_data(
         evaluated.run, data, "bring them back, or name a source apart from it with --data", f"{evaluated.location}: "
@@ -142,20 +142,23 @@ def check_unchanged(evaluated: EvaluatedEncoder, source: str, source_data: Sourc
 
 
 class EvaluationData(NamedTuple):
-    """The data of one evaluation: what there is, and which images are tested."""
+    """The data of one evaluation, and which images are tested."""
 
-    source: str | None  # as it was named; None: the run's own
-    location: str  # what messages call it
+    source: str | None  # as requested; None: the run's own
+    location: str  # for messages
     data: Data
-    images: Split  # those that are tested
-    taken_from: str  # the split that they are from: train (they were held out of it), val or test
-    split: str  # what a result calls them: held-out, test or train
+    images: Split  # tested images
+    taken_from: str  # their split: train (they were held out of it), val or test
+    split: str  # their name in results: held-out, test or train
 
 
 def open_evaluation_data(
     evaluated: EvaluatedEncoder, source: str | None, split: str, view: View = "margin"
 ) -> EvaluationData:
-    """`split` is held-out, test or train; it becomes test where a run held nothing out, which is noted."""
+    """Open the data of an evaluation; `split` is held-out, test or train.
+
+    If the run held nothing out, held-out becomes test, with a note.
+    """
     data, location = data_for(evaluated, source, view), source or evaluated.location
     held_out_from = str(data.described["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
@@ -167,12 +170,12 @@ def open_evaluation_data(
         return EvaluationData(source, location, data, data.held_out, held_out_from, split)
     if data.test is None:
         raise BadInput(f"{location} has no test split; leave --split out: a part held out of train is judged then")
-    # where the test split is what is held out, `test` is no other choice than `held-out`
+    # if the test split is the held-out one, both names mean the same images
     return EvaluationData(source, location, data, data.test, "test", "held-out" if held_out_from == "test" else "test")
 
 
 def three_splits(source: Source, spec: DataSpec) -> tuple[Split, Split, Split]:
-    """train, val and test. A source without test or val is tested on the images that every run on it holds out."""
+    """train, val and test. Without a test or val split, the default held-out images are the test split."""
     splits, location = dict(source.splits), spec.source
     if "test" not in splits and "val" in splits:
         splits["test"] = splits.pop("val")
@@ -209,7 +212,7 @@ def split_off(train: Split, fraction: float, name: str, location: str) -> tuple[
 def check_same_classes(
     classes: Sequence[str], location: str, splits: Mapping[str, Tensor], may_lack: bool = False
 ) -> None:
-    """All splits hold the classes of the first one, two at least; with `may_lack` some of them are enough."""
+    """Check that all splits have the classes of the first one, at least two; with `may_lack` some may be missing."""
     sets = {name: set(labels[labels >= 0].tolist()) for name, labels in splits.items()}
     first, expected = next(iter(sets.items()))
     for name, present in sets.items():
@@ -238,7 +241,7 @@ def check_same_classes(
 def warn_unknown(
     evaluated: EvaluatedEncoder, classes: Sequence[str], location: str, train_labels: Tensor, test_labels: Tensor
 ) -> None:
-    """Warn of images whose class has no training image: they count as wrong."""
+    """Warn about test images whose class has no training image: they count as wrong."""
     unknown = test_labels[~torch.isin(test_labels, train_labels)]
     if len(unknown):
         evaluated.reporter.warn(
@@ -256,14 +259,14 @@ def quote_classes(classes: Sequence[str], labels: set[int]) -> str:
 
 
 class SourceIdentity(NamedTuple):
-    """The file or folder that a source reads, and the data set of the registry that it is, as far as known."""
+    """The file or folder of a source, and its benchmark's name, as far as known."""
 
     path: Path | None = None
     data_set: str | None = None
 
 
 def identify_source(source: str) -> SourceIdentity:
-    """By its path, and by its name where that is the registry's: copies of a data set lie in several places."""
+    """Identify a source by path, and by benchmark name: there may be several copies of a data set."""
     name, root = registered_name(source), source.partition("@")[2]
     if name is not None:
         try:
@@ -280,7 +283,7 @@ def identify_source(source: str) -> SourceIdentity:
 
 
 def data_set_of(source: str) -> str | None:
-    """The data set of the registry that a source is by its name: NAME@ROOT, a library's name, a file's or a folder's.
+    """The benchmark that a source is, by its name: NAME@ROOT, or the name of a library's data set, a file or folder.
 
     >>> [data_set_of(source) for source in ("cifar10@data", "torchvision:CIFAR100@data", "photos/cifar-10.npz")]
     ['cifar10', 'cifar100', 'cifar10']
@@ -289,14 +292,14 @@ def data_set_of(source: str) -> str | None:
 
 
 def find_benchmark_by_name(name: str) -> str | None:
-    """The data set of the registry that a library calls so, by its name or that of its folder, however it is spelled.
+    """The benchmark with this name, folder or library name; case and punctuation do not matter.
 
     >>> [find_benchmark_by_name(name) for name in ("OxfordIIITPet", "cub_200_2011", "mnist")]
     ['pets', 'cub200', None]
     """
     target = _letters_and_digits(name)
     for benchmark, row in benchmarks.BENCHMARKS.items():
-        # of ImageNet-100 by its name alone: what lies in a folder `imagenet` has other classes too
+        # ImageNet-100 only by its name: a folder `imagenet` has other classes too
         folders = () if row.pretraining else tuple(Path(folder).name for folder in row.folders)
         if target in {_letters_and_digits(candidate) for candidate in (benchmark, *folders)}:
             return benchmark
@@ -308,14 +311,14 @@ def _letters_and_digits(name: str) -> str:
 
 
 def benchmark_path(name: str, root: Path | str) -> Path:
-    """Its folder, or, where ROOT itself may hold other things, the one file with its arrays."""
+    """The folder of a benchmark, or the .npz file with its arrays: ROOT may hold other things."""
     benchmark = benchmarks.find_benchmark(name, root)
     array = array_file(name, root)
     return benchmark.folder if array is None or array.suffix != ".npz" else array
 
 
 def array_file(name: str, root: Path | str) -> Path | None:
-    """The file by which a data set of arrays is known; None for one of image files."""
+    """The file that identifies a benchmark of arrays; None for one of image files."""
     benchmark = benchmarks.find_benchmark(name, root)
     if benchmark.arrays is None:
         return None
@@ -327,7 +330,7 @@ def array_file(name: str, root: Path | str) -> Path | None:
 
 
 def has_separate_test(evaluated: EvaluatedEncoder, source: str) -> bool:
-    """Whether run and source are the same data set with the same test split, which no run is trained on."""
+    """Whether run and source are copies of a data set with the same test split, on which no run is trained."""
     if evaluated.recipe is None or is_run_source(evaluated, source):
         return False
     run_source = evaluated.recipe.data.source
@@ -338,12 +341,12 @@ def has_separate_test(evaluated: EvaluatedEncoder, source: str) -> bool:
         return False
     is_drawn_split = (
         benchmarks.BENCHMARKS[data_set].per_class is not None
-    )  # by the registry, so only it has that test split
+    )  # by the registry, so other copies do not have it
     return not is_drawn_split or (registered_name(run_source) is not None and registered_name(source) is not None)
 
 
 def _has_one_split(evaluated: EvaluatedEncoder, data_set: str) -> bool:
-    """Whether the run's source has one split, in which the test images may be; torchvision's SUN397 is such a one."""
+    """Whether the run's source has one split, which may contain the test images, like torchvision's SUN397."""
     assert evaluated.recipe is not None
     assert evaluated.run is not None
     run_data = evaluated.recipe.data
@@ -352,7 +355,7 @@ def _has_one_split(evaluated: EvaluatedEncoder, data_set: str) -> bool:
 
 
 def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
-    """Whether the run was trained on this source, a copy of it, or a part of it, as far as known."""
+    """Whether the run was trained on this source, a copy or a subset of it, as far as known."""
     if evaluated.recipe is None:
         return False
     if source is None or is_run_source(evaluated, source):
@@ -364,9 +367,9 @@ def shares_images(evaluated: EvaluatedEncoder, source: str | None) -> bool:
 
 
 def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str, every: bool = False) -> bool:
-    """Whether images judged may be among those the run was trained on; it is said where they are.
+    """Whether tested images may be among the run's training images; warns if so.
 
-    What a run held out of its own source was not, unless `every` image of it is judged; those of the same files under
+    Images that a run held out of its own source are not, unless `every` image is tested. Images of the same files under
     another name, or of FC100 after CIFAR100, may be.
     """
     if evaluated.recipe is None:
@@ -387,7 +390,7 @@ def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str
 
 
 def _paths_overlap(first: Path | None, second: Path | None) -> bool:
-    """The same file or folder, or a folder within the other."""
+    """Whether two paths are equal, or one is a folder within the other."""
     if first is None or second is None:
         return False
     return first == second or (
@@ -396,5 +399,5 @@ def _paths_overlap(first: Path | None, second: Path | None) -> bool:
 
 
 def is_incomplete(source: str, remarks: Sequence[str], skipped: Sequence[str]) -> bool:
-    """Whether a data set of the registry lacks images, so that figures on it compare with no published ones."""
+    """Whether a benchmark lacks images, so that results do not compare with published ones."""
     return registered_name(source) is not None and (bool(skipped) or any(" is not whole" in text for text in remarks))

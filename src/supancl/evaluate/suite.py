@@ -1,4 +1,4 @@
-"""The suite: every encoder on every data set in a folder; each result is saved as soon as it is known."""
+"""The suite: every encoder on every data set in a folder; each result is saved immediately."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from supancl.files import check_place, make_folder, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
-VERSION = 3  # of what is measured; results of another number are measured again
+VERSION = 3  # results of another version are measured again
 
 OUT_OF_MEMORY = "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured on each encoder, and with which settings."""
+    """What to measure for each encoder, and with which settings."""
 
     root: Path
     protocols: Sequence[str] = PROTOCOLS
-    sets: Sequence[str] = ()  # empty: whatever is in the root
+    sets: Sequence[str] = ()  # empty: all in the root
     ways: int = 5
     shots: Sequence[int] = (1, 5)
     queries: int = 16
@@ -53,7 +53,7 @@ class Plan:
         object.__setattr__(self, "sets", tuple(official_name(name) for name in self.sets))
 
     def tasks(self) -> list[Task]:
-        """Data set by data set, so that what is decoded for one protocol serves the next."""
+        """The tasks sorted by data set, so that protocols share decoded images."""
         transfer = present_benchmarks(self.root, "transfer")
         episodes = present_benchmarks(self.root, "few-shot")
         present = tuple(dict.fromkeys((*transfer, *episodes)))
@@ -75,7 +75,7 @@ class Plan:
         return tasks
 
     def _knn(self, name: str) -> Task:
-        # of the same view as transfer, so that its features serve for both
+        # the view of transfer, so that both share features
         return Task(
             "knn",
             name,
@@ -92,7 +92,7 @@ class Plan:
         kind, settings = f"{self.ways}w{shots}s", self.episode_settings(shots)
         key = asdict(settings)
         if not self.fill_queries:
-            del key["fill_queries"]  # results from before have no such setting
+            del key["fill_queries"]  # old results have no such setting
         return Task(
             f"fewshot {kind}",
             name,
@@ -116,21 +116,21 @@ class Task:
 
 @dataclass
 class Suite:
-    """Results in the order of the tasks, and what could not be measured: (encoder, task, data, why)."""
+    """Results in the order of the tasks, and failures: (encoder, task, data, why)."""
 
     results: list[dict[str, Any]] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
 
 
 def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, reporter: Reporter) -> Suite:
-    """Every result, measured now or in an earlier call with the same encoder, data and settings.
+    """Run every task on every encoder, or load results of earlier calls with the same encoder, data and settings.
 
-    What cannot be measured is reported and left out; the others go on.
+    A failure is reported, and the other tasks continue.
     """
     tasks, suite = plan.tasks(), Suite()
     check_seeds(encoders)
     make_out_folder(out)
-    files = cache(lambda name: data_key(name, plan.root))  # asked for below: a list that is broken spoils its own tasks
+    files = cache(lambda name: data_key(name, plan.root))  # called per task, so that a broken list fails only its tasks
     done, total = 0, len(tasks) * len(encoders)
     for task in tasks:
         for evaluated in encoders:
@@ -154,7 +154,7 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
 
 
 def make_out_folder(out: Path) -> None:
-    """Make the folder before the work, so that a place that cannot be written in is refused early."""
+    """Make the folder before the work, so that an unwritable one is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
     check_place(out)
@@ -162,7 +162,7 @@ def make_out_folder(out: Path) -> None:
 
 
 def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: str) -> tuple[dict[str, Any], bool]:
-    """The result, and whether it is of an earlier call; `files` is the data set's key."""
+    """The result, and whether an earlier call measured it; `files` is the data set's key."""
     options = evaluated.options
     key = {
         "version": VERSION,
@@ -187,20 +187,20 @@ def load_or_measure(evaluated: EvaluatedEncoder, task: Task, out: Path, files: s
 
 
 def folder_name(evaluated: EvaluatedEncoder) -> str:
-    """A name of its own for every encoder: two runs may have the same last part."""
+    """A unique name for every encoder: two runs may have the same last component."""
     short = hashlib.sha256(str(Path(evaluated.location).resolve()).encode()).hexdigest()[:6]
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', Path(evaluated.location).name)}-{short}"
 
 
 def data_key(name: str, root: Path) -> str:
-    """Of the data set's files and of what its lists say of them: other ones, or changed ones, give other results."""
+    """A digest of the data set's files, splits and labels: if they change, results are measured again."""
     benchmark = find_benchmark(name, root)
     array = array_file(name, root)
     if benchmark.files is not None:
         entries = sorted(
             (path, str(split), str(label)) for split, path, label in benchmark.files(benchmark.folder).entries
         )
-    else:  # beside it there may be anything; of pickles none is opened that is not the published one
+    else:  # ROOT may hold other files too, so only this one counts
         entries = [(array, "", "")] if array is not None else []
     content = hashlib.sha256()
     for path, split, label in entries:

@@ -84,7 +84,7 @@ def transfer(
 
     Each weight is solved to 4 * `tolerance` (the gradient relative to the ridge's gradient), then those within half a
     point of the best validation accuracy to `tolerance`. The best of them is used; ties go to the smallest weight, as
-    in the authors' ascending loop. The problem is convex, so our descending path finds the same optima.
+    in an ascending loop that keeps the first best. The problem is convex, so a descending path finds the same optima.
     Memory: a copy of the features in `dtype`, on their principal axes, and some arrays of images x classes.
     """
     if not weights or min(weights) <= 0:
