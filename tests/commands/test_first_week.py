@@ -266,7 +266,7 @@ class Base:
 @pytest.fixture
 def inherited(monkeypatch):
     """Losses whose call is that of a class above them, forgotten after the test."""
-    monkeypatch.setattr(own, "OWN", {})
+    monkeypatch.setattr(own, "REGISTERED", {})
     return {
         kind: register(
             make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True, namespace={"__module__": __name__})
