@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import to_json
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.probes.features import Features, check_features, check_splits
 from supancl.probes.logistic import (
     POLISH_TOLERANCE,
@@ -226,7 +226,7 @@ def _choose_ridge_images(
         return RidgeChoice(Features(*both), is_held_out, None, "held-out")
     if choose != "halves" or len(test_labels) < 2:
         raise BadInput(
-            f"choose = {choose!r} with {counted(len(test_labels), 'test image')}: give features, None, or "
+            f"choose = {choose!r} with {plural(len(test_labels), 'test image')}: give features, None, or "
             "'halves' of two test images or more"
         )
     return RidgeChoice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(test_labels, seed), "other half")
