@@ -28,7 +28,7 @@ from pathlib import Path
 from supancl.weights.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 folder.create()
-with folder.locked():
+with folder.lock():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -77,13 +77,13 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     (folder.path / "recipe.json").write_text("{}")
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
-    with folder.locked():
+    with folder.lock():
         assert (folder.path / ".lock").read_text() == str(os.getpid())
         with (
             pytest.raises(BadInput, match=mentions("in use", f"process {os.getpid()}")),
-            RunFolder(folder.path).locked(),
+            RunFolder(folder.path).lock(),
         ):
             raise AssertionError("two writers")
 
@@ -94,7 +94,7 @@ def test_the_lock_is_free_again_after_an_error(tmp_path):
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     folder = RunFolder(tmp_path / "deep" / "run")
     folder.create()
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
     assert not folder.path.exists()
 
@@ -104,7 +104,7 @@ def test_a_folder_that_was_there_before_stays_with_all_that_was_in_it(tmp_path):
     (tmp_path / "run" / "notes.txt").write_text("mine")
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    with pytest.raises(ZeroDivisionError), folder.locked():
+    with pytest.raises(ZeroDivisionError), folder.lock():
         raise ZeroDivisionError
     assert contents(tmp_path) == {"run": None, "run/notes.txt": b"mine"}
     assert not (tmp_path / "run" / ".lock").exists()
@@ -131,7 +131,7 @@ def test_a_run_that_began_stays_whatever_ends_it(tmp_path):
 
     with pytest.raises(ZeroDivisionError):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run", reporter=Stop())
-    assert RunFolder(tmp_path / "run").holds_run
+    assert RunFolder(tmp_path / "run").has_run
     assert RunFolder(tmp_path / "run").read_recipe()[0].name == "tiny.supsiam"
 
 

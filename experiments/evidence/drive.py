@@ -315,7 +315,7 @@ class Driver:
             return True
         if step.needs is not None:  # a detector takes a minute: one that was stopped is begun again
             shutil.rmtree(folder.path, ignore_errors=True)
-        resumed = folder.holds_run
+        resumed = folder.has_run
         self.kinds = [*(kind for kind in self.kinds if kind != kind_of(step)), kind_of(step)]
         code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
         why = lines[-1] if code and lines else ""

@@ -26,7 +26,7 @@ from experiments.evidence.plans import ALPHAS, CELLS, cell_name
 from supancl.errors import BadInput
 from supancl.files import jsonable, write_text
 from supancl.recipes import recipe
-from supancl.recipes.cifar import BEYOND
+from supancl.recipes.cifar import NOT_IN_PAPER
 from supancl.stats import (
     PooledDeviation,
     accuracy_half_width,
@@ -141,7 +141,7 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
     if best is None:
         return None
     grid = plan.pilots[method]
-    if method in BEYOND:
+    if method in NOT_IN_PAPER:
         return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
     stated = grid[0][0]  # the first pilot is the recipe's own
     scores = {

@@ -72,8 +72,8 @@ def test_features_of_the_crop_that_blurred_are_not_taken_for_todays(counted):
     """0.1.0 kept features of crops that began between pixels under version 1."""
     run, calls = counted
     split = split_of(ArrayImages(PIXELS))
-    path = run.feature_cache.path(run.weights, split, run.options.described("margin"))
-    content = json.dumps([1, run.weights, pixels_key(split), run.options.described("margin")])
+    path = run.feature_cache.path(run.weights, split, run.options.describe("margin"))
+    content = json.dumps([1, run.weights, pixels_key(split), run.options.describe("margin")])
     old = path.with_name(f"{hashlib.sha256(content.encode()).hexdigest()[:24]}.safetensors")
     wrong = torch.full((len(split), run.encoder.width), 7.0)
     run.feature_cache.write(old, wrong)

@@ -32,7 +32,7 @@ from supancl.evaluate.sources import (
     read_source,
     spec_for,
     three_splits,
-    was_trained_on,
+    warn_if_trained_on,
 )
 from supancl.paper.tables.runs import group_entries, read_entries
 from supancl.weights.encoder_file import save_encoder
@@ -96,7 +96,7 @@ def test_an_encoder_alone_brings_no_data(tmp_path):
     save_encoder(tmp_path / "e.safetensors", encoder(), (), "x")
     alone = subject(tmp_path / "e.safetensors")
     line = message(data_for, alone, None)
-    assert_refused(line, alone.where, "no run folder", "--data")
+    assert_refused(line, alone.location, "no run folder", "--data")
 
 
 def test_a_run_is_judged_on_what_it_held_out(tmp_path):
@@ -290,7 +290,7 @@ def test_images_added_since_are_refused_before_they_are_tested(tmp_path):
     for run in runs:
         for named in (None, str(folder)):
             said = message(data_for, run, named)
-            assert_mentions(said, run.where, "data", "changed")
+            assert_mentions(said, run.location, "data", "changed")
             assert_mentions(said, "--data")
     (picture.parent / "new.png").unlink()
     picture.rename(picture.with_name("renamed.png"))
@@ -372,7 +372,7 @@ def test_a_source_of_one_split_may_hold_the_test_images(cifar, tmp_path):
     divided = subject(run_folder(tmp_path / "divided", source=str(cifar / "cifar100.npz"), described=True), options)
     assert not evaluate_knn(divided, f"cifar100@{tmp_path}/root", split="test")["overlaps_training"]
     scenes = subject(run_folder(tmp_path / "sun", source="torchvision:SUN397@x", data__holdout=0.1))
-    assert was_trained_on(scenes, f"sun397@{tmp_path}", "test")
+    assert warn_if_trained_on(scenes, f"sun397@{tmp_path}", "test")
 
 
 def test_fc100_after_cifar100_is_said_and_marked(cifar, tmp_path):

@@ -14,8 +14,15 @@ from supancl.cli.encoders import names
 from supancl.data.opening import check_source
 from supancl.data.sources.benchmarks import find_benchmarks, official_name
 from supancl.errors import BadInput, plural
-from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
-from supancl.evaluate.compared import check_seeds
+from supancl.evaluate import (
+    EvaluatedEncoder,
+    describe_episode_images,
+    differences,
+    different_images_warnings,
+    overlap_warnings,
+    rankings,
+)
+from supancl.evaluate.comparison import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
 from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
@@ -66,9 +73,9 @@ def measured(subjects: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> lis
 def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
     """The tables, and in text the paired differences; the result for --json."""
     tables = rankings(results)
-    for line in (*unlike(results), *trained_on(results)):
+    for line in (*different_images_warnings(results), *overlap_warnings(results)):
         Terminal(console).warn(line)
-    gaps, legends = differences(results), drawn_from(results)
+    gaps, legends = differences(results), describe_episode_images(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         console.print(json.dumps(content, indent=2, ensure_ascii=False))

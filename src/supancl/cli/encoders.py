@@ -120,5 +120,5 @@ def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> 
     reporter = Terminal(console)
     found = [open_evaluated_encoder(where, options, reporter, **foreign(args)) for where in named]
     for run in (subject.run for subject in found if keeps and subject.run is not None):
-        run.check_evaluations()
+        run.check_evaluations_writable()
     return found

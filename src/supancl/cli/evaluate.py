@@ -28,9 +28,9 @@ from supancl.evaluate import (
     evaluate_variance,
     run_suite,
 )
-from supancl.evaluate.finetune import check_whole
+from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
-from supancl.evaluate.suite import PROTOCOLS, make_out
+from supancl.evaluate.suite import PROTOCOLS, make_out_folder
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
@@ -232,7 +232,7 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     at_least(args.seed, 0, "--seed")
     for lr in lrs:
         at_least(lr, 0, "--lr", above=True)
-    check_whole(args.layer, args.normalize)
+    check_whole_encoder(args.layer, args.normalize)
     (subject,) = subjects(args, console)
     how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = evaluate_finetuning(subject, args.data, how, Path(args.out) if args.out else None, args.split)
@@ -305,7 +305,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     plan.tasks()  # what is wrong with it is said before an encoder is opened
     out = Path(args.out)
-    make_out(out)
+    make_out_folder(out)
     found = run_suite(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
         raise BadInput(

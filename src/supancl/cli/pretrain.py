@@ -36,7 +36,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and args.init is not None:
         raise BadInput("--init starts a run and --resume continues one; give one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
-    if args.resume and folder is not None and folder.holds_run:
+    if args.resume and folder is not None and folder.has_run:
         kept = folder.read_recipe()[0]
         check_agrees(kept, args, folder)
         free = {*fields_marked(kept, MAY_CHANGE_ON_RESUME), "data.source"}
@@ -46,7 +46,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         chosen = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(chosen, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     made = RunFolder(run.folder)
-    labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
+    labelled = not made.has_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program_name()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"

@@ -51,7 +51,7 @@ def open_finished(text: str) -> list[Finished]:
     path, name = (Path(place), name) if named else (Path(text), "")
     seeds = [file.parent for file in path.glob("seed-*/detect.json")]
     seeds.sort(key=lambda each: (len(each.name), each.name))
-    folders = [path] if DetectFolder(path).holds_run else seeds
+    folders = [path] if DetectFolder(path).has_run else seeds
     if not folders:
         raise BadInput(
             f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train makes one"

@@ -131,7 +131,7 @@ def train_detector(
     train = for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = for_testing(test, spec.memory_gb)
     folder.create()
-    with folder.locked(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
         settings = {
             "spec": spec,
@@ -164,7 +164,7 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
 def _begin(
     training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
 ) -> None:
-    if resume and folder.holds_run:
+    if resume and folder.has_run:
         kept, _, encoder, content = folder.read_settings()
         _same(kept, training.spec, folder)
         told = {

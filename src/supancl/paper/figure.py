@@ -19,7 +19,7 @@ from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
 from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
-from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
+from supancl.evaluate.sources import EvaluationData, open_evaluation_data, resolve_source, warn_if_trained_on
 from supancl.files import jsonable, write_text
 from supancl.paper.tables.layouts import METHOD_TITLES
 from supancl.probes import Features, knn_leave_one_out, variance
@@ -105,7 +105,7 @@ def draw_figure(subjects: Sequence[EvaluatedEncoder], titles: Sequence[str], ask
     result = {
         "figure": "3",
         "out": str(out),
-        "data": absolute_source(own_source(drawn[0].subject, asked.data)),
+        "data": absolute_source(resolve_source(drawn[0].subject, asked.data)),
         "classes": [
             {"name": name, "title": title, "group": shown.group_of(place)}
             for place, (name, title) in enumerate(zip(shown.classes, shown.titles, strict=True))
@@ -144,7 +144,7 @@ def collect(found: Sequence[EvaluatedEncoder], asked: Asked) -> tuple[Shown, lis
     drawn: list[Drawn] = []
     for subject in found:
         evaluation = open_evaluation_data(subject, asked.data, asked.split)
-        where = own_source(subject, asked.data)
+        where = resolve_source(subject, asked.data)
         if shown is None:
             shown = choose_classes(evaluation.data.classes, where, asked.classes, asked.groups)
             class_styles(shown.groups)  # more classes than colours are refused before features are taken
@@ -161,7 +161,7 @@ def panel_titles(subjects: Sequence[EvaluatedEncoder], given: Sequence[str]) -> 
         title if subject.recipe is None else f"{title}, seed {subject.recipe.train.seed}"
         for subject, title in zip(subjects, titles, strict=True)
     ]
-    placed = [f"{title} ({Path(subject.where).name})" for subject, title in zip(subjects, titles, strict=True)]
+    placed = [f"{title} ({Path(subject.location).name})" for subject, title in zip(subjects, titles, strict=True)]
     return [
         next((each for each, among in ((title, titles), (seed, seeded)) if among.count(each) == 1), place)
         for title, seed, place in zip(titles, seeded, placed, strict=True)
@@ -253,13 +253,13 @@ def take(subject: EvaluatedEncoder, evaluation: EvaluationData, where: str, show
     for name, label in zip(shown.classes, ids, strict=True):
         if not bool((split.labels == label).any()):
             raise BadInput(
-                f"{subject.where}: no image of class {name!r} among those to show ({split_name}); name "
+                f"{subject.location}: no image of class {name!r} among those to show ({split_name}); name "
                 "other --classes, or another --split"
             )
     images = split.take(chosen)
     features = subject.features(images)
     labels = torch.tensor([ids.index(label) for label in features.labels.tolist()])
-    seen = asked.split == "train" or was_trained_on(subject, where, split_name)
+    seen = asked.split == "train" or warn_if_trained_on(subject, where, split_name)
     return Drawn(subject, Features(features.values, labels), images.names_at(torch.arange(len(images))), seen)
 
 
@@ -276,7 +276,7 @@ def check_same_images(first: Drawn, other: Drawn, split: str) -> None:
     one, two = ([Path(name).name for name in drawn.images] for drawn in (first, other))
     if one != two or not torch.equal(first.features.labels, other.features.labels):
         raise BadInput(
-            f"{first.subject.where} and {other.subject.where} would show different images (--split "
+            f"{first.subject.location} and {other.subject.location} would show different images (--split "
             f"{split}): their data or their held-out images differ; name a source that has "
             "a test split with --data, and --split test"
         )
@@ -289,7 +289,7 @@ def row_of(title: str, drawn: Drawn, seed: int) -> dict[str, Any]:
     spread = variance(features)
     return {
         "title": title,
-        "encoder": drawn.subject.where,
+        "encoder": drawn.subject.location,
         "weights": drawn.subject.weights,
         "recipe": None if recipe is None else recipe.name,
         "method": None if recipe is None else recipe.method,

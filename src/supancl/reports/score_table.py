@@ -25,7 +25,7 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
     """
     if form == "json":
         return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
-    has_spread = any(score is not None and score.spread is not None for row in ranking.cells for score in row)
+    has_spread = any(score is not None and score.uncertainty is not None for row in ranking.cells for score in row)
     notes = [SPREAD_NOTE] if form == "text" and has_spread else []
     return write_table(numbers(ranking, average) if form == "csv" else layout(ranking, average, notes), form)
 
@@ -36,7 +36,7 @@ def layout(ranking: Ranking, average: bool = False, notes: list[str] | None = No
     def shown(score: Score | None, mark: Mark) -> Cell:
         if score is None:
             return Cell("")
-        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.spread, ranking.digits), mark)
+        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.uncertainty, ranking.digits), mark)
 
     rows: list[Row] = [
         [

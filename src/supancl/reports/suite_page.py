@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.errors import plural
-from supancl.evaluate import queries_of, rankings, trained_on, unlike
+from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
 from supancl.files import digest, jsonable, write_text
 from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, layout, score_table
@@ -52,7 +52,9 @@ def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Pa
     several = any(ranking.compares for ranking in tables.values())
     marked = "; best in bold, second best underlined" if several else ""
     ranks = " Average ranks run over the data sets that every encoder has." if several else ""
-    unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
+    unfair = "".join(
+        f"<li>{html.escape(line)}</li>" for line in (*different_images_warnings(results), *overlap_warnings(results))
+    )
     unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
     body = f"""<h1>Evaluation suite</h1>
 <p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
@@ -102,7 +104,7 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
             f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
             "validation, refitted on train and validation, tested once."
         )
-    used = queries_of([result for result in results if result["task"] == protocol])
+    used = describe_queries_used([result for result in results if result["task"] == protocol])
     episodes = plural(one["episodes"], "episode", number_format=",")
     return f"{episodes} of {used}, seed {one['seed']}, the same for every encoder."
 

@@ -21,7 +21,7 @@ from supancl.evaluate import (
     evaluate_variance,
     open_evaluated_encoder,
 )
-from supancl.evaluate.naming import has_old_crop, source_of, unusual
+from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import Trained
 from supancl.training.preflight import pick_device
@@ -57,7 +57,11 @@ class Measurement:
             return False
         split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
         at_hand = split == self.split or evaluation.get("split") == self.split
-        return at_hand and evaluation.get("layer") == self.layer and not set(unusual(evaluation)) - set(VARIED)
+        return (
+            at_hand
+            and evaluation.get("layer") == self.layer
+            and not set(non_default_settings(evaluation)) - set(VARIED)
+        )
 
     def measure(self, subject: EvaluatedEncoder) -> dict[str, Any]:
         """The protocol's result, which the run folder keeps."""

@@ -25,7 +25,7 @@ from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
+from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
@@ -72,7 +72,7 @@ class Sweep:
         """Refuse a folder that cannot be used: called before the data are read, which may take an hour."""
         folder = RunFolder(self.out)
         folder.check_place()
-        if folder.holds_run:
+        if folder.has_run:
             raise BadInput(f"{self.out} already holds a run, and a study is a folder of runs; choose another --out")
         check_out_folder(base.data.source, self.out)
 
@@ -168,7 +168,7 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     """Refuse a recipe that cannot be trained on these data, and a folder that holds a run of other ones."""
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
-    if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
+    if folder.has_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
         check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
 
 
@@ -276,7 +276,7 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
     try:
         return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # here: where an error came from does not cross processes
+        if fault := describe_plugin_error(error):  # here: where an error came from does not cross processes
             raise BadInput(fault) from error
         raise
 
@@ -286,12 +286,12 @@ def train_run(recipe: Recipe, path: Path) -> Failed | None:
     folder = RunFolder(path)
     (path / FAILED).unlink(missing_ok=True)
     chosen: Recipe | None = recipe
-    if folder.holds_run:
+    if folder.has_run:
         kept = folder.read_recipe()[0]
         asked = changed_settings(recipe, kept)
         chosen = kept.with_set(asked) if asked else None
     try:
-        pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
+        pretrain(chosen, out=path, resume=folder.has_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
         failure = Failed(error.cause, error.exit_code)
         record_failure(path, failure)

@@ -109,7 +109,7 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse a folder that holds a run with other settings than this recipe's."""
-    if not folder.holds_run:
+    if not folder.has_run:
         return
     trained_with = flattened(folder.read_recipe()[0])
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}

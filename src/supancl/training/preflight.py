@@ -194,10 +194,10 @@ def lock_run_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Ite
     """Make and lock the folder of this run."""
     folder = run_folder_for(recipe, out)
     folder.create()
-    while out is None and not folder.made:  # another run has made this folder in the meantime
+    while out is None and not folder.created:  # another run has made this folder in the meantime
         folder = run_folder_for(recipe, out)
         folder.create()
-    with folder.locked():
+    with folder.lock():
         folder.check_free(resume)  # again: another run may have started here while the data were read
         yield folder.path
 
@@ -240,7 +240,7 @@ def _is_gone(source: str) -> bool:
 def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run. A resumed run uses its recipe.json, which must agree with the requested recipe."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
-    if not resume or not folder.holds_run:
+    if not resume or not folder.has_run:
         folder.check_place()  # before the data are read, which may take an hour
         folder.check_free(resume)
         if recipe is None:

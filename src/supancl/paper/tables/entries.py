@@ -14,7 +14,7 @@ from supancl.data.opening import is_same_source
 from supancl.data.sources.benchmarks import BENCHMARKS
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import encoder_key
-from supancl.evaluate.naming import has_old_crop, registered, source_of, unusual
+from supancl.evaluate.naming import has_old_crop, non_default_settings, registered_name, source_of
 from supancl.evaluate.protocols import TRAINED_IMAGES
 from supancl.evaluate.sources import data_set_of
 from supancl.recipes import Recipe
@@ -166,11 +166,11 @@ class Entry:
         """Why an evaluation does not belong in a table of the paper; empty where it does."""
         source, other = (
             source_of(evaluation),
-            {key: value for key, value in unusual(evaluation).items() if key not in free},
+            {key: value for key, value in non_default_settings(evaluation).items() if key not in free},
         )
         if own and self.recipe is not None and source and not self._is_own(source):
             return f"is of {source}, not of the data it was trained on"
-        if not free and of in BENCHMARKS and source and of not in (source, registered(source)):
+        if not free and of in BENCHMARKS and source and of not in (source, registered_name(source)):
             return f"is of {source}, not of {of}@ROOT, the data set that the table means"
         if isinstance(evaluation.get("weights"), str) and self.present not in ("", evaluation["weights"]):
             return (

@@ -14,7 +14,7 @@ from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.paper.tables.runs import published, published_forms
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import has_own
+from supancl.recipes.plugins import has_plugin_section
 
 BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
 
@@ -117,7 +117,7 @@ class Layout:
 
 def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
-    if has_own(recipe):
+    if has_plugin_section(recipe):
         return False
     if forms := published_forms(recipe):
         return (recipe.loss, recipe.pool, recipe.branches) in [(own.loss, own.pool, own.branches) for own in forms]
@@ -144,7 +144,9 @@ def by_method(recipe: Recipe, vit: bool = False) -> str:
 
 def is_siam(recipe: Recipe) -> bool:
     """SupSiam and SimSiam, whatever their alpha and their pool."""
-    return isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_own(recipe)
+    return (
+        isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_plugin_section(recipe)
+    )
 
 
 def usual_alpha(recipe: Recipe) -> bool:
@@ -188,7 +190,7 @@ def by_batch(recipe: Recipe) -> str:
 def by_cell(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    return BEYOND if has_own(recipe) else cell(recipe)
+    return BEYOND if has_plugin_section(recipe) else cell(recipe)
 
 
 def cell(recipe: Recipe) -> str:
@@ -197,7 +199,7 @@ def cell(recipe: Recipe) -> str:
 
 
 def by_column(recipe: Recipe) -> str | None:
-    return recipe.method if recipe.method in PAPER["H.1"].columns and not has_own(recipe) else None
+    return recipe.method if recipe.method in PAPER["H.1"].columns and not has_plugin_section(recipe) else None
 
 
 # --- what stands left of the numbers ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from supancl.data.splits import Data
 from supancl.errors import BadInput, plural
 from supancl.evaluate import EvaluatedEncoder, run_suite
 from supancl.evaluate import Plan as SuitePlan
-from supancl.evaluate.naming import registered
+from supancl.evaluate.naming import registered_name
 from supancl.evaluate.sources import data_for
 from supancl.paper.tables.cells import Filled, fill
 from supancl.paper.tables.plan import DONE, Plan, PlannedRun, by_source
@@ -127,7 +127,7 @@ def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[M
         return []
     split = "test" if data_for(evaluator.subject(run.folder), None).test is not None else "held-out"
     if plan.layout.by_method:
-        own = registered(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
+        own = registered_name(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
         others = [name for name in plan.present if name != own]
         return [
             Measurement("linear", split),
@@ -149,7 +149,7 @@ def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: P
         return []
     subjects: list[EvaluatedEncoder] = [evaluator.subject(run.folder) for run in runs]
     suite = run_suite(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", evaluator.reporter)
-    by_place = {subject.where: subject for subject in subjects}
+    by_place = {subject.location: subject for subject in subjects}
     for result in suite.results:  # one of an earlier call may be missing in the run's own folder
         subject = by_place.get(str(result["encoder"]))
         if subject is not None and subject.run is not None:

@@ -49,13 +49,13 @@ class PlannedRun:
 
     @property
     def is_trained(self) -> bool:
-        return RunFolder(self.folder).holds_run and is_finished(RunFolder(self.folder), self.recipe)
+        return RunFolder(self.folder).has_run and is_finished(RunFolder(self.folder), self.recipe)
 
     @property
     def images_left(self) -> float | None:
         """How many images are still to be trained on; None before the run has begun, of which data is not known."""
         folder = RunFolder(self.folder)
-        if not folder.holds_run:
+        if not folder.has_run:
             return None
         images = int(folder.read_data()[0].get("train") or 0)
         batch, epochs = self.recipe.train.batch_size, self.recipe.train.epochs

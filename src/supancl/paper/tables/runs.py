@@ -17,7 +17,7 @@ from supancl.errors import BadInput
 from supancl.evaluate.naming import group_of
 from supancl.paper.tables.entries import Entry, Found, ScoredDetector
 from supancl.paper.toy import tables as toy_tables
-from supancl.recipes import RECIPES, Recipe, recipe, released
+from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.measures import read_result
@@ -108,7 +108,7 @@ def published(built: Recipe) -> Recipe | None:
     if built.name not in RECIPES:
         return None
     own = recipe(built.name)
-    return released(own) if built.compat == "released-code" else own
+    return as_released_code(own) if built.compat == "released-code" else own
 
 
 def published_forms(built: Recipe) -> list[Recipe]:
@@ -195,7 +195,7 @@ def _with_detectors(entries: list[Entry], given: Sequence[ScoredDetector]) -> li
         if match is None:
             named = Path(detector.encoder)
             home = named.parent if named.name == "encoder.safetensors" else named
-            match = others.setdefault(detector.encoder, _read_entry(home) if RunFolder(home).holds_run else Entry(home))
+            match = others.setdefault(detector.encoder, _read_entry(home) if RunFolder(home).has_run else Entry(home))
         match.detectors.append(detector)
     return [*entries, *others.values()]
 
@@ -227,7 +227,7 @@ def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
 
 
 def _is_entry(path: Path) -> bool:
-    return RunFolder(path).holds_run or any(RunFolder(path).evaluations.glob("*.json"))
+    return RunFolder(path).has_run or any(RunFolder(path).evaluations.glob("*.json"))
 
 
 def _read_entry(path: Path) -> Entry:
@@ -239,7 +239,7 @@ def _read_entry(path: Path) -> Entry:
     ]
     for home in homes:
         folder = RunFolder(home.parent if home.name == "encoder.safetensors" else home)
-        if folder.holds_run:
+        if folder.has_run:
             own = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
             chosen, _ = folder.read_recipe()  # says what is wrong with the file
             data, _ = folder.read_data()
@@ -259,7 +259,7 @@ def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
-    early, failed = folder.ends_early(chosen), failure_of(folder.path)
+    early, failed = folder.describe_early_end(chosen), failure_of(folder.path)
     return f"{early} ({failed.reason})" if early and failed else early
 
 
