@@ -13,7 +13,7 @@ from supancl.paper.numbers import PAPER
 from supancl.paper.study import MEASURES, differences
 from supancl.paper.study_rows import STUDIES
 from supancl.paper.tables.layouts import LAYOUTS, table_name
-from supancl.sweeps.runs import FAILED
+from supancl.sweeps.runs import FAILURE_FILE
 from tests.files import class_folders
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu", "--jobs", "1"]
@@ -227,7 +227,7 @@ def test_a_run_that_fails_is_in_no_mean_and_does_not_end_the_study(study: Path, 
     shutil.copytree(study, out)
     shutil.rmtree(out / "none-seed-1" / "checkpoints")  # as one that failed before the end of its first epoch
     (out / "none-seed-1" / "metrics.jsonl").unlink()
-    (out / "none-seed-1" / FAILED).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
+    (out / "none-seed-1" / FAILURE_FILE).write_text(json.dumps({"reason": "the loss is not finite", "exit_code": 4}))
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 4
     assert "1 of 4 runs failed and is in no mean (none-seed-1)" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted
 from supancl.recipes import Recipe
-from supancl.sweeps.alpha import check_alpha, laid_out, train_alphas, write_alphas
+from supancl.sweeps.alpha import check_alpha, summary_table, train_alphas, write_alphas
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
@@ -50,7 +50,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
-    console.print(table(f"{base.name}, {counted(args.seeds, 'seed')}: mean +- sd", *laid_out(result)))
+    console.print(table(f"{base.name}, {counted(args.seeds, 'seed')}: mean +- sd", *summary_table(result)))
     console.print(result["recommendation"])
     page = write_alphas(result, runs, data, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")
@@ -61,13 +61,13 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def parse_alphas(text: str) -> list[float]:
     values = []
-    for part in text.split(","):
+    for word in text.split(","):
         try:
-            value = float(part)
+            value = float(word)
         except ValueError:
-            raise BadInput(f"--alphas {text}: {part!r} is not a number") from None
+            raise BadInput(f"--alphas {text}: {word!r} is not a number") from None
         if not 0 <= value <= 1:
-            raise BadInput(f"--alphas {text}: {part} lies outside [0, 1]")
+            raise BadInput(f"--alphas {text}: {word} lies outside [0, 1]")
         values.append(float(f"{value:g}"))  # as the runs' folders are named: no two alphas share one
     return sorted(set(values))
 

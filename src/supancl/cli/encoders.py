@@ -42,8 +42,8 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_view_flag(parser: argparse.ArgumentParser) -> None:
-    how = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
-    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=how)
+    text = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
+    parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=text)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,53 +55,53 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
 
 
-def foreign(args: argparse.Namespace) -> dict[str, Any]:
+def foreign_options(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "size": args.size,
-        "mean": numbers(args.mean, "--mean"),
-        "std": numbers(args.std, "--std"),
+        "mean": parse_numbers(args.mean, "--mean"),
+        "std": parse_numbers(args.std, "--std"),
         "branch": args.branch,
         "prefix": args.prefix,
     }
 
 
-def numbers(text: str | None, flag: str) -> list[float] | None:
+def parse_numbers(text: str | None, flag: str) -> list[float] | None:
     if text is None:
         return None
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(word) for word in text.split(",")]
     except ValueError:
-        found = [math.nan]
-    if not all(map(math.isfinite, found)):
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
         raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5")
-    return found
+    return values
 
 
-def whole_numbers(text: str, flag: str) -> list[int]:
+def parse_integers(text: str, flag: str) -> list[int]:
     """At least one, each from 1 on."""
     try:
-        found = [int(part) for part in text.split(",")]
+        values = [int(word) for word in text.split(",")]
     except ValueError:
         raise BadInput(f"{flag} {text}: wanted whole numbers with commas between them, such as 1,5") from None
-    for value in found:
-        at_least(value, 1, flag)
-    return list(dict.fromkeys(found))
+    for value in values:
+        check_at_least(value, 1, flag)
+    return list(dict.fromkeys(values))
 
 
-def names(text: str | None) -> list[str]:
+def parse_names(text: str | None) -> list[str]:
     """What stands between the commas."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
-def at_least(value: float, least: float, flag: str, above: bool = False) -> None:
+def check_at_least(value: float, minimum: float, flag: str, above: bool = False) -> None:
     """Refuse what is too small; what is no number is never large enough."""
-    if not (value > least if above else value >= least):
-        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {least:g}")
+    if not (value > minimum if above else value >= minimum):
+        raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {minimum:g}")
 
 
-def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> list[EvaluatedEncoder]:
+def open_encoders(args: argparse.Namespace, console: Console, saves_results: bool = True) -> list[EvaluatedEncoder]:
     """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
-    at_least(args.batch_size, 1, "--batch-size")
+    check_at_least(args.batch_size, 1, "--batch-size")
     options = EvaluationOptions(
         pick_device(args.device),
         layer=args.layer,
@@ -112,13 +112,13 @@ def subjects(args: argparse.Namespace, console: Console, keeps: bool = True) -> 
         partial=args.partial,
         sources=SourceCache(),
     )
-    named = args.encoder if isinstance(args.encoder, list) else [args.encoder]
-    places = [Path(where).resolve() for where in named]
-    for where, place in zip(named, places, strict=True):
-        if places.count(place) > 1:
-            raise BadInput(f"{where} is named twice; name each encoder once: a second one would count as a seed")
+    texts = args.encoder if isinstance(args.encoder, list) else [args.encoder]
+    paths = [Path(text).resolve() for text in texts]
+    for text, path in zip(texts, paths, strict=True):
+        if paths.count(path) > 1:
+            raise BadInput(f"{text} is named twice; name each encoder once: a second one would count as a seed")
     reporter = Terminal(console)
-    found = [open_evaluated_encoder(where, options, reporter, **foreign(args)) for where in named]
-    for run in (subject.run for subject in found if keeps and subject.run is not None):
+    encoders = [open_evaluated_encoder(text, options, reporter, **foreign_options(args)) for text in texts]
+    for run in (encoder.run for encoder in encoders if saves_results and encoder.run is not None):
         run.check_evaluations()
-    return found
+    return encoders

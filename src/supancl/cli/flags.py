@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
-from supancl.cli.console import say_error
+from supancl.cli.console import print_error
 from supancl.config import parsed
 from supancl.errors import BadInput, nearest
 from supancl.recipes import Recipe, recipe
 
 # what others call a field of the recipe
-FIELDS = {
+FIELD_SYNONYMS = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
     "temperature": "loss.temperature",
@@ -23,7 +23,7 @@ FIELDS = {
     "backbone": "encoder.name",
 }
 # what others have a command for, and where it is done here
-ELSEWHERE = {
+OTHER_PLACES = {
     "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
     "docs/own-data.md; a detector: supancl detect export",
     **{
@@ -44,9 +44,9 @@ class OneLineParser(argparse.ArgumentParser):
         *args: Any,
         fill: Callable[[OneLineParser], None] | None = None,
         spellings: Mapping[str, str] | None = None,
-        **named: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(*args, **named)
+        super().__init__(*args, **options)
         self.fill, self.spellings = fill, spellings or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -54,41 +54,41 @@ class OneLineParser(argparse.ArgumentParser):
         if self.fill is not None:
             self.fill(self)
             self.fill = None
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed_args, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
-        return found, unknown
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggest(unknown[0])}")
+        return parsed_args, unknown
 
-    def _meant(self, given: str) -> str:
+    def _suggest(self, argument: str) -> str:
         """The flag that an unknown one is nearest to, or, where there is --set, the field of a recipe."""
-        flag = given.partition("=")[0]
-        known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        flag = argument.partition("=")[0]
+        flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if not flag.startswith("--"):
             return ""
         name = flag[2:].replace("-", "_")
-        if "--set" in known:
+        if "--set" in flags:
             fields = [field for field in recipe("cifar100.supsiam").fields() if field.rpartition(".")[2] == name]
-            if not fields and name in FIELDS:
-                fields = [FIELDS[name]]
+            if not fields and name in FIELD_SYNONYMS:
+                fields = [FIELD_SYNONYMS[name]]
             if fields:
                 return f"; did you mean {' or '.join(f'--set {field}=X' for field in fields)}?"
-        close = get_close_matches(flag, known, n=1, cutoff=0.7)
+        close = get_close_matches(flag, flags, n=1, cutoff=0.7)
         return f"; did you mean {close[0]}?" if close else ""
 
-    def _nearest_command(self, given: str, choices: Iterable[str]) -> str:
-        close = get_close_matches(given, sorted(self.spellings), n=1, cutoff=0.5)
-        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(given, choices)
+    def _nearest_command(self, word: str, choices: Iterable[str]) -> str:
+        close = get_close_matches(word, sorted(self.spellings), n=1, cutoff=0.5)
+        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(word, choices)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
-            given = message.split("invalid choice: ")[1].split("'")[1]
+            word = message.split("invalid choice: ")[1].split("'")[1]
             choices = self._subparsers._group_actions[0].choices if self._subparsers else ()
-            if choices and given not in choices:
-                way = "; " + ELSEWHERE[given] if given in ELSEWHERE else self._nearest_command(given, choices)
-                message = f"unknown command {given!r}{way}"
+            if choices and word not in choices:
+                hint = "; " + OTHER_PLACES[word] if word in OTHER_PLACES else self._nearest_command(word, choices)
+                message = f"unknown command {word!r}{hint}"
         elif self._subparsers and message.startswith("the following arguments are required"):
             message = f"name one of {', '.join(sorted(self._subparsers._group_actions[0].choices or ()))}"
-        say_error(f"{' '.join(message.split())} (see {self.prog} --help)")
+        print_error(f"{' '.join(message.split())} (see {self.prog} --help)")
         raise SystemExit(BadInput.exit_code)
 
 
@@ -96,16 +96,16 @@ def add_command(below: Any, name: str, module: str, is_group: bool = False, **te
     """A command whose module says what it takes (`arguments`) and does it (`command`); imported when it is used."""
 
     def fill(parser: OneLineParser) -> None:
-        found = import_module(module)
-        found.arguments(parser)
-        if hasattr(found, "command"):
-            parser.set_defaults(run=found.command)
+        implementation = import_module(module)
+        implementation.arguments(parser)
+        if hasattr(implementation, "command"):
+            parser.set_defaults(run=implementation.command)
 
     # a command with others below it gives the common flags to those
-    below.add_parser(name, parents=[] if is_group else [common()], fill=fill, **texts)
+    below.add_parser(name, parents=[] if is_group else [common_flags()], fill=fill, **texts)
 
 
-def common() -> OneLineParser:
+def common_flags() -> OneLineParser:
     shared = OneLineParser(add_help=False)
     shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
     shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
@@ -124,19 +124,19 @@ class Override(argparse.Action):
     """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        given: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
+        overrides: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
         if self.dest == "set":
             name, equals, value = str(values).partition("=")
             if not equals:
                 parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
-            given[name] = (parsed(value), f"--set {values}")
+            overrides[name] = (parsed(value), f"--set {values}")
         elif self.nargs == 0:
-            given[self.dest] = (True, str(option))
+            overrides[self.dest] = (True, str(option))
         else:
             # strings that look like numbers stay what they are where a name is wanted
             literal = values if self.dest == "data.source" else parsed(values)
-            given[self.dest] = (literal, f"{option} {values}")
-        namespace.overrides = given
+            overrides[self.dest] = (literal, f"{option} {values}")
+        namespace.overrides = overrides
 
 
 SHORTHANDS: dict[str, tuple[str, str]] = {

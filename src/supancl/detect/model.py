@@ -51,26 +51,26 @@ def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
             encoder = EncoderSpec(text.removeprefix("random:")).build()
     else:
         encoder = open_encoder(text)
-    return resnet_of(encoder), encoder.spec
+    return copy_resnet(encoder), encoder.spec
 
 
-def encoder_weights(text: str) -> str:
+def encoder_checksum(text: str) -> str:
     """The checksum of the encoder that a detector begins from, as evaluations have it; empty for random weights."""
     return "" if text.startswith("random:") else encoder_key(open_encoder(text))
 
 
-def absolute_encoder(text: str) -> str:
+def absolute_encoder_name(text: str) -> str:
     """The same name from every folder: the file in it, after an @ too, as a whole path."""
-    name, at, file = text.partition("@")
+    name, separator, file = text.partition("@")
     if Path(text).exists():
         return str(Path(text).resolve())
-    return f"{name}@{Path(file).resolve()}" if at and Path(file).exists() else text
+    return f"{name}@{Path(file).resolve()}" if separator and Path(file).exists() else text
 
 
-def resnet_of(encoder: Encoder) -> ResNet:
+def copy_resnet(encoder: Encoder) -> ResNet:
     """The encoder's body where it is a ResNet with the stem for photographs; anything else is refused."""
     name = encoder.spec.name
-    body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _same_resnet(encoder.body)
+    body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
     if body is None:
         raise BadInput(
             f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
@@ -89,21 +89,21 @@ def resnet_of(encoder: Encoder) -> ResNet:
 
 
 @torch.no_grad()
-def _same_resnet(body: nn.Module) -> ResNet | None:
+def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
     """torchvision's ResNet with the weights of another library's, where it has the same tensors and the same answer."""
     state = body.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
         with torch.device("meta"):
-            plain: ResNet = getattr(torchvision.models, name)()
-            plain.fc = nn.Identity()
-        if {key: value.shape for key, value in plain.state_dict().items()} != shapes:
+            resnet: ResNet = getattr(torchvision.models, name)()
+            resnet.fc = nn.Identity()
+        if {key: value.shape for key, value in resnet.state_dict().items()} != shapes:
             continue
-        plain.load_state_dict(copy.deepcopy(state), assign=True)
-        training, probe = body.training, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-        alike = torch.allclose(plain.eval()(probe), body.eval()(probe), rtol=1e-3, atol=1e-5)
+        resnet.load_state_dict(copy.deepcopy(state), assign=True)
+        training, image = body.training, torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        is_equal = torch.allclose(resnet.eval()(image), body.eval()(image), rtol=1e-3, atol=1e-5)
         body.train(training)
-        return plain.train(training) if alike else None
+        return resnet.train(training) if is_equal else None
     return None
 
 
@@ -114,13 +114,13 @@ def normalization_of(spec: EncoderSpec) -> Normalization:
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
     """torchvision's two-stage detector; frozen stages stay frozen, and tests have a size of their own."""
 
-    def __init__(self, parts: Sequence[nn.Module], spec: DetectSpec) -> None:
-        super().__init__(*parts)
+    def __init__(self, components: Sequence[nn.Module], spec: DetectSpec) -> None:
+        super().__init__(*components)
         self.spec = spec
-        for stage in self.frozen():
+        for stage in self.frozen_stages():
             stage.requires_grad_(False)
 
-    def frozen(self) -> Iterator[nn.Module]:
+    def frozen_stages(self) -> Iterator[nn.Module]:
         body = self.backbone.body if self.spec.arch == "fpn" else self.backbone
         for name in self.spec.freeze:
             if name == "stem":
@@ -132,12 +132,12 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> Detector:
         super().train(mode)
-        for stage in self.frozen():
+        for stage in self.frozen_stages():
             stage.eval()  # their statistics too are those of the encoder
         self.transform.min_size = self.spec.min_sizes if mode else (self.spec.test_size,)
         return self
 
-    def groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, Any]]:
         """Parameters for the optimizer; the affine part of norms has its own weight decay."""
         norms = {id(p) for module in self.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
         trained = [p for p in self.parameters() if p.requires_grad]
@@ -157,17 +157,17 @@ def build_detector(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed if seed is None else seed)
-        parts_of = _c4 if spec.arch == "c4" else _fpn
-        detector = Detector(parts_of(body, spec, classes, normalization), spec)
+        build_components = _c4_components if spec.arch == "c4" else _fpn_components
+        detector = Detector(build_components(body, spec, classes, normalization), spec)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return nn.SyncBatchNorm.convert_sync_batchnorm(detector)  # type: ignore[no-any-return]
     return detector
 
 
-def laid_out(detector: Detector, device: torch.device) -> Detector:
+def move_to_device(detector: Detector, device: torch.device) -> Detector:
     """On the device; on a GPU with channels last, the order in which tensor cores read."""
-    there: Detector = detector.to(device)
-    return there.to(memory_format=torch.channels_last) if device.type == "cuda" else there
+    moved: Detector = detector.to(device)
+    return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved
 
 
 # --- C4 ---------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
     """Anchors in full precision whatever the maps are in: torchvision's take the maps', and bf16 counts only to 256."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        sizes = [each.new_empty((1, 1, *each.shape[-2:]), dtype=torch.float32) for each in maps]
+        sizes = [level.new_empty((1, 1, *level.shape[-2:]), dtype=torch.float32) for level in maps]
         anchors: list[Tensor] = super().forward(images, sizes)
         return anchors
 
@@ -231,22 +231,22 @@ class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
         return scores.float(), deltas.float()
 
 
-def _width(stage: nn.Module) -> int:
+def _out_channels(stage: nn.Module) -> int:
     """Channels that come out of a stage, with basic blocks or bottlenecks."""
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 
-def _c4(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _c4_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3")
     backbone: Any = nn.Sequential(OrderedDict((name, getattr(body, name)) for name in names))
-    backbone.out_channels = _width(body.layer3)
+    backbone.out_channels = _out_channels(body.layer3)
     anchors = Anchors((spec.anchor_sizes,), (spec.anchor_ratios,))
     rpn = RegionProposalNetwork(
         anchors, ProposalHead(backbone.out_channels, anchors.num_anchors_per_location()[0]), fg_iou_thresh=0.7,
-        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposals(spec),
+        bg_iou_thresh=0.3, batch_size_per_image=spec.rpn_batch, positive_fraction=0.5, **_proposal_counts(spec),
         nms_thresh=0.7,
     )  # fmt: skip
-    width = _width(body.layer4)
+    width = _out_channels(body.layer4)
     heads = RoIHeads(
         C4Pool(spec.pool), Res5(body.layer4, width, spec.extra_norm), BoxPredictor(width, classes + 1),
         fg_iou_thresh=0.5, bg_iou_thresh=0.5, batch_size_per_image=spec.roi_batch, positive_fraction=0.25,
@@ -261,7 +261,7 @@ def _c4(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalizati
     ]
 
 
-def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
+def _proposal_counts(spec: DetectSpec) -> dict[str, dict[str, int]]:
     (before, after), (before_test, after_test) = spec.rpn_train, spec.rpn_test
     return {
         "pre_nms_top_n": {"training": before, "testing": before_test},
@@ -272,13 +272,13 @@ def _proposals(spec: DetectSpec) -> dict[str, dict[str, int]]:
 # --- FPN --------------------------------------------------------------------------------------------------------------
 
 
-def _fpn(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
+def _fpn_components(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization) -> list[nn.Module]:
     stages = ("layer1", "layer2", "layer3", "layer4")
-    widths = [_width(getattr(body, name)) for name in stages]
+    widths = [_out_channels(getattr(body, name)) for name in stages]
     backbone = BackboneWithFPN(body, {name: str(i) for i, name in enumerate(stages)}, widths, FPN_WIDTH)
     anchors = Anchors(tuple((size,) for size in spec.anchor_sizes), (spec.anchor_ratios,) * 5)
-    proposals = _proposals(spec)
-    made = FasterRCNN(
+    proposals = _proposal_counts(spec)
+    model = FasterRCNN(
         backbone, min_size=spec.min_sizes, max_size=spec.max_size,
         image_mean=normalization.mean, image_std=normalization.std,
         rpn_anchor_generator=anchors, rpn_head=ProposalHead(FPN_WIDTH, len(spec.anchor_ratios)),
@@ -290,4 +290,4 @@ def _fpn(body: ResNet, spec: DetectSpec, classes: int, normalization: Normalizat
         box_predictor=BoxPredictor(FPN_HIDDEN, classes + 1), box_batch_size_per_image=spec.roi_batch,
         box_score_thresh=spec.score_threshold, box_nms_thresh=spec.nms, box_detections_per_img=spec.detections,
     )  # fmt: skip
-    return [made.backbone, made.rpn, made.roi_heads, made.transform]
+    return [model.backbone, model.rpn, model.roi_heads, model.transform]

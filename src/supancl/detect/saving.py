@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from supancl.config import from_json, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.detect.layouts import DetectData
-from supancl.detect.model import Detector, build_detector, normalization_of, resnet_of
+from supancl.detect.model import Detector, build_detector, copy_resnet, normalization_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
 from supancl.files import beside, jsonable, write_text
@@ -21,7 +21,7 @@ from supancl.weights.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Saved:
+class LoadedDetector:
     """A detector in eval mode and what it was made of."""
 
     detector: Detector
@@ -77,7 +77,7 @@ def is_detector(path: Path) -> bool:
     return file.suffix == ".safetensors" and file.is_file() and read_safetensors(file)[1].get("kind") == "detector"
 
 
-def load_detector(path: Path | str) -> Saved:
+def load_detector(path: Path | str) -> LoadedDetector:
     """The detector of a run of `supancl detect train`, or of a detector.safetensors, in eval mode."""
     file = Path(path)
     if file.is_dir():
@@ -100,7 +100,7 @@ def load_detector(path: Path | str) -> Saved:
         classes = tuple(map(str, json.loads(metadata["classes"])))
     except (KeyError, ValueError) as error:
         raise BadInput(f"{file}: its description is damaged ({error}); copy it again") from None
-    detector = build_detector(resnet_of(encoder.build()), spec, len(classes), normalization_of(encoder))
+    detector = build_detector(copy_resnet(encoder.build()), spec, len(classes), normalization_of(encoder))
     try:
         detector.load_state_dict(weights)
     except RuntimeError as error:
@@ -108,4 +108,4 @@ def load_detector(path: Path | str) -> Saved:
             f"{file}: its tensors do not fit its description ({str(error).splitlines()[-1].strip()}); copy it again"
         ) from None
     detector.eval()
-    return Saved(detector, encoder, classes)
+    return LoadedDetector(detector, encoder, classes)

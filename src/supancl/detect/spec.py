@@ -87,10 +87,10 @@ SOURCES: dict[str, str] = {
     "roi_batch": D2, "pool": D2, "score_threshold": D2, "nms": D2, "detections": D2,
     "train_difficult": "Detectron2 data/datasets/pascal_voc.py keeps them in training",
 }  # fmt: skip
-OURS = "chosen here"
+OWN_CHOICE = "chosen here"
 
 # torchvision's own numbers where C4's make no sense: proposals are counted for each level of the pyramid
-FPN: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
+FPN_DEFAULTS: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
 
 
 def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) -> DetectSpec:
@@ -99,37 +99,37 @@ def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) ->
     >>> detect_spec("c4", {"iters": 2400}).steps
     (1800, 2200)
     """
-    given = dict(overrides or {})
-    arch = str(given.pop("arch", arch))
+    changed = dict(overrides or {})
+    arch = str(changed.pop("arch", arch))
     spec = replaced(DetectSpec(), "arch", arch)
     if spec.arch == "fpn":
-        spec = replace(spec, **FPN)
-    whole = spec.iters
-    for name, value in given.items():
+        spec = replace(spec, **FPN_DEFAULTS)
+    default_iters = spec.iters
+    for name, value in changed.items():
         spec = replaced(spec, name, value)
-    spec = _scaled(spec, whole, set(given))
-    return _sound(validated(spec, ""))
+    spec = _scaled(spec, default_iters, set(changed))
+    return _checked(validated(spec, ""))
 
 
 def source_of(field: str, arch: str = "c4") -> str:
     """Where the recipe's value of a field comes from."""
-    return TORCHVISION if arch == "fpn" and field in FPN else SOURCES.get(field, OURS)
+    return TORCHVISION if arch == "fpn" and field in FPN_DEFAULTS else SOURCES.get(field, OWN_CHOICE)
 
 
-def _scaled(spec: DetectSpec, whole: int, given: set[str]) -> DetectSpec:
+def _scaled(spec: DetectSpec, default_iters: int, changed: set[str]) -> DetectSpec:
     """A short run takes the same steps earlier, and warms up and measures its statistics over no more than a tenth."""
-    if spec.iters == whole:
+    if spec.iters == default_iters:
         return spec
     tenth = max(1, spec.iters // 10)
     scaled: dict[str, Any] = {
-        "steps": tuple(max(1, round(step * spec.iters / whole)) for step in spec.steps),
+        "steps": tuple(max(1, round(step * spec.iters / default_iters)) for step in spec.steps),
         "warmup": min(spec.warmup, tenth),
         "precise_bn": min(spec.precise_bn, tenth),
     }
-    return replace(spec, **{name: value for name, value in scaled.items() if name not in given})
+    return replace(spec, **{name: value for name, value in scaled.items() if name not in changed})
 
 
-def _sound(spec: DetectSpec) -> DetectSpec:
+def _checked(spec: DetectSpec) -> DetectSpec:
     for name in ("min_sizes", "anchor_sizes", "anchor_ratios"):
         if not getattr(spec, name):
             raise BadInput(f"{name} is empty; give at least one")
@@ -149,10 +149,10 @@ def _sound(spec: DetectSpec) -> DetectSpec:
     return spec
 
 
-def rate(spec: DetectSpec, step: int) -> float:
+def learning_rate(spec: DetectSpec, step: int) -> float:
     """The learning rate of a step (0, 1, ...): linear warm-up, then a factor gamma at each of `steps`."""
-    warm = 1.0
+    warmup = 1.0
     if step < spec.warmup:
-        done = step / spec.warmup
-        warm = spec.warmup_factor * (1 - done) + done
-    return float(spec.lr * warm * spec.gamma ** sum(step >= at for at in spec.steps))
+        progress = step / spec.warmup
+        warmup = spec.warmup_factor * (1 - progress) + progress
+    return float(spec.lr * warmup * spec.gamma ** sum(step >= boundary for boundary in spec.steps))

@@ -17,20 +17,20 @@ from supancl.reports.pictures import COLOURS, tsne_panels
 from supancl.reports.tables import Table, to_html
 
 
-def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
+def draw_curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
     """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
     groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
     titles = ("S_W/S_T on held-out images", "losses at the end", "accuracy on held-out images (%)")
-    least = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
+    min_heights = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     alphas = [entry["alpha"] for entry in summary]
-    for axis, keys, title, height in zip(figure.subplots(1, 3), groups, titles, least, strict=True):
+    for axis, keys, title, height in zip(figure.subplots(1, 3), groups, titles, min_heights, strict=True):
         for i, key in enumerate(keys):
             values = [entry[key] for entry in summary]
             if all(value != value for value in values):
                 continue
-            spread = [entry[f"{key}_sd"] for entry in summary]  # not a number where there is one seed, and not drawn
-            axis.errorbar(alphas, values, yerr=spread, marker="o", capsize=3, label=measures[key][0], color=COLOURS[i])
+            sds = [entry[f"{key}_sd"] for entry in summary]  # nan with one seed, and not drawn
+            axis.errorbar(alphas, values, yerr=sds, marker="o", capsize=3, label=measures[key][0], color=COLOURS[i])
         axis.margins(y=0.1)
         low, high = axis.get_ylim()
         if high - low < height:
@@ -45,17 +45,17 @@ def curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]
 
 def write_page(
     result: dict[str, Any],
-    laid_out: tuple[list[str], list[list[str]]],
+    cells: tuple[list[str], list[list[str]]],
     measures: Mapping[str, tuple[str, int]],
     panels: Mapping[str, Features],
     classes: tuple[str, ...],
     out: Path,
 ) -> Path:
     """alpha.html, with its pictures inside it and beside it."""
-    curves(result["summary"], measures, out / "curves.png")
+    draw_curves(result["summary"], measures, out / "curves.png")
     if panels:
         tsne_panels(panels, classes, out / "tsne.png")
-    columns, rows = laid_out
+    columns, rows = cells
     table = Table(columns, [[cell.replace("+-", "±") for cell in row] for row in rows], "r" * len(columns))
     left_out = ", ".join(result["left_out"])
     transfer = (
@@ -76,10 +76,10 @@ def write_page(
         if panels
         else ""
     )
-    made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    data, seed_list = result["data"], ", ".join(map(str, result["seeds"]))
     epochs = counted(result["epochs"], "epoch")
-    seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
+    seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {seed_list}"
     body = f"""<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
 <p class="answer">{_unbroken_flags(result["recommendation"])}.</p>
 <p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
@@ -91,7 +91,7 @@ blocks).</p>
 {failed}
 <img alt="values against alpha" src="{inline_image(out / "curves.png")}">
 {maps}
-<p class="small">{result["seconds"]:.0f} s; {html.escape(made_with)}; commit {html.escape(str(result["commit"]))}.
+<p class="small">{result["seconds"]:.0f} s; {html.escape(versions)}; commit {html.escape(str(result["commit"]))}.
 l_ssl and l_sup are those of training, over the last epoch; every other value is measured on images held out of
 training, none on a test set. The maps show at most 2,000 images.</p>"""
     path = out / "alpha.html"

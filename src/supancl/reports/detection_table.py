@@ -18,16 +18,17 @@ def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
         name,
         str(len(group["seeds"])),
         *scores,
-        *("-" if value is None else f"{value:{form}}" for value, form in costs),
+        *("-" if value is None else f"{value:{number_format}}" for value, number_format in costs),
     ]
 
 
 def comparison_markdown(result: dict[str, Any]) -> str:
     """The table, and AP50 of every class, for a page."""
     groups = result["groups"]
-    kinds = sorted({kind for group in groups.values() for kind in group["classes_AP50"]})
+    class_names = sorted({name for group in groups.values() for name in group["classes_AP50"]})
     by_class = [
-        [kind, *(mean_text(group["classes_AP50"].get(kind), None, 1) for group in groups.values())] for kind in kinds
+        [name, *(mean_text(group["classes_AP50"].get(name), None, 1) for group in groups.values())]
+        for name in class_names
     ]
     tables = [
         Table(COLUMNS, [comparison_row(name, group) for name, group in groups.items()]),

@@ -123,8 +123,8 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
                 f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
                 f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
             )
-        for place, label in enumerate(labels):
-            styles[label] = {"color": colours[place % len(colours)], "marker": MARKERS[place // len(colours)]}
+        for position, label in enumerate(labels):
+            styles[label] = {"color": colours[position % len(colours)], "marker": MARKERS[position // len(colours)]}
     return styles
 
 
@@ -134,27 +134,29 @@ def draw_panels(
     path: Path,
     groups: Mapping[str, Sequence[int]] | None = None,
     sheet: Sheet = SCREEN,
-    most_named: int = 20,
+    max_legend_classes: int = 20,
 ) -> None:
     """Draw maps side by side, as PNG, SVG or PDF: a class has one colour and marker, and one entry in the legend.
 
     `groups` are names of groups with the labels in each: every group has colours and a part of the legend to itself.
     A legend of more than `most_named` classes is left out.
     """
-    there = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
-    shown = {group: [label for label in labels if label in there] for group, labels in (groups or {"": there}).items()}
-    shown = {group: labels for group, labels in shown.items() if labels}
-    plain = {
-        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
-        for label in there
+    present = sorted({int(label) for panel in panels for label in np.unique(panel.labels)})
+    present_groups = {
+        group: [label for label in labels if label in present] for group, labels in (groups or {"": present}).items()
     }
-    styles = class_styles(shown) if groups else plain
-    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in there}
+    present_groups = {group: labels for group, labels in present_groups.items() if labels}
+    default_styles = {
+        label: {"color": COLOURS[label % len(COLOURS)], "marker": MARKERS[label // len(COLOURS) % len(MARKERS)]}
+        for label in present
+    }
+    styles = class_styles(present_groups) if groups else default_styles
+    names = {label: escape_label(classes[label]) if 0 <= label < len(classes) else "unlabelled" for label in present}
     rows = math.ceil(len(panels) / 5)
     columns = math.ceil(len(panels) / rows)
     side = min(sheet.side, sheet.width / columns)
-    entries, legend_columns = legend_entries(shown, names, side * columns, sheet.font)
-    if not 0 < len(there) <= most_named:
+    entries, legend_columns = legend_entries(present_groups, names, side * columns, sheet.font)
+    if not 0 < len(present) <= max_legend_classes:
         entries = []
     line = sheet.font * 1.5 / 72
     heading = line * (1.2 + any(panel.note for panel in panels))
@@ -174,11 +176,11 @@ def draw_panels(
 def draw_map(axis: Axes, panel: Panel, styles: Mapping[int, Mapping[str, Any]], side: float, font: float) -> None:
     """Draw one map on an axis that is `side` inches wide; a long title is set in smaller type."""
     for label in np.unique(panel.labels):
-        chosen = panel.points[panel.labels == label]
-        axis.scatter(chosen[:, 0], chosen[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
-    fits = 72 * side / (0.6 * max(1, len(panel.title)))
+        points = panel.points[panel.labels == label]
+        axis.scatter(points[:, 0], points[:, 1], s=3 * side, alpha=0.8, linewidths=0, **styles[int(label)])
+    largest = 72 * side / (0.6 * max(1, len(panel.title)))
     axis.set_title(
-        escape_label(panel.title), fontsize=min(1.1 * font, fits), pad=1.6 * font if panel.note else 0.6 * font
+        escape_label(panel.title), fontsize=min(1.1 * font, largest), pad=1.6 * font if panel.note else 0.6 * font
     )
     if panel.note:
         axis.annotate(
@@ -236,15 +238,17 @@ def legend_entries(
     A named group begins a column with its name, which has no label, and ends it with blanks.
     """
     longest = max(map(len, (*groups, *names.values())), default=1)
-    most = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
+    max_columns = max(1, int(72 * width / (font * (0.58 * longest + 2.5))))
     listed: list[list[tuple[str, int | None]]] = [
         [(group, None)] * bool(group) + [(names[label], label) for label in labels] for group, labels in groups.items()
     ]
     if len(groups) < 2:
         entries = [entry for group in listed for entry in group]
-        return entries, max(1, min(most, len(entries)))
-    most = max(most, len(listed))
-    least = min(6, max(map(len, listed)))  # small groups have a column each
-    tall = next(rows for rows in range(least, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= most)
-    padded = [group + [("", None)] * (-len(group) % tall) for group in listed]
-    return [entry for group in padded for entry in group], sum(map(len, padded)) // tall
+        return entries, max(1, min(max_columns, len(entries)))
+    max_columns = max(max_columns, len(listed))
+    min_rows = min(6, max(map(len, listed)))  # small groups have a column each
+    rows_per_column = next(
+        rows for rows in range(min_rows, 1000) if sum(math.ceil(len(group) / rows) for group in listed) <= max_columns
+    )
+    padded = [group + [("", None)] * (-len(group) % rows_per_column) for group in listed]
+    return [entry for group in padded for entry in group], sum(map(len, padded)) // rows_per_column

@@ -13,11 +13,11 @@ from supancl.errors import counted
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, jsonable, write_text
 from supancl.reports.page import html_page
-from supancl.reports.score_table import TableFormat, layout, score_table
+from supancl.reports.score_table import TableFormat, ranking_table, score_table
 from supancl.reports.tables import Cell, Table, to_html
 
-FILES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
-TABLE = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
+SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
+TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
 STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
@@ -27,41 +27,43 @@ h2 { margin: 2rem 0 0; font-size: 1.25rem; } h2 + p { margin: .2rem 0 0; color: 
 TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
-def write_suite(results: Sequence[dict[str, Any]], told: dict[str, Any], out: Path) -> Path:
+def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
     """index.html, suite.json and every table as Markdown, LaTeX and CSV.
 
     Tables of an earlier call that this page has not are removed: they would look like a part of it.
     """
-    slim = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
+    compact = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
     tables = rankings(results)
     texts = {
         f"{protocol.replace(' ', '-')}.{suffix}": score_table(ranking, form)
         for protocol, ranking in tables.items()
-        for form, suffix in FILES.items()
+        for form, suffix in SUFFIXES.items()
     }
     _remove_earlier(out, keep=texts)
     for name, text in texts.items():
         write_text(out / name, text)
     files = {name: digest(out / name) for name in texts}
-    write_text(out / "suite.json", json.dumps(jsonable({**told, "results": slim, "files": files}), indent=2) + "\n")
+    write_text(
+        out / "suite.json", json.dumps(jsonable({**summary, "results": compact, "files": files}), indent=2) + "\n"
+    )
     sections = "".join(
-        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_how(protocol, results))}</p>"
-        f"{to_html(layout(ranking))}"
+        f"<h2>{html.escape(_title(protocol))}</h2><p>{html.escape(_describe(protocol, results))}</p>"
+        f"{to_html(ranking_table(ranking))}"
         for protocol, ranking in tables.items()
     )
-    several = any(ranking.compares for ranking in tables.values())
-    marked = "; best in bold, second best underlined" if several else ""
-    ranks = " Average ranks run over the data sets that every encoder has." if several else ""
-    unfair = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
-    unfair = f"<p>Columns that do not compare:</p><ul>{unfair}</ul>" if unfair else ""
+    has_comparison = any(ranking.compares for ranking in tables.values())
+    marks_note = "; best in bold, second best underlined" if has_comparison else ""
+    ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
+    warnings = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
+    warnings = f"<p>Columns that do not compare:</p><ul>{warnings}</ul>" if warnings else ""
     body = f"""<h1>Evaluation suite</h1>
-<p>Accuracy in percent{marked}. &plusmn; is the standard deviation over seeds of one
-recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks}</p>
-{unfair}
+<p>Accuracy in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
+recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
+{warnings}
 {sections}
-{_differences(told["differences"])}
+{_differences(summary["differences"])}
 {_data_sets(results)}
-{_failures(told.get("failures", ()))}
+{_failures(summary.get("failures", ()))}
 {_conditions(results)}"""
     write_text(out / "index.html", html_page("Evaluation suite", body, STYLE))
     return out / "index.html"
@@ -76,7 +78,7 @@ def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
         return
     for name in earlier.keys() - set(keep):
         path = out / name
-        if TABLE.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
+        if TABLE_NAME.fullmatch(name) and path.is_file() and digest(path) == earlier[name]:
             path.unlink()
 
 
@@ -89,21 +91,22 @@ def _title(protocol: str) -> str:
     return f"Few-shot, {ways}-way {shots}-shot"
 
 
-def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
-    one = next(result for result in results if result["task"] == protocol)
-    if one["protocol"] == "knn":
+def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
+    result = next(result for result in results if result["task"] == protocol)
+    if result["protocol"] == "knn":
         return (
-            f"k = {one['k']}, {one['metric']}, temperature {one['temperature']:g}; test images among training "
+            f"k = {result['k']}, {result['metric']}, temperature {result['temperature']:g}; test images among training "
             "images, top-1."
         )
-    if one["protocol"] == "transfer":
-        among = one.get("tried") or one["weights"]  # the older name
+    if result["protocol"] == "transfer":
+        candidates = result.get("tried") or result["weights"]  # the older name
         return (
-            f"Logistic regression on frozen features; of {len(among)} regularisers the best on "
+            f"Logistic regression on frozen features; of {len(candidates)} regularisers the best on "
             "validation, refitted on train and validation, tested once."
         )
-    used = queries_of([result for result in results if result["task"] == protocol])
-    return f"{counted(one['episodes'], 'episode', form=',')} of {used}, seed {one['seed']}, the same for every encoder."
+    queries = queries_of([result for result in results if result["task"] == protocol])
+    episodes = counted(result["episodes"], "episode", form=",")
+    return f"{episodes} of {queries}, seed {result['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -136,11 +139,11 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             images = [result["references"], result["queries"]]
         sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
         dropped = result.get("dropped") or []
-        odd = [
+        remarks = [
             f"{counted(len(dropped), 'class', 'classes')} too small: "
             f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"
         ]
-        odd = (odd if dropped else []) + list(result.get("remarks", ()))
+        remarks = (remarks if dropped else []) + list(result.get("remarks", ()))
         metric = result["metric"] if result["protocol"] == "transfer" else "top-1"
         rows[result["task"], result["data"]] = [
             result["data"],
@@ -148,7 +151,7 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
             sizes,
             f"{result['classes']:,}",
             str(metric),
-            "; ".join(odd),
+            "; ".join(remarks),
         ]
     columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
     return (
@@ -166,14 +169,14 @@ def _failures(failures: Sequence[dict[str, str]]) -> str:
 
 def _conditions(results: Sequence[dict[str, Any]]) -> str:
     first = results[0]
-    made = "; ".join(
+    libraries = "; ".join(
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
         )
     )  # results of earlier calls may be of others
     encoders = "".join(
-        f"<li>{html.escape(label)}: <code>{html.escape(where)}</code></li>"
-        for where, label in {result["encoder"]: result["label"] for result in results}.items()
+        f"<li>{html.escape(label)}: <code>{html.escape(path)}</code></li>"
+        for path, label in {result["encoder"]: result["label"] for result in results}.items()
     )
     seconds = sum(result["seconds"] for result in results)
     hardware = "; ".join(dict.fromkeys(str(result["hardware"]) for result in results))
@@ -181,6 +184,6 @@ def _conditions(results: Sequence[dict[str, Any]]) -> str:
     unit = ", of unit length" if first["normalize"] else ""
     return (
         f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
-        f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
+        f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(libraries)}; commit {html.escape(commits)}; "
         f"features of layer {html.escape(first['layer'])}{unit}.</p>"
     )

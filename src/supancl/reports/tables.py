@@ -15,7 +15,7 @@ from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
 HLINES = (r"\hline",) * 3
-NO_SIGNS: Mapping[str, str] = {}
+NO_REPLACEMENTS: Mapping[str, str] = {}
 BOOKTABS = (r"\toprule", r"\midrule", r"\bottomrule")
 LATEX_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -27,9 +27,9 @@ class Cell(NamedTuple):
     """A number or a word; `spread` stands behind a ± and is marked with it, `beside` follows unmarked."""
 
     text: str
-    spread: str = ""
+    plus_minus: str = ""
     mark: Mark = ""
-    beside: str = ""
+    suffix: str = ""
     latex: str = ""  # LaTeX code instead of `text`
 
 
@@ -55,9 +55,9 @@ class Table:
         return self.align or "l" * len(self.columns)
 
 
-def place_mark(place: int) -> Mark:
+def mark_for_rank(rank: int) -> Mark:
     """0 is the best, 1 the second best; other places have no mark."""
-    return "best" if place == 0 else "second" if place == 1 else ""
+    return "best" if rank == 0 else "second" if rank == 1 else ""
 
 
 def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
@@ -74,7 +74,7 @@ def write_table(table: Table, form: str) -> str:
     return FORMATS[form](table)
 
 
-def _written(row: Row, write: Callable[[Cell], str]) -> list[str]:
+def _format_row(row: Row, write: Callable[[Cell], str]) -> list[str]:
     return [write(_as_cell(cell)) for cell in row]
 
 
@@ -82,16 +82,16 @@ def _as_cell(cell: str | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _replaced(text: str, signs: Mapping[str, str]) -> str:
-    for sign, code in signs.items():
+def _replace_all(text: str, replacements: Mapping[str, str]) -> str:
+    for sign, code in replacements.items():
         text = text.replace(sign, code)
     return text
 
 
-def _joined(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
+def _format_cell(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
     """The text with its spread, put into the mark's pattern, and what stands beside it."""
-    number = f"{text} ± {cell.spread}" if cell.spread else text
-    return " ".join(part for part in (marks[cell.mark].format(number) if number else "", cell.beside) if part)
+    number = f"{text} ± {cell.plus_minus}" if cell.plus_minus else text
+    return " ".join(piece for piece in (marks[cell.mark].format(number) if number else "", cell.suffix) if piece)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def _joined(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
 
 def cell_text(cell: Cell) -> str:
     """`61.18 ± 0.30*`: * is the best, + the second best."""
-    return _joined(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
+    return _format_cell(cell, cell.text, {"best": "{}*", "second": "{}+", "": "{}"})
 
 
 def to_text(table: Table) -> str:
@@ -110,7 +110,7 @@ def to_text(table: Table) -> str:
     def padded(row: Sequence[Cell]) -> list[str]:  # numbers stay below one another where some have a mark behind them
         return [cell_text(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
 
-    header = _written(table.columns, cell_text)
+    header = _format_row(table.columns, cell_text)
     body = [row if isinstance(row, str) else padded(row) for row in rows]
     widths = [
         max(map(len, column)) for column in zip(header, *(row for row in body if not isinstance(row, str)), strict=True)
@@ -119,8 +119,8 @@ def to_text(table: Table) -> str:
     def line(row: list[str] | str) -> str:
         if isinstance(row, str):
             return row
-        laid = zip(row, widths, table.alignment, strict=True)
-        cells = [cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in laid]
+        columns = zip(row, widths, table.alignment, strict=True)
+        cells = [cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in columns]
         return "  ".join(cells).rstrip()
 
     lines = [line(header), *map(line, body)]
@@ -133,20 +133,20 @@ def to_text(table: Table) -> str:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(table: Table, signs: Mapping[str, str] = NO_SIGNS) -> str:
+def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
     """The best in bold, the second best underlined; numbers are set to the right where `align` says so.
 
     `signs`: what is written for characters that would mean something else.
     """
 
     def write(cell: Cell) -> str:
-        text = _replaced(cell.text, signs)
-        return _joined(cell, text, {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}).replace("|", "\\|")
+        text = _replace_all(cell.text, replacements)
+        return _format_cell(cell, text, {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}).replace("|", "\\|")
 
     rule = ["---:" if side == "r" else "---" for side in table.alignment]
     blank = [""] * (len(table.columns) - 1)
-    body = [[f"*{row}*", *blank] if isinstance(row, str) else _written(row, write) for row in table.rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in (_written(table.columns, write), rule, *body)]
+    body = [[f"*{row}*", *blank] if isinstance(row, str) else _format_row(row, write) for row in table.rows]
+    lines = [f"| {' | '.join(cells)} |" for cells in (_format_row(table.columns, write), rule, *body)]
     top = [f"**{table.caption}**", ""] if table.caption else []
     notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
     return "\n".join([*top, *lines, *notes]) + "\n"
@@ -156,7 +156,10 @@ def to_markdown(table: Table, signs: Mapping[str, str] = NO_SIGNS) -> str:
 
 
 def to_latex(
-    table: Table, layout: str = "", rules: tuple[str, str, str] = HLINES, signs: Mapping[str, str] = NO_SIGNS
+    table: Table,
+    layout: str = "",
+    rules: tuple[str, str, str] = HLINES,
+    replacements: Mapping[str, str] = NO_REPLACEMENTS,
 ) -> str:
     """A tabular; caption and notes are comments above it.
 
@@ -165,13 +168,13 @@ def to_latex(
     """
 
     def escaped(text: str) -> str:
-        return _replaced(text.translate(LATEX_SPECIAL), signs)
+        return _replace_all(text.translate(LATEX_SPECIAL), replacements)
 
     def write(cell: Cell) -> str:
         text = cell.latex or escaped(cell.text)
         patterns: dict[Mark, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
-        written = Cell(text, cell.spread, cell.mark, escaped(cell.beside))
-        return _joined(written, text, patterns).replace("±", r"$\pm$")
+        escaped_cell = Cell(text, cell.plus_minus, cell.mark, escaped(cell.suffix))
+        return _format_cell(escaped_cell, text, patterns).replace("±", r"$\pm$")
 
     top, middle, bottom = rules
     letters = layout or table.alignment.replace("w", "l")
@@ -179,7 +182,7 @@ def to_latex(
         *(f"% {line}" for line in (table.caption, *table.notes) if line),
         rf"\begin{{tabular}}{{{letters}}}",
         top,
-        " & ".join(_written(table.columns, write)) + r" \\",
+        " & ".join(_format_row(table.columns, write)) + r" \\",
         middle,
     ]
     for number, row in enumerate(table.rows):
@@ -187,7 +190,7 @@ def to_latex(
             lines += [middle] if number else []
             lines.append(rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{escaped(row)}}} \\")
         else:
-            lines.append(" & ".join(_written(row, write)) + r" \\")
+            lines.append(" & ".join(_format_row(row, write)) + r" \\")
     return "\n".join([*lines, bottom, r"\end{tabular}"]) + "\n"
 
 
@@ -199,25 +202,25 @@ def to_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in (table.columns, *table.rows):
-        writer.writerow(_written(row, lambda cell: cell.text))
+        writer.writerow(_format_row(row, lambda cell: cell.text))
     return out.getvalue()
 
 
 def to_html(table: Table) -> str:
     """The best in bold, the second best underlined; `spread` and `beside` are in the class spread."""
-    kinds = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
+    classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
 
     def escaped(text: str) -> str:
         return html.escape(text).replace("−", "&minus;").replace("±", "&plusmn;")
 
     def write(cell: Cell) -> str:
         number = {"best": "<b>{}</b>", "second": "<u>{}</u>", "": "{}"}[cell.mark].format(escaped(cell.text))
-        behind = [text for text in (f"± {cell.spread}" if cell.spread else "", cell.beside) if text]
-        return number + "".join(f' <span class="spread">{escaped(text)}</span>' for text in behind)
+        small_texts = [text for text in (f"± {cell.plus_minus}" if cell.plus_minus else "", cell.suffix) if text]
+        return number + "".join(f' <span class="spread">{escaped(text)}</span>' for text in small_texts)
 
     def line(row: Row, tag: str) -> str:
-        cells = zip(_written(row, write), table.alignment, strict=True)
-        return "<tr>" + "".join(f"<{tag}{kinds[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
+        cells = zip(_format_row(row, write), table.alignment, strict=True)
+        return "<tr>" + "".join(f"<{tag}{classes[side]}>{cell}</{tag}>" for cell, side in cells) + "</tr>"
 
     body = "".join(line(row, "td") for row in table.rows)
     return f'<div class="wide"><table><thead>{line(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'

@@ -23,14 +23,14 @@ from supancl.evaluate import (
 )
 from supancl.evaluate.naming import has_old_crop, source_of, unusual
 from supancl.reporter import Reporter
-from supancl.sweeps.runs import Trained
+from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import RunFolder
 
 PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
 # measure -> the protocol and the field of its result
 PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
-VARIED = ("split", "probe", "layer")  # settings of which a measurement says what it wants
+MEASUREMENT_FIELDS = ("split", "probe", "layer")  # settings of which a measurement says what it wants
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Measurement:
     layer: str = "pooled"
     source: str | None = None
 
-    def is_result(self, evaluation: dict[str, Any], own: str, weights: str) -> bool:
+    def matches(self, evaluation: dict[str, Any], run_source: str, weights: str) -> bool:
         """Whether an evaluation is what this would measure of an encoder with these weights."""
         if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(evaluation), self.source or own):
+        if not same_source(source_of(evaluation), self.source or run_source):
             return False
         if self.protocol == "linear" and (
             evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
@@ -56,18 +56,22 @@ class Measurement:
         if has_old_crop(evaluation):
             return False
         split = "test" if evaluation.get("judged") == "test" else evaluation.get("split")
-        at_hand = split == self.split or evaluation.get("split") == self.split
-        return at_hand and evaluation.get("layer") == self.layer and not set(unusual(evaluation)) - set(VARIED)
+        is_same_split = split == self.split or evaluation.get("split") == self.split
+        return (
+            is_same_split
+            and evaluation.get("layer") == self.layer
+            and not set(unusual(evaluation)) - set(MEASUREMENT_FIELDS)
+        )
 
-    def measure(self, subject: EvaluatedEncoder) -> dict[str, Any]:
+    def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """The protocol's result, which the run folder keeps."""
         if self.protocol == "knn":
-            return evaluate_knn(subject, self.source, split=self.split)
+            return evaluate_knn(evaluated, self.source, split=self.split)
         if self.protocol == "linear":
             return evaluate_linear(
-                subject, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
+                evaluated, self.source, SgdSettings() if self.probe == "sgd" else None, split=self.split
             )
-        return evaluate_variance(subject, self.source, split=self.split)
+        return evaluate_variance(evaluated, self.source, split=self.split)
 
 
 class RunEvaluator:
@@ -75,36 +79,37 @@ class RunEvaluator:
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
         self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
-        self._last: tuple[Path, str, EvaluatedEncoder] | None = None
+        self._open: tuple[Path, str, EvaluatedEncoder] | None = None
 
-    def subject(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
+    def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
         """The run's encoder with a layer of it; the one opened last is kept."""
-        if self._last is None or self._last[:2] != (run, layer):
+        if self._open is None or self._open[:2] != (run, layer):
             options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
-            self._last = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
-        return self._last[2]
+            self._open = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
+        return self._open[2]
 
-    def result(self, run: Path, wanted: Measurement) -> dict[str, Any]:
+    def find_or_measure(self, run: Path, measurement: Measurement) -> dict[str, Any]:
         """What an earlier call or `supancl evaluate` found for these weights, else what is measured now."""
-        subject = self.subject(run, wanted.layer)
-        assert subject.recipe is not None
-        own, weights = subject.recipe.data.source, subject.weights
+        evaluated = self.open_run(run, measurement.layer)
+        assert evaluated.recipe is not None
+        run_source, weights = evaluated.recipe.data.source, evaluated.weights
         evaluation = next(
-            (evaluation for evaluation in evaluations_of(run) if wanted.is_result(evaluation, own, weights)), None
+            (evaluation for evaluation in evaluations_of(run) if measurement.matches(evaluation, run_source, weights)),
+            None,
         )
-        return evaluation if evaluation is not None else wanted.measure(subject)
+        return evaluation if evaluation is not None else measurement.measure(evaluated)
 
-    def number(self, run: Path, wanted: Measurement, field: str) -> float | None:
+    def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
         """One number of a result; None, and a warning, where these data cannot give it."""
         try:
-            return float(self.result(run, wanted)[field])
+            return float(self.find_or_measure(run, measurement)[field])
         except BadInput as error:
-            self.reporter.warn(f"{run.name}: {wanted.protocol} is not measured: {error}")
+            self.reporter.warn(f"{run.name}: {measurement.protocol} is not measured: {error}")
             return None
 
 
 def measure_run(
-    run: Trained, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
+    run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
 ) -> dict[str, float | None]:
     """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them.
 
@@ -114,7 +119,7 @@ def measure_run(
         "ssl": run.last_epoch("ssl"),
         "sup": run.last_epoch("sup"),
         **{
-            key: evaluator.number(folder, Measurement(protocol, split), field)
+            key: evaluator.measure_value(folder, Measurement(protocol, split), field)
             for key, (protocol, field) in PROTOCOLS.items()
         },
     }

@@ -29,12 +29,12 @@ from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
-    FAILED,
-    Failed,
+    FAILURE_FILE,
+    Failure,
     Runs,
     check_same_recipe,
-    failure_of,
     is_finished,
+    read_failure,
     read_run,
     record_failure,
     retry_flags,
@@ -107,42 +107,42 @@ class Sweep:
             {name: failed[name] for name in resolved if name in failed},
         )
 
-    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failed]:
+    def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
         """Train what is neither finished nor failed before; returns all failures, old and new."""
         finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
         failed = {
             name: failure
             for name in recipes
-            if name not in finished and not self.retry and (failure := failure_of(self.out / name)) is not None
+            if name not in finished and not self.retry and (failure := read_failure(self.out / name)) is not None
         }
-        waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-        done, total = len(recipes) - len(waiting), counted(len(recipes), "run")
+        missing = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
+        done, total = len(recipes) - len(missing), counted(len(recipes), "run")
         if finished:
             self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
         if failed:
             self.reporter.note(f"failed before: {', '.join(failed)}; {retry_flags(failed)} goes on with them")
         jobs = self.jobs_for(next(iter(recipes.values())))
 
-        def way_on(more: str = "") -> str:
+        def how_to_continue(extra_flags: str = "") -> str:
             return (
                 f"with {done} of {total} done, what had begun is saved; continue with the same "
-                f"command and {more}--out {shlex.quote(str(self.out))}"
+                f"command and {extra_flags}--out {shlex.quote(str(self.out))}"
             )
 
         try:
-            for name, failure in train_each(waiting, self.out, jobs):
+            for name, failure in train_each(missing, self.out, jobs):
                 done += 1
                 if failure is not None:
                     failed[name] = failure
                 outcome = "trained" if failure is None else f"failed ({failure.reason}):"
                 self.reporter.note(f"{outcome} {name} ({done} of {len(recipes)})")
         except Interrupted as stop:
-            by = signal.Signals(stop.signal_number).name
-            raise Interrupted(f"stopped by {by} {way_on()}", stop.signal_number) from None
+            signal_name = signal.Signals(stop.signal_number).name
+            raise Interrupted(f"stopped by {signal_name} {how_to_continue()}", stop.signal_number) from None
         except BrokenProcessPool:
             raise BadInput(
                 f"one of {jobs} processes was killed, most likely for lack of memory, "
-                f"{way_on(f'--jobs {max(1, jobs // 2)} ')}"
+                f"{how_to_continue(f'--jobs {max(1, jobs // 2)} ')}"
             ) from None
         return failed
 
@@ -155,12 +155,12 @@ def run_name(row: str, seed: int) -> str:
     return f"{row}-seed-{seed}"
 
 
-def choose_rows(rows: Mapping[str, T], asked: str | None, where: str) -> dict[str, T]:
+def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict[str, T]:
     """The rows that `--rows A,B` names, in their own order; all where nothing is asked for."""
-    names = list(rows) if asked is None else [name.strip() for name in asked.split(",")]
+    names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{nearest(name, rows)}")
+            raise BadInput(f"--rows {requested}: no row {name!r} in this {kind}{nearest(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 
@@ -184,7 +184,7 @@ def check_monitored(recipe: Recipe) -> None:
         raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
 
 
-def data_of(recipe: Recipe) -> Data:
+def open_recipe_data(recipe: Recipe) -> Data:
     return open_data(with_short_side(recipe).data, recipe.encoder.channels)
 
 
@@ -193,13 +193,13 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 
     Nothing is chosen on a test set: where that is all there is, a tenth of the training images is held out.
     """
-    data = data_of(base)
+    data = open_recipe_data(base)
     if data.described["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
         reporter.note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
-        data = data_of(base)
+        data = open_recipe_data(base)
     if data.train.present() and not data.held_out.present():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to judge by; leave out "
@@ -217,7 +217,7 @@ def default_jobs(recipe: Recipe) -> int:
     return cores() if small else 1
 
 
-def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
+def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
     """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
     if jobs == 1 or len(recipes) <= 1:
         with one_step():
@@ -228,11 +228,11 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
     def stop(number: int, frame: Any) -> None:
         raise Interrupted("stopped", number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     # spawned, not forked: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stopping, loaded_plugins()))
+    pool = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(stopping, loaded_plugins()))
     try:
         futures = {pool.submit(_train_in_worker, recipe, out / name): name for name, recipe in recipes.items()}
         for future in as_completed(futures):
@@ -243,7 +243,7 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
         for worker in workers:
             worker.terminate()  # SIGTERM: each saves its run and goes
         pool.shutdown(cancel_futures=True)  # how they ended is known when all have
-        if isinstance(error, BrokenProcessPool) and _could_not_begin([worker.exitcode for worker in workers]):
+        if isinstance(error, BrokenProcessPool) and _failed_to_start([worker.exitcode for worker in workers]):
             raise BadInput(
                 f"the {jobs} processes of this study could not begin (their error stands above): each reads "
                 'your file anew, where supancl must be called under if __name__ == "__main__":; mend '
@@ -252,16 +252,16 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def _could_not_begin(ends: Sequence[int | None]) -> bool:
+def _failed_to_start(exit_codes: Sequence[int | None]) -> bool:
     """Whether a worker ended by an error of its own, and none was killed."""
-    return -signal.SIGKILL not in ends and any(end is not None and end > 0 for end in ends)
+    return -signal.SIGKILL not in exit_codes and any(code is not None and code > 0 for code in exit_codes)
 
 
-def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
+def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
     """Set up a worker: one thread, the plugins, and the flag that no further run is to begin."""
     global _stopping
     _stopping = stopping
@@ -270,7 +270,7 @@ def _begin(stopping: Event, plugins: Sequence[str] = ()) -> None:
         load_plugin(file)
 
 
-def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
+def _train_in_worker(recipe: Recipe, folder: Path) -> Failure | None:
     if _stopping is not None and _stopping.is_set():
         return None
     try:
@@ -281,19 +281,19 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failed | None:
         raise
 
 
-def train_run(recipe: Recipe, path: Path) -> Failed | None:
+def train_run(recipe: Recipe, path: Path) -> Failure | None:
     """Train one run, or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
     folder = RunFolder(path)
-    (path / FAILED).unlink(missing_ok=True)
-    chosen: Recipe | None = recipe
+    (path / FAILURE_FILE).unlink(missing_ok=True)
+    to_train: Recipe | None = recipe
     if folder.holds_run:
-        kept = folder.read_recipe()[0]
-        asked = asked_anew(recipe, kept)
-        chosen = kept.with_set(asked) if asked else None
+        saved = folder.read_recipe()[0]
+        changed = asked_anew(recipe, saved)
+        to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
+        pretrain(to_train, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(error.what, error.exit_code)
+        failure = Failure(error.what, error.exit_code)
         record_failure(path, failure)
         return failure
     return None
