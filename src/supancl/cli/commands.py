@@ -1,5 +1,5 @@
-"""The table of contents of the command line. Each command is a module here: `arguments(parser)` and `command(args,
-console)`, imported when the command is used."""
+"""The commands and their one-line help. Each command is a module of this package with `arguments(parser)` and
+`command(args, console)`, imported when the command is used."""
 
 GROUPS: dict[str, dict[str, str]] = {
     "train": {
@@ -19,7 +19,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
-NESTED = ("evaluate", "data", "detect", "paper")  # these have commands of their own below them
+NESTED = ("evaluate", "data", "detect", "paper")  # these have subcommands
 PAPER: dict[str, str] = {
     "toy": "the toy study of Sec. 4.3: Tables 1 and 2 and the t-SNE figure",
     "theory": "check every statement of Sec. 4 and App. A on the shipped loss",
@@ -28,6 +28,6 @@ PAPER: dict[str, str] = {
     "table": "a table beside the paper's, from your runs or from --data",
     "figure": "draw a figure from your runs: t-SNE of chosen classes",
 }
-OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # each was a command of its own in 0.1.0
+OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # top-level commands in 0.1.0
 
 __all__ = ["COMMANDS", "GROUPS", "NESTED", "OLD_NAMES", "PAPER"]

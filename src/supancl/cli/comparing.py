@@ -1,4 +1,4 @@
-"""Several encoders on several data sets: which ones, and the tables that come of it."""
+"""Evaluate several encoders on several data sets, and print the tables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from supancl.reports.score_table import TableFormat, score_table
 from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
 FORMATS = (*TABLE_FORMATS, "json")
-MAX_DIFFERENCES = 20  # of paired differences on a terminal; all of them are in --json
-Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, how
+MAX_DIFFERENCES = 20  # printed; --json has all
+Task = tuple[str, str, Callable[[EvaluatedEncoder], dict[str, Any]]]  # protocol, data, function
 HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"}
 
 
@@ -33,7 +33,7 @@ def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
-    """The sources named, and the data sets of the registry that are in --root."""
+    """The sources of --data, and those data sets of the registry that are in --root."""
     if args.sets and not args.root:
         raise BadInput("--sets names data sets of --root; give it too")
     if not args.data and not args.root:
@@ -54,7 +54,7 @@ def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"
 
 
 def measure_all(encoders: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Every task with every subject: what is decoded for one encoder serves the next."""
+    """Run every task with every encoder; images decoded for one encoder are reused by the next."""
     check_seeds(encoders)
     return [
         run_protocol(evaluated) | {"task": protocol, "data": data, "group": evaluated.group}
@@ -64,7 +64,7 @@ def measure_all(encoders: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> 
 
 
 def print_results(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
-    """The tables, and in text the paired differences; the result for --json."""
+    """Print the tables, and as text also the paired differences; returns the result for --json."""
     tables = rankings(results)
     for line in (*unlike(results), *trained_on(results)):
         Terminal(console).warn(line)
@@ -95,7 +95,7 @@ def print_results(results: list[dict[str, Any]], form: TableFormat, console: Con
 
 
 def progress_console(form: str, console: Console) -> Console:
-    """Where progress is told: beside a text table, but not into a file of another format."""
+    """The console for progress: stdout next to a text table, else stderr, so that stdout holds the table alone."""
     if form == "text":
         return console
     return Console(stderr=True, quiet=console.quiet, markup=False, highlight=False, soft_wrap=True)

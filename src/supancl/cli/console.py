@@ -1,4 +1,4 @@
-"""What a person sees: progress with the time left, one line an epoch, warnings, and errors of one line."""
+"""Terminal output: progress with the time left, one line per epoch, warnings, and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from supancl.reporter import Reporter
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
-    """Standard output, or standard error when the JSON goes to standard output; of several ranks only one prints."""
+    """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
     console = Console(stderr=json_to_stdout, quiet=quiet or not speaks(), markup=False, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     return console
 
 
-MIN_TOTAL = 1000  # things to read, from which on a file or a pipe is told how far it is
-MIN_SECONDS = 5.0  # seconds; what is done sooner needs no lines
-MAX_SILENCE = 30.0  # seconds within an epoch, after which a file or a pipe is told how far the run is
+# without a terminal:
+MIN_TOTAL = 1000  # items to read before progress is printed
+MIN_SECONDS = 5.0  # of reading before progress is printed
+MAX_SILENCE = 30.0  # seconds within an epoch until progress is printed
 
 
 class Terminal(Reporter):
-    """Tells a console; a live bar where there is a terminal, a line per epoch in any case."""
+    """Reports to a console: a line per epoch, and a live progress bar if it is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -43,7 +44,7 @@ class Terminal(Reporter):
         self.count_state: tuple[str, int, float, int] = ("", 0, 0.0, 0)
         self.started, self.last_printed, self.first_step, self.steps, self.epochs = 0.0, 0.0, 0, 0, 1
         self.labelled = 0  # training images with a label
-        atexit.register(self.ends)  # a bar that was left running would leave the cursor hidden
+        atexit.register(self.ends)  # a bar left running would hide the cursor
 
     def note(self, text: str) -> None:
         self.console.print(text)
@@ -52,7 +53,7 @@ class Terminal(Reporter):
         self.errors.print(f"warning: {text}", style="yellow")
 
     def reading(self, what: str, done: int, total: int) -> None:
-        """A bar, or, where there is no terminal, a line every tenth of what takes long. A total of 0 is a sentence."""
+        """Show a bar, or without a terminal a line per tenth of a long job. With a total of 0, print `what`."""
         if total == 0:
             self.note(what)
             return
@@ -131,13 +132,13 @@ class Terminal(Reporter):
             self._print_progress(step)
 
     def _print_progress(self, step: int) -> None:
-        """How far it is, of what the log has anyway: nobody waits for the device because of a line."""
+        """Print the progress from values already logged, so as not to wait for the device."""
         self.last_printed = time.perf_counter()
         epoch, elapsed = (step - 1) * self.epochs // self.steps + 1, self.last_printed - self.started
         pieces = [f"epoch {epoch} of {self.epochs}, step {step:,} of {self.steps:,}"]
         if self.last:
             pieces += [f"loss {self.last['loss']:.4f}", f"{compact(self.last['images_per_second'])} img/s"]
-        if step > self.first_step:  # a run that went back has nothing to judge by yet
+        if step > self.first_step:  # after a rollback there is no rate yet
             pieces.append(f"about {duration(elapsed / (step - self.first_step) * (self.steps - step))} left")
         self.note(", ".join(pieces))
 
@@ -160,7 +161,7 @@ class Terminal(Reporter):
 
 
 def duration(seconds: float) -> str:
-    """The two largest units of it.
+    """A duration in its two largest units.
 
     >>> duration(42), duration(3 * 3600 + 5 * 60)
     ('42 s', '3 h 5 min')
@@ -181,7 +182,7 @@ def compact(value: float) -> str:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """A plain table; columns whose cells, where they are not empty, are all numbers are set to the right."""
+    """A table for the terminal; columns of numbers are right-aligned."""
     result = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         starts = {cells[i].strip()[:1] for cells in rows} - {""}

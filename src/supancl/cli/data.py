@@ -27,7 +27,7 @@ from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
 from supancl.training.preflight import with_short_side
 from supancl.weights.run_folder import next_folder
 
-MAX_CLASSES = 12  # on screen, from either end; the JSON has all
+MAX_CLASSES = 12  # printed from either end; the JSON has all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     shown_recipe = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = shown_recipe.encoder.channels if shown_recipe else 3
     side = shown_recipe.data.short_side if shown_recipe else 256
-    # looking leaves nothing behind: every image is decoded once, and kept only where they are few
+    # writes no cache: every image is decoded once, and kept in memory only if there are few
     spec = DataSpec(source=args.source, skip_bad_images=True, short_side=side, cache="never", memory_gb=0.25)
     source = open_source(spec, channels, terminal.reading, lenient=True)
     sizes = image_sizes(source, terminal.reading)
@@ -184,12 +184,12 @@ def cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         evict_caches(args, console)
         return print_caches(console)
     result = build_cache(args, console)
-    evict_caches(args, console, Path(result["folder"]))  # afterwards: what was just asked for is not what goes
+    evict_caches(args, console, Path(result["folder"]))  # afterwards, so as to keep what was just built
     return result
 
 
 def evict_caches(args: argparse.Namespace, console: Console, spared: Path | None = None) -> None:
-    """What --keep-gb asks for."""
+    """Remove the longest unused caches as --keep-gb says."""
     if args.keep_gb is None:
         return
     for old in evict(args.keep_gb * 1e9, waiting=print_waiting(console), spared=spared):
@@ -226,8 +226,8 @@ def print_waiting(console: Console) -> Callable[[str], None]:
 def remove_caches(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.source is None:
         raise BadInput("--remove: name the source whose cache is to go; --list shows them")
-    # the folder of a source may be gone, and a cache may have lost the name of its source: any name will do
-    # (but a source called features goes before the folder of that name in the cache)
+    # the source may be gone, or its name lost from the cache: the cache's folder is accepted too
+    # (a source called features takes precedence over the cache folder of that name)
     caches, paths = list_caches(), (absolute_source(args.source), str(Path(args.source).resolve()))
     removed = [cache for cache in caches if cache.source in paths]
     removed = removed or [
@@ -258,7 +258,7 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         terminal.warn(remark)
     if args.verify:
         store.verify(terminal.reading)
-    mended = store.mended if args.verify else None  # opening it has looked at some
+    mended = store.mended if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
     verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
     console.print(

@@ -126,7 +126,7 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput(f"{out} holds a single run; choose another --out for --seeds {args.seeds}")
     if args.seeds == 1 and not DetectFolder(out).holds_run and any(out.glob("seed-*/detect.json")):
         raise BadInput(f"{out} holds runs of several seeds; say of how many with --seeds N, or choose another --out")
-    for folder in folders:  # asked of all before the first is begun
+    for folder in folders:  # all are checked before the first one starts
         if DetectFolder(folder).holds_run and not args.resume:
             raise BadInput(f"{folder} already holds a run; continue it with --resume, or choose another --out")
     runs: dict[str, DetectRun] = {}
@@ -159,7 +159,7 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def resolve_settings(args: argparse.Namespace, out: Path) -> tuple[str, DetectData, DetectSpec]:
-    """What is asked for; a run that is continued brings its own settings, and what is asked for must agree."""
+    """Encoder, data and spec from the flags; a resumed run has saved ones, which the flags must match."""
     overrides = {name: value for name, (value, _) in args.overrides.items()}
     if isinstance(overrides.get("freeze"), str):
         overrides["freeze"] = [name for name in overrides["freeze"].split(",") if name]
@@ -202,7 +202,7 @@ def score_cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-# --- what goes before, what comes after -------------------------------------------------------------------------------
+# --- crops and compare ------------------------------------------------------------------------------------------------
 
 
 def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def crops(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     for remark in (*train.remarks, *test.remarks):
         terminal.warn(remark)
-    options = {"margin": args.margin, "least": args.least, "difficult": args.difficult}
+    options = {"margin": args.margin, "min_side": args.least, "difficult": args.difficult}
     result = write_crops(train, test, Path(args.out), **options, progress=terminal.reading)
     terminal.ends()
     rows = [
@@ -266,7 +266,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     detections = detect(detector, test, device, precision, terminal.reading)
     scores = coco_scores(test, detections)
     make_folder(out)
-    # the run's own scores, which `compare` reads, are those on its own test images
+    # detect.json, which `compare` reads, has the scores on the run's own test images
     name = "detect" if args.out or requested == saved_data else f"detect-{data_label(requested)}"
     picture = out / ("detections.png" if name == "detect" else f"{name}.png")
     draw_detection_sheet(test, detections, picture)
@@ -288,7 +288,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def data_label(data: DetectData) -> str:
-    """Data in the name of a file: voc-2007, or the COCO file's own name."""
+    """The data's name for a file: voc-2007, or the name of the COCO file."""
     path = Path(data.test or data.root)
     return path.stem if path.suffix == ".json" else f"{path.name}-{data.year}"
 

@@ -29,7 +29,7 @@ from supancl.recipes.plugins import fault_in_own, load_plugin
 
 
 class CommandLine(OneLineParser):
-    """The parser of `supancl`, to which names of 0.1.0 are still commands: `supancl toy` is `supancl paper toy`."""
+    """The parser of `supancl`. It still takes commands of 0.1.0: `supancl toy` is `supancl paper toy`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
@@ -41,7 +41,7 @@ class CommandLine(OneLineParser):
 
 
 def current_spelling(name: str) -> list[str]:
-    """A command of 0.1.0 as it is spelled today.
+    """The current spelling of a command of 0.1.0.
 
     >>> respelled("tables"), respelled("evaluate")
     (['paper', 'table'], ['evaluate'])
@@ -81,12 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
-    if not words:  # whoever names no command wants to know which there are; nothing was done all the same
+    if not words:  # show the commands, but with an error's exit code
         parser.print_help(sys.stderr)
         return BadInput.exit_code
     args = parser.parse_args(words)
     console = make_console(args.quiet, args.json == "-")
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers remark on such images by name
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # readers name such images in remarks
     try:
         check_json(args.json)
         for file in args.plugin:
@@ -103,13 +103,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print_error("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of our output closed it, like `| head`
         return 0
     except MemoryError:
         print_error("out of memory; lower --batch-size or data.memory_gb")
         return BadInput.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:  # a path that may not, or cannot, be opened
+        if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
             message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(message), args.debug)
         if fault := fault_in_own(error):
@@ -126,7 +126,7 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
 
 
 def check_json(target: str | None) -> None:
-    """Whether the result can be written is asked before the work, not after it."""
+    """Refuse a --json file that cannot be written, before the work starts."""
     if target in (None, "-") or not speaks():  # of several ranks one writes
         return
     path = Path(str(target))
@@ -157,10 +157,10 @@ def write_json(target: str | None, result: dict[str, Any]) -> None:
 
 
 def entry() -> None:
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character gets a question mark, not an error
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal lacks becomes a question mark, not an error
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
+        call_it(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     sys.exit(main())

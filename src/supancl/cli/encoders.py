@@ -1,4 +1,4 @@
-"""Flags of every command that takes encoders, and how they become subjects."""
+"""Flags of commands that take encoders, and opening these encoders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_encoder_flags(parser: argparse.ArgumentParser, several: bool = False) ->
 
 
 def add_feature_flags(parser: argparse.ArgumentParser) -> None:
-    """How features are taken, for commands that name their encoders in another way."""
+    """Add the flags for features alone, for commands that name their encoders in another way."""
     add_foreign_flags(parser)
     parser.add_argument(
         "--layer",
@@ -47,7 +47,7 @@ def add_view_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """What files of other libraries do not say of themselves."""
+    """Add flags for what files of other libraries do not contain."""
     parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
     parser.add_argument("--mean", help="of the encoder's input: a,b,c")
     parser.add_argument("--std", help="of the encoder's input: a,b,c")
@@ -78,7 +78,7 @@ def parse_numbers(text: str | None, flag: str) -> list[float] | None:
 
 
 def parse_integers(text: str, flag: str) -> list[int]:
-    """At least one, each from 1 on."""
+    """Comma-separated integers of at least 1, without repetitions."""
     try:
         values = [int(word) for word in text.split(",")]
     except ValueError:
@@ -89,18 +89,18 @@ def parse_integers(text: str, flag: str) -> list[int]:
 
 
 def parse_names(text: str | None) -> list[str]:
-    """What stands between the commas."""
+    """The names between the commas."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def check_at_least(value: float, minimum: float, flag: str, above: bool = False) -> None:
-    """Refuse what is too small; what is no number is never large enough."""
+    """Refuse a value below the minimum, and nan."""
     if not (value > minimum if above else value >= minimum):
         raise BadInput(f"{flag} {value:g}: must be {'above' if above else 'at least'} {minimum:g}")
 
 
 def open_encoders(args: argparse.Namespace, console: Console, saves_results: bool = True) -> list[EvaluatedEncoder]:
-    """The encoders named; where results are to be kept in their runs, runs that cannot be written in are refused."""
+    """Open the encoders; if results are saved in their runs, runs that cannot be written to are refused."""
     check_at_least(args.batch_size, 1, "--batch-size")
     options = EvaluationOptions(
         pick_device(args.device),

@@ -44,7 +44,7 @@ from supancl.reports.suite_page import write_suite
 
 
 class Incomplete(CheckFailed):
-    """Some results of a suite could not be had; those that could are there."""
+    """Some results of a suite could not be measured; the others are written."""
 
     exit_code = BadInput.exit_code
 
@@ -84,7 +84,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def add_source_flags(
     parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
 ) -> None:
-    """What every protocol on one source takes."""
+    """Add the flags of every protocol that uses one source."""
     parser.add_argument("--data", help="a source (default: the run's own)")
     parser.add_argument(
         "--split",
@@ -199,7 +199,7 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def describe_ridge(result: dict[str, Any]) -> str:
-    """The ridge's weight, and which images it was chosen on."""
+    """The weight of the ridge, and the images it was chosen on."""
     if "weight_by_half" in result:
         first, second = result["weight_by_half"]
         weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
@@ -287,7 +287,7 @@ def fewshot(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def check_episodes(args: argparse.Namespace) -> list[int]:
-    """The shots; what is wrong with an episode is said before an encoder is opened."""
+    """Refuse bad settings of episodes, before an encoder is opened; returns the shots."""
     check_at_least(args.ways, 2, "--ways")
     check_at_least(args.episodes, 1, "--episodes")
     check_at_least(args.seed, 0, "--seed")
@@ -315,7 +315,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         k=args.k,
         fill_queries=args.fill_queries,
     )
-    plan.tasks()  # what is wrong with it is said before an encoder is opened
+    plan.tasks()  # refuses a bad plan before an encoder is opened
     out = Path(args.out)
     make_out(out)
     outcome = run_suite(open_encoders(args, console), plan, out, Terminal(console))

@@ -1,4 +1,4 @@
-"""Flags: those of every command, those of the ones that train (shorthands for fields of the recipe, and --set)."""
+"""Flags of every command, and of those that train: shorthands for fields of the recipe, and --set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from supancl.config import parsed
 from supancl.errors import BadInput, nearest
 from supancl.recipes import Recipe, recipe
 
-# what others call a field of the recipe
+# other libraries' names -> fields of the recipe
 FIELD_SYNONYMS = {
     "learning_rate": "optimizer.lr",
     "wd": "optimizer.weight_decay",
@@ -22,7 +22,7 @@ FIELD_SYNONYMS = {
     "arch": "encoder.name",
     "backbone": "encoder.name",
 }
-# what others have a command for, and where it is done here
+# commands that people expect -> where to find them here
 OTHER_PLACES = {
     "export": "an encoder's weights are RUN/encoder.safetensors, for torchvision, timm and torch.export see "
     "docs/own-data.md; a detector: supancl detect export",
@@ -34,9 +34,9 @@ OTHER_PLACES = {
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse's errors as one line, with the nearest command for an unknown one.
+    """A parser whose errors are one line and suggest the nearest command.
 
-    `fill` adds the arguments when the parser is used; `spellings` says for a word how that command is to be typed.
+    `fill` adds the arguments when the parser is used; `spellings` maps a word to the command as it is typed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.fill, self.spellings = fill, spellings or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The parser of a sub-command refuses what it does not know itself, so that the help named is its own."""
+        """Refuse unknown flags here, not in the parent parser, so that the error names this command's --help."""
         if self.fill is not None:
             self.fill(self)
             self.fill = None
@@ -60,7 +60,7 @@ class OneLineParser(argparse.ArgumentParser):
         return parsed_args, unknown
 
     def _suggest(self, argument: str) -> str:
-        """The flag that an unknown one is nearest to, or, where there is --set, the field of a recipe."""
+        """A hint for an unknown flag: the nearest flag, or the field of a recipe if the command has --set."""
         flag = argument.partition("=")[0]
         flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         if not flag.startswith("--"):
@@ -93,7 +93,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_command(below: Any, name: str, module: str, is_group: bool = False, **texts: str) -> None:
-    """A command whose module says what it takes (`arguments`) and does it (`command`); imported when it is used."""
+    """Add a command; its module, with `arguments` and `command`, is imported when the command is used."""
 
     def fill(parser: OneLineParser) -> None:
         implementation = import_module(module)
@@ -101,7 +101,7 @@ def add_command(below: Any, name: str, module: str, is_group: bool = False, **te
         if hasattr(implementation, "command"):
             parser.set_defaults(run=implementation.command)
 
-    # a command with others below it gives the common flags to those
+    # a command with subcommands passes the common flags on to them
     below.add_parser(name, parents=[] if is_group else [common_flags()], fill=fill, **texts)
 
 
@@ -121,7 +121,7 @@ def common_flags() -> OneLineParser:
 
 
 class Override(argparse.Action):
-    """A flag that is a shorthand for a field of the recipe; the last one given wins, --set among them."""
+    """A flag that sets a field of the recipe, or --set; the last one on the command line wins."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         overrides: dict[str, tuple[Any, str]] = dict(getattr(namespace, "overrides", None) or {})
@@ -133,7 +133,7 @@ class Override(argparse.Action):
         elif self.nargs == 0:
             overrides[self.dest] = (True, str(option))
         else:
-            # strings that look like numbers stay what they are where a name is wanted
+            # a source named like a number stays a string
             literal = values if self.dest == "data.source" else parsed(values)
             overrides[self.dest] = (literal, f"{option} {values}")
         namespace.overrides = overrides
@@ -160,7 +160,7 @@ SWITCHES: dict[str, tuple[str, str]] = {
 
 
 def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
-    """The shorthands and --set, for every command that trains."""
+    """Add the shorthands and --set, for commands that train."""
     for flag, (field, text) in SHORTHANDS.items():
         parser.add_argument(flag, dest=field, action=Override, metavar="X", help=f"{text} ({field})")
     for flag, (field, text) in SWITCHES.items():
@@ -174,7 +174,7 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
 
 def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
     built = recipe(name, args.compat or "paper")
-    # all at once: two fields may only be right together
+    # all at once: two fields may be valid only together
     built = built.with_set({field: value for field, (value, _) in args.overrides.items()})
     return replace(built, sources={**built.sources, **{field: flag for field, (_, flag) in args.overrides.items()}})
 

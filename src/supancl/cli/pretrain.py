@@ -42,7 +42,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
         changes = {field: value for field, (value, _) in args.overrides.items() if field in free}
         to_train = saved.with_set(changes) if changes else None
-    else:  # without a recipe: where several machines train, the run may lie on the first one's disk alone
+    else:  # without a recipe: with several machines, the run may be on the first one's disk alone
         to_train = None if args.recipe is None else recipe_from_flags(args.recipe, args)
     run = pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     run_folder = RunFolder(run.folder)
@@ -58,10 +58,9 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def check_agrees(saved: Recipe, args: argparse.Namespace, folder: RunFolder) -> None:
-    """A run continues with its own settings; whatever is asked for beside --resume must be what it has.
+    """Refuse flags that differ from the saved recipe of a resumed run.
 
-    But for how its steps are run, and what is done where one gave no numbers: where the compiler or a loss fails, one
-    may go on without.
+    Fields that may change on resume are free: without the compiler, for example, if that failed.
     """
     if args.recipe is not None and args.recipe != saved.name:
         raise BadInput(f"{folder.path} holds a run of {saved.name}, not of {args.recipe}; choose another --out")

@@ -42,7 +42,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             "pixels": "px",
             "epochs": "epochs",
             "batch": "batch",
-        }  # the method is the name's last part
+        }  # not the method: it is the end of the name
         cells = [["" if row[key] is None else str(row[key]) for key in titles] for row in rows]
         overview = table("Recipes", list(titles.values()), cells)
         overview.box, overview.show_edge, overview.padding = SIMPLE_HEAD, False, 0  # fits into 100 columns

@@ -13,7 +13,7 @@ from supancl.detect.scenes import Scenes
 from supancl.detect.spec import DetectSpec
 
 Batch = tuple[list[Tensor], list[dict[str, Tensor]]]
-FLIP_STREAM = 5  # which stream of random numbers draws them
+FLIP_STREAM = 5  # of random numbers
 
 
 class Batches:
@@ -25,7 +25,7 @@ class Batches:
         self.pending: dict[int, list[Future[Tensor]]] = {}
 
     def positions(self, step: int) -> list[int]:
-        """Epoch after epoch without a gap, so that no image is left out and any batch size will do."""
+        """Which images a step trains on. Epochs follow without a gap, so any batch size works and none is left out."""
         count, size = len(self.scenes), self.spec.batch_size
         indices = range(step * size, (step + 1) * size)
         return [int(epoch_order(count, self.spec.seed, index // count)[index % count]) for index in indices]
@@ -70,7 +70,7 @@ class Batches:
 
 
 def to_device(image: Tensor, device: torch.device) -> Tensor:
-    """Carried over as bytes, a quarter of the floats they become."""
+    """The image as floats from 0 to 1; copied as bytes, which are a quarter of the size."""
     return image.to(device, non_blocking=True).float().div_(255)
 
 

@@ -1,4 +1,4 @@
-"""Runs side by side: detectors from several encoders, over seeds, at the same settings."""
+"""Compare detectors from several encoders, over seeds, at the same settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCORES = ("AP", "AP50", "AP75")
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A finished run: where it began, its settings, the rows it logged and its scores."""
+    """A finished run: its encoder, settings, logged rows and scores."""
 
     path: Path
     name: str
@@ -28,10 +28,10 @@ class FinishedRun:
     spec: DetectSpec
     rows: list[dict[str, Any]]
     scores: dict[str, Any]
-    settings: dict[str, Any]  # what else detect.json says
+    settings: dict[str, Any]  # all of detect.json
 
     def cost(self) -> dict[str, float | None]:
-        """Seconds of training (without tests), images a second, GB on the GPU."""
+        """Seconds of training (without tests), images per second, GB on the GPU."""
         train_rows = [row for row in self.rows if row["kind"] == "train"]
         steps = [
             row["step"] - previous
@@ -48,7 +48,7 @@ class FinishedRun:
 
 
 def open_finished_runs(text: str) -> list[FinishedRun]:
-    """RUN or NAME=RUN; a folder of several seeds counts as its runs."""
+    """The runs that RUN or NAME=RUN names; a folder of several seeds gives one run per seed."""
     name, equals, folder = text.partition("=")
     has_name = bool(equals) and not Path(text).exists()
     path, name = (Path(folder), name) if has_name else (Path(text), "")
@@ -78,14 +78,14 @@ def _open_run(path: Path, name: str) -> FinishedRun:
 
 
 def short_name(encoder: str) -> str:
-    """`random:resnet18` as it is; of a path the folder of the run, or the file."""
+    """A short name for an encoder: `random:resnet18`, or the name of the run folder or of the file."""
     path = Path(encoder)
     name_path = path.parent if path.name == "encoder.safetensors" else path
     return encoder if encoder.startswith("random:") else name_path.name
 
 
 def compare_runs(runs: Sequence[FinishedRun]) -> dict[str, Any]:
-    """Mean and spread for each name, in the order given; remarks where runs are not at equal settings."""
+    """Mean and deviation per name, in the given order, and remarks on settings that differ between runs."""
     groups: dict[str, list[FinishedRun]] = {}
     name_of_path: dict[Path, str] = {}
     for run in runs:

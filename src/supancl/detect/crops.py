@@ -1,4 +1,4 @@
-"""Annotated objects cut out of their images: a folder of labelled pictures that an encoder is pretrained on."""
+"""Cut annotated objects out of their images: a folder of labelled pictures to pretrain an encoder on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supancl.detect.scenes import Scene, Scenes
 from supancl.errors import BadInput
 from supancl.files import check_place
 
-JPEG_QUALITY = 95  # of the JPEGs; the images they are cut from are JPEGs already
+JPEG_QUALITY = 95  # high: the images they are cut from are JPEGs already
 THREADS = 8
 Progress = Callable[[str, int, int], None]
 
@@ -27,10 +27,10 @@ def write_crops(
     train: Scenes, test: Scenes, out: Path, *, margin: float = 0.1, min_side: int = 16, difficult: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """out/train/CLASS/*.jpg of the training images and out/val/CLASS/*.jpg of the test images; how many of each.
+    """Write out/train/CLASS/*.jpg and out/val/CLASS/*.jpg (from the test images); returns the counts.
 
-    Each box grows by `margin` of its sides, for the views need some surroundings to shift in. A box with a side
-    below `least` pixels is left out, and so are crowds and, unless asked for, VOC's difficult ones.
+    Each box grows by `margin` of its sides, because views need surroundings to shift in. Boxes with a side below
+    `min_side` pixels and crowds are left out; VOC's difficult boxes too, unless `difficult`.
     """
     check_crops(out, margin, min_side)
     bad_name = next((name for name in train.classes if "/" in name or name.startswith(".")), None)
@@ -54,7 +54,7 @@ def write_crops(
                 if progress is not None:
                     progress(f"cutting out {name}", done, len(scenes))
         for empty_folder in (folder for folder in (out / name).iterdir() if not any(folder.iterdir())):
-            empty_folder.rmdir()  # an empty class folder would be an error of the data to come
+            empty_folder.rmdir()  # pretraining refuses empty class folders
         boxes = sum(len(scene.labels) for scene in scenes.scenes)
         result[name] = {
             "images": len(scenes),
@@ -66,7 +66,7 @@ def write_crops(
 
 
 def check_crops(out: Path, margin: float, min_side: int) -> None:
-    """What is wrong with the request whatever the images are, said before they are looked up."""
+    """Refuse bad settings before the images are looked up."""
     if not 0 <= margin < inf or min_side < 1:
         raise BadInput(f"margin {margin:g} and least {min_side}: wanted at least 0 and at least 1")
     check_place(out)
@@ -75,7 +75,7 @@ def check_crops(out: Path, margin: float, min_side: int) -> None:
 
 
 def _crop_image(scenes: Scenes, out: Path, margin: float, min_side: int, difficult: bool, position: int) -> list[str]:
-    """Write the crops of one image; their classes."""
+    """Write the crops of one image and return their classes."""
     scene, class_names = scenes.scenes[position], []
     selected = boxes_to_crop(scene, min_side, difficult).nonzero().flatten().tolist()
     image = scenes.image(position) if selected else torch.empty(0)
@@ -83,20 +83,20 @@ def _crop_image(scenes: Scenes, out: Path, margin: float, min_side: int, difficu
         class_name = scenes.classes[int(scene.labels[number])]
         left, top, right, bottom = expand_box(scene.boxes[number], margin, scene.width, scene.height)
         picture = Image.fromarray(image[:, top:bottom, left:right].permute(1, 2, 0).contiguous().numpy())
-        # the position as well: two folders of a COCO file may hold images of one name
+        # with the position: two folders of a COCO file may hold images of the same name
         picture.save(out / class_name / f"{scene.path.stem}-{position}-{number}.jpg", quality=JPEG_QUALITY)
         class_names.append(class_name)
     return class_names
 
 
 def boxes_to_crop(scene: Scene, min_side: int, difficult: bool) -> Tensor:
-    """Which boxes of a scene are cut out."""
+    """Mask of the boxes of a scene that are cut out."""
     sides = (scene.boxes[:, 2:] - scene.boxes[:, :2]).amin(1) if len(scene.boxes) else torch.zeros(0)
     return (sides >= min_side) & ~scene.crowd & (~scene.difficult | difficult)
 
 
 def expand_box(box: Tensor, margin: float, width: int, height: int) -> tuple[int, int, int, int]:
-    """A box in whole pixels, larger by `margin` of its sides all around, inside the image."""
+    """The box in whole pixels, grown on every side by `margin` of its width or height and clipped to the image."""
     left, top, right, bottom = box.double().tolist()
     x, y = margin * (right - left), margin * (bottom - top)
     return max(0, floor(left - x)), max(0, floor(top - y)), min(width, ceil(right + x)), min(height, ceil(bottom + y))

@@ -1,4 +1,4 @@
-"""Weights under the names of other libraries: Detectron2's detectors, torchvision's, or the backbone alone."""
+"""Export weights under the names of Detectron2 or torchvision: a detector, or the backbone alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supancl.errors import BadInput
 from supancl.files import write_atomically, write_text
 
 FORMATS = ("detectron2", "torchvision")
-# within the backbone: torchvision's words -> Detectron2's
+# names within the backbone: torchvision -> Detectron2
 DETECTRON2_NAMES = (
     (r"^conv1\.", "stem.conv1."), (r"^bn1\.", "stem.conv1.norm."), (r"^layer1\.", "res2."), (r"^layer2\.", "res3."),
     (r"^layer3\.", "res4."), (r"^layer4\.", "res5."), (r"\.downsample\.0\.", ".shortcut."),
@@ -28,7 +28,7 @@ DETECTRON2_NAMES = (
 
 
 def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
-    """Write a detector's run, or an encoder, for another library, and say what was written and how to load it."""
+    """Write a detector's run, or an encoder, for another library; returns what was written."""
     if format not in FORMATS:
         raise BadInput(f"--format {format}: must be one of {', '.join(FORMATS)}")
     file, settings = Path(out), Path(out).with_suffix(".yaml") if format == "detectron2" else None
@@ -49,7 +49,7 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
     state = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     content: dict[str, Any] = {"model": state, "__author__": "supancl"} if format == "detectron2" else state
     if format == "detectron2" and kind == "backbone":
-        content["matching_heuristics"] = True  # Detectron2 then finds the place itself, in C4 and in FPN
+        content["matching_heuristics"] = True  # Detectron2 then matches the names, in C4 and in FPN
     write_atomically(file, lambda temporary: _save(temporary, content))
     if settings is not None:
         text = detectron2_settings(encoder, len(classes), spec)
@@ -65,7 +65,7 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
 
 
 def convert_weights(detector: Detector, format: str) -> tuple[dict[str, Tensor], str]:
-    """The tensors under the other library's names, and what they are: a c4 or fpn detector, or the backbone."""
+    """The tensors under the other library's names, and what they form: `c4`, `fpn` or `backbone`."""
     state = detector.state_dict()
     if format == "torchvision":
         if detector.spec.arch == "fpn":
@@ -90,12 +90,12 @@ def convert_weights(detector: Detector, format: str) -> tuple[dict[str, Tensor],
 
 
 def backbone_weights(state: dict[str, Tensor], format: str) -> dict[str, Tensor]:
-    """A ResNet's own tensors: as torchvision names them, or as Detectron2 does."""
+    """A ResNet's tensors under torchvision's or Detectron2's names."""
     return dict(state) if format == "torchvision" else {_detectron2_name(name): value for name, value in state.items()}
 
 
 def _resnet_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that came from the encoder, under the names they had there."""
+    """The tensors of the encoder, under their names in the encoder."""
     weights = {}
     for name, value in state.items():
         resnet_name = re.sub(r"^(backbone\.body\.|backbone\.|roi_heads\.box_head\.)", "", name)
@@ -124,7 +124,7 @@ def _fpn_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rpn_weights(detector: Detector, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Anchors of a place come by ratio, then size, in torchvision, and by size, then ratio, in Detectron2."""
+    """Reorder the anchors of a location: torchvision goes by ratio, then size; Detectron2 by size, then ratio."""
     sizes, ratios = len(detector.spec.anchor_sizes), len(detector.spec.anchor_ratios)
     sizes = 1 if detector.spec.arch == "fpn" else sizes
     order = torch.arange(ratios * sizes).reshape(ratios, sizes).T.reshape(-1)
@@ -139,7 +139,7 @@ def _rpn_weights(detector: Detector, state: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _box_predictor_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision counts background first and gives it box corrections; Detectron2 counts it last, without any."""
+    """Reorder the classes: background is first in torchvision, with box corrections; last in Detectron2, without."""
     weights = {}
     for kind in ("weight", "bias"):
         scores = state[f"roi_heads.box_predictor.cls_score.{kind}"]
@@ -149,7 +149,7 @@ def _box_predictor_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def detectron2_settings(encoder: EncoderSpec, classes: int, spec: DetectSpec | None) -> str:
-    """What a Detectron2 configuration must say for these weights to mean the same there; no `spec`: the backbone."""
+    """The Detectron2 configuration with which these weights compute the same; without `spec`, of the backbone."""
     normalization, resnet = normalization_of(encoder), _resnet_settings(encoder.name)
     mean, std = ([round(255 * value, 4) for value in values] for values in (normalization.mean, normalization.std))
     model: dict[str, Any] = {"PIXEL_MEAN": mean, "PIXEL_STD": std, "BACKBONE": {"FREEZE_AT": 0}, "RESNETS": resnet}
@@ -179,7 +179,7 @@ def detectron2_settings(encoder: EncoderSpec, classes: int, spec: DetectSpec | N
 
 
 def _resnet_settings(name: str) -> dict[str, Any]:
-    """Depth, and width and groups where they are not the plain ResNet's: wide_resnet50_2, resnext50_32x4d."""
+    """Depth, and for wide_resnet50_2, resnext50_32x4d and the like also width and groups."""
     match = re.search(r"(wide_)?resnex?t(\d+)(?:_(\d+)x(\d+)d)?", name)
     wide, depth, groups, width = match.groups() if match else (None, "50", None, None)
     settings: dict[str, Any] = {"DEPTH": int(depth), "STRIDE_IN_1X1": False, "NORM": "BN"}
@@ -189,7 +189,7 @@ def _resnet_settings(name: str) -> dict[str, Any]:
 
 
 def _add_fpn_settings(model: dict[str, Any]) -> None:
-    """torchvision pools without the half pixel and with 2 x 2 samples, which is not Detectron2's default."""
+    """Settings of FPN. torchvision pools without the half pixel and with 2 x 2 samples; Detectron2 must do the same."""
     stages, levels = ["res2", "res3", "res4", "res5"], ["p2", "p3", "p4", "p5", "p6"]
     model["BACKBONE"]["NAME"] = "build_resnet_fpn_backbone"
     model["RESNETS"]["OUT_FEATURES"], model["FPN"] = stages, {"IN_FEATURES": stages}
@@ -204,7 +204,7 @@ def _add_fpn_settings(model: dict[str, Any]) -> None:
 
 
 def _yaml(settings: dict[str, Any], depth: int = 0) -> Iterator[str]:
-    """Values as JSON, which is YAML too."""
+    """Lines of YAML; the values are written as JSON, which is valid YAML."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield f"{'  ' * depth}{name}:"
@@ -214,5 +214,5 @@ def _yaml(settings: dict[str, Any], depth: int = 0) -> Iterator[str]:
 
 
 def _save(path: Path, content: dict[str, Any]) -> None:
-    with open(path, "wb") as file:  # given a path, torch does not tell why it could not write
+    with open(path, "wb") as file:  # given a path, torch hides why it could not write
         torch.save(content, file)

@@ -1,4 +1,4 @@
-"""Annotations on disk: the layout of Pascal VOC, and COCO's JSON."""
+"""Read annotations: the layout of Pascal VOC, and COCO's JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ YEARS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class DetectData:
-    """What to train on and what to test on, as it was named, so that a run finds it again.
+    """What to train and to test on, as the user named it, so that a resumed run finds it again.
 
-    `root` is a VOC root, COCO's own folder, or a COCO JSON (then `test` is another one, and `images` the folder of
-    the images where they do not lie beside it).
+    `root` is a VOC root, COCO's folder, or a COCO JSON. With a JSON, `test` is a second one, and `images` the folder
+    of the images if they are not next to it.
     """
 
     root: str
@@ -46,12 +46,12 @@ def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
 
 
 def open_test(data: DetectData) -> Scenes:
-    """The test images alone, which need no others beside them; a single COCO JSON is what to test on."""
+    """The test images alone; a single COCO JSON is taken as the test set."""
     return read_coco(Path(data.test), data.images) if data.test else _readers(data)[1]()
 
 
 def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scenes]]:
-    """How to read what to train on, and what to test on."""
+    """Functions that read the training and the test images."""
     root = Path(data.root)
     if not root.exists():
         raise BadInput(f"no folder or file {root}; give a VOC root (it holds VOCdevkit/), or a COCO JSON")
@@ -65,7 +65,7 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
     if data.year not in YEARS:
         raise BadInput(f"--year {data.year}: must be one of {', '.join(YEARS)}")
     train_lists, test_lists = YEARS[data.year]
-    if data.test:  # trained on VOC, tested on other images with its classes
+    if data.test:  # train on VOC, test on other images with its classes
         return partial(read_voc, root, train_lists), partial(read_coco, Path(data.test), data.images)
     if data.images:
         raise BadInput(f"--images {data.images} is for a COCO JSON; the images of VOC lie in JPEGImages of {root}")
@@ -73,7 +73,7 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
 
 
 def _read_coco_folder(data: DetectData, files: list[Path], name: str) -> Scenes:
-    """Of COCO's own folder: annotations/instances_NAME.json with the images in NAME/; --test names another test set."""
+    """Read annotations/instances_NAME.json of COCO's folder, with the images in NAME/; --test replaces the test set."""
     root = Path(data.root)
     if name == "val" and data.test:
         return read_coco(Path(data.test), data.images)
@@ -99,7 +99,7 @@ def unify_classes(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
 
 
 def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
-    """Annotations/*.xml of the images in ImageSets/Main/LIST.txt, of one year or of several together."""
+    """Read Annotations/*.xml of the images in ImageSets/Main/LIST.txt, for one year or several."""
     entries: list[tuple[Path, str]] = []
     for year, name in lists:
         folder = _year_folder(root, year)
@@ -126,7 +126,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
 
 
 def _year_folder(root: Path, year: str) -> Path:
-    """The folder of a year: below VOCdevkit/, beside others, or the root itself (under any name but another year's)."""
+    """The folder of a year: in VOCdevkit/, in the root, or the root itself unless it is named after another year."""
     candidates = [root / "VOCdevkit" / f"VOC{year}", root / f"VOC{year}"]
     if root.name == f"VOC{year}" or not root.name.startswith("VOC"):
         candidates.append(root)
@@ -140,20 +140,20 @@ def _year_folder(root: Path, year: str) -> Path:
 
 
 def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], list[tuple[list[float], bool]]]:
-    """(height, width), the class of each object, and its box with VOC's difficult mark."""
+    """(height, width), the class of each object, and its box with VOC's `difficult` flag."""
     file = folder / "Annotations" / f"{name}.xml"
     try:
         tree = ElementTree.parse(file).getroot()
         annotation = VOCDetection.parse_voc_xml(tree).get("annotation")
         size = (int(_text_at(annotation, "size", "height")), int(_text_at(annotation, "size", "width")))
         annotated = annotation["object"]
-        if len(annotated) < len(tree.findall("object")):  # torchvision says nothing of these
+        if len(annotated) < len(tree.findall("object")):  # torchvision drops them silently
             raise ValueError("an <object> without content")
         class_names, objects = [], []
         for entry in annotated:
             box = [float(_text_at(entry, "bndbox", side)) for side in ("xmin", "ymin", "xmax", "ymax")]
             difficult = isinstance(entry, dict) and entry.get("difficult") == "1"
-            # VOC counts pixels from 1 and both ends belong to the box: 1..W is the whole image, 0 to W from 0
+            # VOC counts pixels from 1 and includes both ends: 1..W is the full width, which is 0..W here
             objects.append(([box[0] - 1, box[1] - 1, box[2], box[3]], difficult))
             class_names.append(_text_at(entry, "name"))
     except OSError:
@@ -164,7 +164,7 @@ def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], lis
 
 
 def _text_at(value: Any, *path: str) -> str:
-    """A text in torchvision's dictionaries."""
+    """The text at a path of torchvision's nested dictionaries; ValueError if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if not isinstance(value, str):
@@ -176,7 +176,7 @@ def _text_at(value: Any, *path: str) -> str:
 
 
 def read_coco(file: Path, images: str = "") -> Scenes:
-    """A JSON with images, annotations (bbox = x, y, width, height) and categories."""
+    """Read a JSON with images, annotations (bbox = x, y, width, height) and categories."""
     folder = Path(images) if images else file.parent
     try:
         content = json.loads(file.read_text())
@@ -209,7 +209,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
 
 
 def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, dict[str, Any]]:
-    """Files put together by hand often count from the start again: boxes would go to another image, or class."""
+    """Entries by id. Ids must be unique: in files merged by hand they often repeat, and boxes would get lost."""
     entries: dict[int, dict[str, Any]] = {}
     for entry in content[kind]:
         if entries.setdefault(int(entry["id"]), entry) != entry:
@@ -221,7 +221,7 @@ def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, di
 
 
 def _is_flat(annotation: dict[str, Any]) -> bool:
-    """A box without an area: there is nothing in it to find."""
+    """Whether a box has no area."""
     return 0 in annotation["bbox"][2:]
 
 

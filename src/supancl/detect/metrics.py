@@ -1,4 +1,4 @@
-"""AP, AP50 and AP75 by COCO's definition, counted by pycocotools."""
+"""AP, AP50 and AP75 by COCO's definition, computed by pycocotools."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from supancl.detect.scenes import Scenes
 from supancl.errors import BadInput, counted
 
-MAX_DETECTIONS = 100  # detections of a class in an image that are looked at: COCO's maxDets
+MAX_DETECTIONS = 100  # per class and image: COCO's maxDets
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """What a detector found in one image: boxes (N, 4) in the image's pixels, scores, labels from 0."""
+    """Detections in one image: boxes (N, 4) in the image's pixels, scores, labels from 0."""
 
     boxes: Tensor
     scores: Tensor
@@ -31,9 +31,9 @@ class Detections:
 def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, Any]:
     """Percentages: AP (mean over IoU .50 to .95), AP50, AP75, each also by class and with VOC07's 11 recall points.
 
-    A class without a box that counts has no AP (None) and is left out of the mean. Crowds are COCO's: a detection
-    that lies inside one is no mistake. A difficult box is VOC's: it is not missed, and detections of it, by their
-    plain IoU and any number of them, are no mistakes.
+    A class without a box that counts has no AP (None) and is left out of the mean. Crowds follow COCO: a detection
+    inside one is ignored. Difficult boxes follow VOC: a missed one does not count, and all detections that match one
+    by IoU are ignored.
     """
     if len(detections) != len(scenes):
         raise BadInput(
@@ -41,7 +41,7 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
             "give one for each"
         )
     evaluator = coco_evaluator()
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells the terminal what it is doing
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         coco = evaluator(_ground_truth(scenes), _predictions(scenes, detections), "bbox")
         coco.params.areaRng, coco.params.areaRngLbl, coco.params.maxDets = (
             [[0, 1e10]],
@@ -65,7 +65,7 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
 
 
 def coco_evaluator() -> Any:
-    """pycocotools' evaluation with difficult boxes in it; asked for before the work, a missing library costs none."""
+    """pycocotools' COCOeval, extended by difficult boxes. Call it early: it raises if pycocotools is missing."""
     try:
         mask, evaluation = import_module("pycocotools.mask"), import_module("pycocotools.cocoeval")
     except ImportError:
@@ -74,7 +74,7 @@ def coco_evaluator() -> Any:
         ) from None
 
     class Evaluator(evaluation.COCOeval):  # type: ignore[name-defined,misc]
-        """COCO's counting; difficult boxes are met by plain IoU, crowds by the share of the detection inside them."""
+        """Matches difficult boxes by IoU, and crowds by the fraction of the detection inside them."""
 
         def computeIoU(self, image: int, label: int) -> Any:
             truth, predictions = self._gts[image, label], self._dts[image, label]
@@ -129,7 +129,7 @@ def _xywh(boxes: Tensor) -> list[list[float]]:
 
 
 def _summary(precision: Any, classes: tuple[str, ...]) -> dict[str, Any]:
-    """`precision` (thresholds, recalls, classes); -1 where a class has nothing to find."""
+    """AP, AP50 and AP75, also by class; `precision` (IoUs, recalls, classes) is -1 for a class without boxes."""
     by_class = np.where((precision > -1).all(1), precision.mean(1), np.nan) * 100
     rows = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
     has_boxes = ~np.isnan(by_class[0])

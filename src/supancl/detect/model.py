@@ -1,4 +1,4 @@
-"""Faster R-CNN around a ResNet encoder, out of torchvision's parts: C4 as MoCo has it, or a feature pyramid."""
+"""Faster R-CNN around a ResNet encoder, built from torchvision's modules: C4 as in MoCo, or a feature pyramid."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FPN_WIDTH, FPN_HIDDEN = 256, 1024  # torchvision's
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and deviation of the pixels that the encoder was trained on, by channel."""
+    """Mean and deviation per channel of the encoder's training pixels."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
-    """The ResNet that ENCODER names, its own copy: random:NAME, or whatever the evaluation commands take."""
+    """A copy of the ResNet that ENCODER names: random:NAME, or anything the evaluation commands take."""
     if text.startswith("random:"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -55,12 +55,12 @@ def open_body(text: str, seed: int = 0) -> tuple[ResNet, EncoderSpec]:
 
 
 def encoder_checksum(text: str) -> str:
-    """The checksum of the encoder that a detector begins from, as evaluations have it; empty for random weights."""
+    """The checksum of the encoder, as in evaluation results; empty for random weights."""
     return "" if text.startswith("random:") else encoder_key(open_encoder(text))
 
 
 def absolute_encoder_name(text: str) -> str:
-    """The same name from every folder: the file in it, after an @ too, as a whole path."""
+    """The encoder's name with its path made absolute, also after an @."""
     name, separator, file = text.partition("@")
     if Path(text).exists():
         return str(Path(text).resolve())
@@ -68,7 +68,7 @@ def absolute_encoder_name(text: str) -> str:
 
 
 def copy_resnet(encoder: Encoder) -> ResNet:
-    """The encoder's body where it is a ResNet with the stem for photographs; anything else is refused."""
+    """A copy of the encoder's body; refused unless it is a ResNet with the ImageNet stem."""
     name = encoder.spec.name
     body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
     if body is None:
@@ -90,7 +90,7 @@ def copy_resnet(encoder: Encoder) -> ResNet:
 
 @torch.no_grad()
 def _as_torchvision_resnet(body: nn.Module) -> ResNet | None:
-    """torchvision's ResNet with the weights of another library's, where it has the same tensors and the same answer."""
+    """torchvision's ResNet with these weights; None unless its tensors and its output are the same."""
     state = body.state_dict()
     shapes = {name: value.shape for name, value in state.items()}
     for name in ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"):
@@ -112,7 +112,7 @@ def normalization_of(spec: EncoderSpec) -> Normalization:
 
 
 class Detector(GeneralizedRCNN):  # type: ignore[misc]
-    """torchvision's two-stage detector; frozen stages stay frozen, and tests have a size of their own."""
+    """torchvision's two-stage detector, with frozen stages and another image size for testing."""
 
     def __init__(self, components: Sequence[nn.Module], spec: DetectSpec) -> None:
         super().__init__(*components)
@@ -133,12 +133,12 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
     def train(self, mode: bool = True) -> Detector:
         super().train(mode)
         for stage in self.frozen_stages():
-            stage.eval()  # their statistics too are those of the encoder
+            stage.eval()  # their running statistics stay the encoder's
         self.transform.min_size = self.spec.min_sizes if mode else (self.spec.test_size,)
         return self
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Parameters for the optimizer; the affine part of norms has its own weight decay."""
+        """Parameter groups for the optimizer; batch norms have a separate weight decay."""
         norms = {id(p) for module in self.modules() if isinstance(module, _BatchNorm) for p in module.parameters()}
         trained = [p for p in self.parameters() if p.requires_grad]
         return [
@@ -150,10 +150,9 @@ class Detector(GeneralizedRCNN):  # type: ignore[misc]
 def build_detector(
     body: ResNet, spec: DetectSpec, classes: int, normalization: Normalization, seed: int | None = None
 ) -> Detector:
-    """A detector whose backbone is `body` (not a copy); `seed` draws the new layers, the caller's state is kept.
+    """A detector around `body` (not a copy); `seed` initialises the new layers and leaves the global seed alone.
 
-    In a process group its batch norms are synchronised; in one process their statistics are over the whole batch
-    already, which is the same thing.
+    In a process group the batch norms are synchronised; in one process that makes no difference.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed if seed is None else seed)
@@ -165,7 +164,7 @@ def build_detector(
 
 
 def move_to_device(detector: Detector, device: torch.device) -> Detector:
-    """On the device; on a GPU with channels last, the order in which tensor cores read."""
+    """Move to the device; on a GPU with channels last, the order in which tensor cores read."""
     moved: Detector = detector.to(device)
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved
 
@@ -174,7 +173,7 @@ def move_to_device(detector: Detector, device: torch.device) -> Detector:
 
 
 class C4Pool(nn.Module):
-    """RoIAlign on the one map there is, with half-pixel alignment: Detectron2's ROIAlignV2."""
+    """RoIAlign on the single feature map, with half-pixel alignment: Detectron2's ROIAlignV2."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -182,12 +181,12 @@ class C4Pool(nn.Module):
 
     def forward(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
         maps = features["0"]
-        # back in the maps' precision at once: the two convolutions that read a region would each keep a copy of it
+        # back to the maps' precision here: the two convolutions that read a region would each keep a copy of it
         return self.align(maps.float(), boxes).to(maps.dtype)  # type: ignore[no-any-return]
 
 
 class Res5(nn.Module):
-    """The encoder's last stage on every region, MoCo's extra norm, and the mean over places."""
+    """The encoder's last stage on every region, MoCo's extra norm, and the mean over positions."""
 
     def __init__(self, layer4: nn.Module, width: int, extra_norm: bool) -> None:
         super().__init__()
@@ -200,7 +199,7 @@ class Res5(nn.Module):
 
 
 class Anchors(AnchorGenerator):  # type: ignore[misc]
-    """Anchors in full precision whatever the maps are in: torchvision's take the maps', and bf16 counts only to 256."""
+    """Anchors in float32. torchvision's have the maps' precision, and bf16 counts only to 256."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
         sizes = [level.new_empty((1, 1, *level.shape[-2:]), dtype=torch.float32) for level in maps]
@@ -209,7 +208,7 @@ class Anchors(AnchorGenerator):  # type: ignore[misc]
 
 
 class ProposalHead(RPNHead):  # type: ignore[misc]
-    """Boxes and scores in full precision: in bf16 neighbouring scores are ties, and boxes move by pixels."""
+    """Boxes and scores in float32: in bf16 close scores become ties, and boxes move by pixels."""
 
     def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         scores, deltas = super().forward(maps)
@@ -217,7 +216,7 @@ class ProposalHead(RPNHead):  # type: ignore[misc]
 
 
 class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
-    """Class scores and box corrections of a region, drawn small as in Detectron2 and given in full precision."""
+    """Class scores and box corrections of a region: small initial weights as in Detectron2, float32 output."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__(width, classes)
@@ -232,7 +231,7 @@ class BoxPredictor(FastRCNNPredictor):  # type: ignore[misc]
 
 
 def _out_channels(stage: nn.Module) -> int:
-    """Channels that come out of a stage, with basic blocks or bottlenecks."""
+    """Output channels of a stage, with basic blocks or bottlenecks."""
     return [module for module in stage.modules() if isinstance(module, nn.Conv2d)][-1].out_channels
 
 

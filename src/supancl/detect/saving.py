@@ -1,4 +1,4 @@
-"""A detector on disk: detector.safetensors with all that is needed to build it again, and the folder of its run."""
+"""Save and load detectors: detector.safetensors, which can be rebuilt without anything else, and the run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from supancl.weights.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class LoadedDetector:
-    """A detector in eval mode and what it was made of."""
+    """A detector in eval mode, its encoder's spec and its class names."""
 
     detector: Detector
     encoder: EncoderSpec
@@ -32,7 +32,7 @@ class LoadedDetector:
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
 
-    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int}  # of its training, which counts no epochs
+    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int}  # detectors count no epochs
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -45,7 +45,7 @@ class DetectFolder(RunFolder):
         write_text(self.recipe_file, text)
 
     def read_settings(self) -> tuple[DetectSpec, DetectData, str, dict[str, Any]]:
-        """The recipe, the data, the name of the encoder, and everything else in detect.json."""
+        """The spec, the data, the name of the encoder, and all of detect.json."""
         try:
             content = json.loads(self.recipe_file.read_text())
             spec = from_json(DetectSpec, content["spec"], "")
@@ -72,7 +72,7 @@ def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes:
 
 
 def is_detector(path: Path) -> bool:
-    """Whether a path is a detector's run or file, rather than an encoder's."""
+    """Whether a path is a detector's run or file, not an encoder's."""
     file = path / "detector.safetensors" if path.is_dir() else path
     return file.suffix == ".safetensors" and file.is_file() and read_safetensors(file)[1].get("kind") == "detector"
 

@@ -1,4 +1,4 @@
-"""Images with boxes: what training and testing are given, whatever the layout on disk."""
+"""Images with boxes, independent of the layout on disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch import Tensor
 from supancl.data.decode import decode, image_fault, is_sideways, remarks_on_large
 from supancl.errors import BadInput, counted
 
-CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
+CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and rescaled ones are rounded
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One image: its boxes (N, 4) as x1, y1, x2, y2 in pixels from 0, and which of them are no fair question.
+    """One image and its boxes (N, 4) as x1, y1, x2, y2 in pixels from 0.
 
-    `difficult` is VOC's mark, `crowd` COCO's: neither counts in a test, and no detection of one is a mistake.
+    Boxes marked `difficult` (VOC) or `crowd` (COCO) do not count in a test, and detecting one is no mistake.
     """
 
     path: Path
@@ -49,14 +49,14 @@ class Scenes:
     classes: tuple[str, ...]
     location: str
     remarks: tuple[str, ...] = ()
-    cache_bytes: float = 0.0  # bytes of decoded images that may be kept in memory
+    cache_bytes: float = 0.0  # of decoded images in memory
     decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.scenes)
 
     def image(self, position: int) -> Tensor:
-        """uint8 (3, H, W); an image that is not the size its annotation says is refused."""
+        """uint8 (3, H, W); refused if its size differs from the annotation's."""
         if position in self.decoded:
             return self.decoded[position]
         scene = self.scenes[position]
@@ -83,7 +83,7 @@ class Scenes:
 
     @cached_property
     def cached_count(self) -> int:
-        """How many images, from the first on, may be kept: as many as `limit` has room for."""
+        """How many images, from the first on, fit into `cache_bytes`."""
         used = np.cumsum([3 * scene.height * scene.width for scene in self.scenes], dtype=np.int64)
         return int(np.searchsorted(used, self.cache_bytes, side="right"))
 
@@ -91,7 +91,7 @@ class Scenes:
         """Changes with any image name, class or box."""
         checksum = hashlib.sha256("\n".join(self.classes).encode())
         for scene in self.scenes:
-            checksum.update(os.fsencode(scene.path.name))  # the name of a file may be in any encoding
+            checksum.update(os.fsencode(scene.path.name))  # file names may have any encoding
             checksum.update(scene.boxes.numpy().tobytes() + scene.labels.numpy().tobytes())
         return checksum.hexdigest()[:16]
 
@@ -102,8 +102,7 @@ def make_scene(
 ) -> tuple[Scene, int]:  # fmt: skip
     """A checked scene, and how many of its boxes were cut at the border. `size` is (height, width).
 
-    A box that reaches over the border is cut there; one that is empty or wholly outside is an error in the
-    annotation, and refused.
+    A box that crosses the border is cut there; an empty box, or one outside the image, is refused.
     """
     height, width = size
     location = location or str(path)
@@ -140,9 +139,10 @@ def remark_on_cut_boxes(count: int, location: str) -> tuple[str, ...]:
 
 
 def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[str, ...]:
-    """Asked before the work: a test image that is missing, or too large, would be noticed after the last step.
+    """Refuse missing images and those too large to open, and return remarks on large ones.
 
-    Of large images the annotation tells, whose size they must have; what is read and remarked on is as in any source.
+    Called before training, because a missing test image would otherwise show up only after the last step. Sizes come
+    from the annotations; the limits are those of every other source.
     """
     missing = [scene.path for scene in scenes if not scene.path.is_file()]
     if missing:
@@ -159,7 +159,7 @@ def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[
 
 
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:
-    """Without crowds (they are no objects), and as asked without difficult boxes and without images of nothing."""
+    """Without crowds, and unless asked for without difficult boxes and without images that have no box."""
     selected = [scene.select(~scene.crowd & (~scene.difficult | train_difficult)) for scene in scenes.scenes]
     if not keep_empty:
         selected = [scene for scene in selected if len(scene.boxes)]
@@ -171,7 +171,7 @@ def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool
 
 
 def prepare_for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
-    """With something to find in them, or every score would be missing."""
+    """Refuse scenes without a box to find: every score would be missing."""
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
         raise BadInput(
             f"{scenes.location}: no box to find in {counted(len(scenes), 'image')}; is it the right list of images?"
@@ -180,7 +180,7 @@ def prepare_for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
 
 
 def relabelled(scenes: Scenes, classes: tuple[str, ...]) -> Scenes:
-    """The same scenes under another list of class names, which must hold theirs."""
+    """The same scenes with labels into another list of class names, which must contain theirs."""
     unknown = [name for name in scenes.classes if name not in classes]
     used = {scenes.classes[label] for scene in scenes.scenes for label in scene.labels.tolist()}
     missing = next((name for name in unknown if name in used), None)

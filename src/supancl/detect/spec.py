@@ -1,4 +1,4 @@
-"""The recipe of a detector: every value once, with where it comes from."""
+"""The recipe of a detector: every value, with its source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
 
 @dataclass(frozen=True)
 class DetectSpec:
-    """Faster R-CNN as MoCo fine-tunes it on VOC07+12 (R50-C4, 24k iterations); SOURCES says whose each value is."""
+    """Faster R-CNN as MoCo fine-tunes it on VOC07+12 (R50-C4, 24k iterations); SOURCES has the source of each value."""
 
     arch: Literal["c4", "fpn"] = "c4"
     # the schedule
@@ -89,12 +89,12 @@ SOURCES: dict[str, str] = {
 }  # fmt: skip
 OWN_CHOICE = "chosen here"
 
-# torchvision's own numbers where C4's make no sense: proposals are counted for each level of the pyramid
+# torchvision's values where C4's make no sense: proposals are counted per level of the pyramid
 FPN_DEFAULTS: dict[str, Any] = {"rpn_train": (2_000, 2_000), "rpn_test": (1_000, 1_000), "pool": 7, "extra_norm": False}
 
 
 def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) -> DetectSpec:
-    """The recipe of an architecture with fields set anew; another number of iterations scales its schedule.
+    """The recipe of an architecture with overrides; another number of iterations scales the schedule.
 
     >>> detect_spec("c4", {"iters": 2400}).steps
     (1800, 2200)
@@ -112,12 +112,12 @@ def detect_spec(arch: str = "c4", overrides: Mapping[str, Any] | None = None) ->
 
 
 def source_of(field: str, arch: str = "c4") -> str:
-    """Where the recipe's value of a field comes from."""
+    """The source of a field's default value."""
     return TORCHVISION if arch == "fpn" and field in FPN_DEFAULTS else SOURCES.get(field, OWN_CHOICE)
 
 
 def _scaled(spec: DetectSpec, default_iters: int, changed: set[str]) -> DetectSpec:
-    """A short run takes the same steps earlier, and warms up and measures its statistics over no more than a tenth."""
+    """Scale the steps with the iterations; warm-up and precise BN take at most a tenth of them."""
     if spec.iters == default_iters:
         return spec
     tenth = max(1, spec.iters // 10)
@@ -150,7 +150,7 @@ def _checked(spec: DetectSpec) -> DetectSpec:
 
 
 def learning_rate(spec: DetectSpec, step: int) -> float:
-    """The learning rate of a step (0, 1, ...): linear warm-up, then a factor gamma at each of `steps`."""
+    """The learning rate of a step (0, 1, ...): linear warm-up, then multiplied by gamma at each of `steps`."""
     warmup = 1.0
     if step < spec.warmup:
         progress = step / spec.warmup

@@ -1,4 +1,4 @@
-"""What a detector finds: statistics measured anew, then every test image once."""
+"""Run a detector on test images, after recomputing its batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from supancl.detect.model import Detector
 from supancl.detect.scenes import Scenes
 
 Progress = Callable[[str, int, int], None]
-PRECISE_BN_STREAM = 6  # which stream of random numbers draws regions while statistics are measured
+PRECISE_BN_STREAM = 6  # of random numbers, for the regions drawn meanwhile
 
 
 @torch.no_grad()
 def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, precision: str, seed: int = 0) -> None:
-    """Precise BN: running statistics become the plain mean over `steps` training batches at the present weights."""
+    """Precise BN: set running statistics to the mean over `steps` training batches with the current weights."""
     training = detector.training
     detector.train()
     norms = [module for module in detector.modules() if isinstance(module, _BatchNorm) and module.training]
@@ -30,7 +30,7 @@ def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, 
         return
     for module in norms:
         module.reset_running_stats()
-        module.momentum = None  # torch's word for a cumulative mean
+        module.momentum = None  # a cumulative mean
     try:
         for step in range(steps):
             torch.manual_seed(seeded(seed, PRECISE_BN_STREAM, step))
@@ -47,7 +47,7 @@ def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, 
 def detect(
     detector: Detector, scenes: Scenes, device: torch.device, precision: str = "fp32", progress: Progress | None = None
 ) -> list[Detections]:
-    """What is found in each image, boxes in the pixels of the image as it lies on disk."""
+    """Detections in each image, with boxes in pixels of the image on disk."""
     training = detector.training
     detector.eval()
     detections: list[Detections] = []

@@ -1,4 +1,4 @@
-"""Fine-tuning a detector: a loop that can be stopped anywhere, and a test at its end."""
+"""Fine-tune a detector: a loop that can be stopped and resumed at any step, and a test at its end."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from supancl.training.signals import signals_noted
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.metrics_log import MetricsLog
 
-STEP_STREAM = 7  # which stream of random numbers draws sizes and regions
+STEP_STREAM = 7  # of random numbers, for sizes and regions
 
 
 @dataclass(frozen=True, eq=False)
 class DetectRun:
-    """A finished run: its folder, its test scores, the logged rows, and what it found in the test images."""
+    """A finished run: its folder, test scores, logged rows, and its detections in the test images."""
 
     folder: Path
     scores: dict[str, Any]
@@ -60,7 +60,7 @@ class DetectRun:
 
 
 class Training:
-    """Weights, optimizer and step: what a checkpoint holds. Random numbers are a function of seed and step."""
+    """Weights, optimizer and step, as saved in checkpoints. Random numbers are a function of seed and step."""
 
     def __init__(self, detector: Detector, device: torch.device, precision: str) -> None:
         self.spec, self.device, self.precision = detector.spec, device, precision
@@ -88,7 +88,7 @@ class Training:
         self.step, self.steps_summed = self.step + 1, self.steps_summed + 1
 
     def drain_losses(self) -> dict[str, float]:
-        """The losses since the last call; one that is no number ends the run."""
+        """Mean losses since the last call; raises NonFinite if one is not finite."""
         means = {name: float(value) / self.steps_summed for name, value in self.loss_sums.items()}
         self.loss_sums, self.steps_summed = {}, 0
         if not all(value == value and abs(value) != float("inf") for value in means.values()):
@@ -118,12 +118,12 @@ def train_detector(
     encoder: str, data: DetectData, spec: DetectSpec, out: Path | str, *, resume: bool = False,
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
-    """Fine-tune a detector from an encoder (see `open_body`), test it, and keep everything in `out`."""
+    """Fine-tune a detector from an encoder (see `open_body`), test it, and save everything in `out`."""
     by_one("a detector")
     reporter, encoder = reporter or Reporter(), absolute_encoder_name(encoder)
-    coco_evaluator()  # whether the test can be counted is asked before the work
+    coco_evaluator()  # raises now, not after training, if pycocotools is missing
     device = pick_device(spec.device)
-    body, encoder_spec = open_body(encoder, spec.seed)  # what costs little is looked at first
+    body, encoder_spec = open_body(encoder, spec.seed)  # cheap checks first
     folder = DetectFolder(Path(out))
     folder.check_place()
     folder.check_free(resume)
@@ -159,7 +159,7 @@ def train_detector(
 
 
 def precision_of(spec: DetectSpec, device: torch.device) -> str:
-    """What a run of this recipe computes in on this device."""
+    """The precision of a run with this recipe on this device."""
     return auto_precision(device) if spec.precision == "auto" else spec.precision
 
 
@@ -219,13 +219,11 @@ def _train(
         while training.step < spec.iters:
             training.advance(batches)
             images += spec.batch_size
-            is_last, should_stop = (
-                training.step == spec.iters,
-                bool(signals),
-            )  # asked once: what stops here is saved here
+            is_last = training.step == spec.iters
+            should_stop = bool(signals)  # read once: a stop is always saved
             should_save = is_last or should_stop or training.step % spec.checkpoint_every == 0 or _test_is_due(training)
             if training.step % spec.log_every == 0 or should_save:
-                losses = training.drain_losses()  # waits for the device, so that the time below is the true one
+                losses = training.drain_losses()  # waits for the device, so the time below is right
                 row = {
                     "kind": "train",
                     "step": training.step,
@@ -237,7 +235,7 @@ def _train(
                 started, images = time.perf_counter(), 0
             reporter.reading("training the detector", training.step, spec.iters)
             reporter.stepped(training.step, row)
-            if should_save:  # before the test, which may take longer than whoever stops the run will wait
+            if should_save:  # before the test, which may take long
                 save_checkpoint(folder.checkpoints, training.step, training.state())
             if should_stop and not is_last:
                 name = signal.Signals(signals[0]).name
@@ -257,7 +255,7 @@ def _train(
 
 
 def _test_is_due(training: Training) -> bool:
-    """A test on the way; the one at the end is always made."""
+    """Whether to test after this step; the test at the end always runs."""
     step, spec = training.step, training.spec
     return 0 < step < spec.iters and spec.eval_every > 0 and step % spec.eval_every == 0
 
@@ -265,7 +263,7 @@ def _test_is_due(training: Training) -> bool:
 def _test(
     training: Training, train: Scenes, test: Scenes, log: MetricsLog, reporter: Reporter
 ) -> tuple[dict[str, Any], list[Detections]]:
-    """Precise BN, every test image, COCO's counting."""
+    """Run precise BN, detect in every test image, and compute COCO's scores."""
     spec = training.spec
     with Batches(train, spec, training.device, spec.precise_bn) as batches:
         recompute_norm_statistics(training.detector, batches, spec.precise_bn, training.precision, spec.seed)
@@ -278,7 +276,7 @@ def _test(
 
 
 def _peak_memory(device: torch.device) -> dict[str, float]:
-    """The most that tensors have taken on a GPU since the process began, training and testing."""
+    """Peak GPU memory of tensors since the process started, training and testing."""
     return {"peak_memory_gb": torch.cuda.max_memory_allocated(device) / 1e9} if device.type == "cuda" else {}
 
 
@@ -292,7 +290,7 @@ def score_stats(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | i
     result: dict[str, dict[str, float | int | None]] = {}
     for name in ("AP", "AP50", "AP75"):
         values = [run[name] for run in runs if run[name] is not None]
-        mean, sd = seed_stats(values, statistics.mean)  # not fmean: files keep every bit of it
+        mean, sd = seed_stats(values, statistics.mean)  # not fmean, which rounds differently: results are kept exactly
         result[name] = {
             "mean": None if math.isnan(mean) else mean,
             "std": None if math.isnan(sd) else sd,

@@ -1,4 +1,4 @@
-"""The alpha explorer's one page: table, curves, maps and the recommendation, in a file that needs nothing else."""
+"""The page of `supancl alpha`: table, curves, maps and the recommendation in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from supancl.reports.tables import Table, to_html
 
 
 def draw_curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str, int]], path: Path) -> None:
-    """S_W/S_T, the losses and the accuracies against alpha, with one standard deviation as error bars."""
+    """Plot S_W/S_T, losses and accuracies against alpha; error bars are one standard deviation."""
     groups = (("ratio",), ("ssl", "sup"), ("knn", "linear", "transfer"))
     titles = ("S_W/S_T on held-out images", "losses at the end", "accuracy on held-out images (%)")
-    min_heights = (0.02, 0.02, 2.0)  # of an axis: a smaller one would blow noise up to a course
+    min_heights = (0.02, 0.02, 2.0)  # of an axis: on a smaller one noise looks like a trend
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     alphas = [entry["alpha"] for entry in summary]
     for axis, keys, title, height in zip(figure.subplots(1, 3), groups, titles, min_heights, strict=True):
@@ -38,7 +38,7 @@ def draw_curves(summary: list[dict[str, Any]], measures: Mapping[str, tuple[str,
         axis.set_title(title)
         axis.set_xlabel("alpha")
         axis.grid(alpha=0.3)
-        if len(keys) > 1 and axis.get_legend_handles_labels()[1]:  # where every run failed, nothing is drawn
+        if len(keys) > 1 and axis.get_legend_handles_labels()[1]:  # nothing is drawn if every run failed
             axis.legend(ncols=len(keys), loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     figure.savefig(path, dpi=130, bbox_inches="tight")
 
@@ -51,7 +51,7 @@ def write_page(
     classes: tuple[str, ...],
     out: Path,
 ) -> Path:
-    """alpha.html, with its pictures inside it and beside it."""
+    """Write alpha.html with the pictures embedded, and the pictures as files next to it."""
     draw_curves(result["summary"], measures, out / "curves.png")
     if panels:
         tsne_panels(panels, classes, out / "tsne.png")
@@ -100,5 +100,5 @@ training, none on a test set. The maps show at most 2,000 images.</p>"""
 
 
 def _unbroken_flags(text: str) -> str:
-    """Escaped, with flags that no line breaks: a browser would end one between the hyphens of --seeds."""
+    """Escaped HTML in which flags do not wrap: a browser would break --seeds between the hyphens."""
     return re.sub(r"--[\w-]+", r'<code style="white-space: nowrap">\g<0></code>', html.escape(text))

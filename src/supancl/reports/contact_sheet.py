@@ -1,4 +1,4 @@
-"""Contact sheets: what the images look like, and what the encoder will be shown of them."""
+"""Contact sheets: what the images look like, and which views the encoder will see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TILE, GAP, CAPTION = 112, 6, 16
 
 
 def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: int = 48, columns: int = 8) -> None:
-    """Images of as many classes as there is room for, each with its class below it."""
+    """Draw images of as many classes as fit, each with its class below it."""
     positions = pick_by_class(split.labels, count)
     captions = [classes[label] if label >= 0 else "(unlabelled)" for label in split.labels[positions].tolist()]
     tiles = [_thumbnail(split.batch(position[None])) for position in positions]
@@ -27,7 +27,7 @@ def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: in
 
 
 def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
-    """A row per image: the image, then views of it as the recipe makes them, taken back to colours."""
+    """Draw a row per image: the image, then views of it by this recipe, with the normalisation undone."""
     positions = pick_by_class(split.labels, count)
     generator = torch.Generator().manual_seed(seeded(recipe.train.seed, 2))
     tiles, captions = [], []
@@ -46,7 +46,7 @@ def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, vi
 
 
 def pick_by_class(labels: Tensor, count: int) -> Tensor:
-    """Positions of up to `count` images, going through the classes in turn; the same ones every time."""
+    """Positions of up to `count` images, taken from the classes in turn; the same ones every time."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     count_of_class: dict[int, int] = {}
     rank_in_class = []

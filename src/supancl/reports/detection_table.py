@@ -1,4 +1,4 @@
-"""Detectors from several encoders side by side, as a table."""
+"""Tables that compare detectors from several encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLUMNS = ["encoder", "seeds", *SCORES, "training, s", "images/s", "GPU, GB"]
 
 
 def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
-    """A row of the table: name, seeds, AP, AP50, AP75 with their deviation, seconds, images a second, memory."""
+    """A row of the table: name, seeds, AP, AP50, AP75 with deviations, seconds, images per second, memory."""
     scores = [mean_text(group["spread"][key]["mean"], group["spread"][key]["std"], 2) for key in SCORES]
     costs = [(group["seconds"], ".0f"), (group["images_per_second"], ".1f"), (group["memory_gb"], ".1f")]
     return [
@@ -23,7 +23,7 @@ def comparison_row(name: str, group: dict[str, Any]) -> list[str]:
 
 
 def comparison_markdown(result: dict[str, Any]) -> str:
-    """The table, and AP50 of every class, for a page."""
+    """The table, AP50 of every class and the remarks, as Markdown."""
     groups = result["groups"]
     class_names = sorted({name for group in groups.values() for name in group["classes_AP50"]})
     by_class = [

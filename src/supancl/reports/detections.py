@@ -1,4 +1,4 @@
-"""Pictures of detection: what was found beside what is there, and the curves of a run."""
+"""Pictures of detection: true and detected boxes side by side, and the curves of a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from supancl.detect.scenes import Scenes
 from supancl.reports.pictures import COLOURS, escape_label
 
 SIDE, GAP, CAPTION = 220, 8, 18
-MIN_SCORE = 0.5  # what a detector is less sure of is not drawn
+MIN_SCORE = 0.5  # of the detections that are drawn
 
 
 def draw_detection_sheet(
     scenes: Scenes, detections: Sequence[Detections], path: Path, count: int = 12, min_score: float = MIN_SCORE
 ) -> None:
-    """Pairs of one image: the truth on the left, what was found on the right; spread evenly over the set.
+    """Draw images spread evenly over the set, each twice: true boxes on the left, detections on the right.
 
     Boxes of a class have one colour; difficult boxes and crowds are thin.
     """
@@ -76,14 +76,14 @@ def _draw_boxes(
 
 
 def text_colour(colour: str) -> str:
-    """Black or white, whichever can be read better on this colour (by the relative luminance of WCAG 2)."""
+    """Black or white, whichever reads better on this colour (by the relative luminance of WCAG 2)."""
     channels = [channel / 255 for channel in ImageColor.getrgb(colour)[:3]]
     linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels]
     return "black" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "white"
 
 
 def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
-    """The loss and its four parts over the steps, and AP, AP50 and AP75 of every test, one line per run."""
+    """Plot the loss, its four terms, and AP, AP50 and AP75 against the step, one line per run."""
     panels = (
         ("loss", "train", "loss"), ("loss_objectness", "train", "RPN: objectness"),
         ("loss_rpn_box_reg", "train", "RPN: boxes"), ("loss_classifier", "train", "classes"),
@@ -93,7 +93,7 @@ def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Pat
     figure = Figure(figsize=(15, 6.4), layout="constrained")
     for axis, (key, kind, title) in zip(figure.subplots(2, 4).flat, panels, strict=True):
         for i, (name, rows) in enumerate(metrics.items()):
-            # the last word on a step: a finished run that is continued is tested once more
+            # the last row of a step counts: a finished run that is resumed is tested again
             points = {row["step"]: row[key] for row in rows if row["kind"] == kind and row.get(key) is not None}
             if points:
                 style = {"marker": "o"} if kind == "test" else {}
@@ -110,7 +110,7 @@ def draw_detection_curves(metrics: Mapping[str, list[dict[str, Any]]], path: Pat
 
 
 def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]], path: Path) -> None:
-    """The loss and AP, AP50, AP75 over the steps: a thin line for every seed, a thick one for the mean of a group."""
+    """Plot the loss and AP, AP50, AP75 against the step: a thin line per seed, a thick one for the group's mean."""
     panels = (("loss", "train", "loss"), ("AP", "test", "AP (%)"), ("AP50", "test", "AP50 (%)"),
               ("AP75", "test", "AP75 (%)"))  # fmt: skip
     figure = Figure(figsize=(16, 3.8), layout="constrained")
@@ -140,7 +140,7 @@ def draw_comparison_curves(groups: Mapping[str, Sequence[list[dict[str, Any]]]],
 
 
 def draw_class_bars(groups: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
-    """AP50 of every class, a bar for every group; classes from the best found to the worst."""
+    """Plot AP50 of every class with a bar per group; classes with the best AP50 come first."""
     class_names = {name for values in groups.values() for name in values}
     best_AP50 = {name: max((values.get(name) or 0.0) for values in groups.values()) for name in sorted(class_names)}
     order = sorted(best_AP50, key=lambda name: -best_AP50[name])

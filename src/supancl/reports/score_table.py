@@ -14,7 +14,7 @@ DEVIATION_NOTE = "± deviation over n seeds; without n, 95% interval over episod
 
 
 def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = False) -> str:
-    """The table with a column for the average rank (of several encoders), and one for the average itself if wanted.
+    """The table, with the average rank if there are several encoders, and the average score if `average`.
 
     >>> from supancl.probes.ranking import rank_encoders
     >>> print(score_table(rank_encoders({"byol": {"pets": 80.0}, "supbyol": {"pets": 82.5}}), "markdown"), end="")
@@ -33,7 +33,7 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
 
 
 def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | None = None) -> Table:
-    """A row an encoder, a column a data set, then average and average rank, as printed."""
+    """The printed table: a row per encoder, a column per data set, then average and average rank."""
 
     def make_cell(score: Score | None, mark: Mark) -> Cell:
         if score is None:
@@ -54,7 +54,7 @@ def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | No
 
 
 def numeric_table(ranking: Ranking, average: bool) -> Table:
-    """Plain numbers: mean, spread and number of runs have columns of their own."""
+    """The table for CSV: mean, deviation and number of runs in separate columns."""
     names = [name for data in ranking.datasets for name in (data, f"{data} spread", f"{data} n")]
     columns = ["encoder", *names, *["average"] * average, *["average rank"] * ranking.compares]
     rows = []

@@ -1,4 +1,4 @@
-"""The suite's page: a table a protocol, the paired differences, and what was measured how; and the tables as files."""
+"""The suite's page: a table per protocol, paired differences and conditions; and the tables as files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from supancl.reports.score_table import TableFormat, ranking_table, score_table
 from supancl.reports.tables import Cell, Table, to_html
 
 SUFFIXES: dict[TableFormat, str] = {"markdown": "md", "latex": "tex", "csv": "csv"}
-TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # no path that leads elsewhere
+TABLE_NAME = re.compile(r"[A-Za-z0-9-]+\.(md|tex|csv)")  # never a path to another folder
 STYLE = """
 td, th { white-space: nowrap; } td.word, th.word { text-align: left; } td.word.long { white-space: normal; }
 table { font-variant-numeric: tabular-nums; margin: .6rem 0 0; } .wide { overflow-x: auto; }
@@ -28,9 +28,9 @@ TITLES = {"knn": "k nearest neighbours", "transfer": "Linear transfer"}
 
 
 def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out: Path) -> Path:
-    """index.html, suite.json and every table as Markdown, LaTeX and CSV.
+    """Write index.html, suite.json and every table as Markdown, LaTeX and CSV; returns the page's path.
 
-    Tables of an earlier call that this page has not are removed: they would look like a part of it.
+    Tables of an earlier call that this page does not have are removed.
     """
     compact = [{key: value for key, value in result.items() if key != "accuracies"} for result in results]
     tables = rankings(results)
@@ -70,7 +70,7 @@ recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks_n
 
 
 def _remove_earlier(out: Path, keep: Iterable[str]) -> None:
-    """The tables that the last suite.json says it wrote, as long as they are still what was written."""
+    """Remove the tables listed in the last suite.json, unless they were edited since."""
     try:
         files = json.loads((out / "suite.json").read_text(encoding="utf-8")).get("files", {})
         earlier = {str(name): str(checksum) for name, checksum in files.items()}
@@ -124,14 +124,14 @@ def _differences(gaps: Sequence[dict[str, Any]]) -> str:
 
 
 def _signed(gap: Mapping[str, Any]) -> Cell:
-    """The difference with its interval, in bold where the interval excludes zero."""
+    """The difference with its interval, in bold if the interval excludes zero."""
     excludes_zero = abs(gap["difference"]) > gap["interval"]
     number = f"{gap['difference']:+.2f}".replace("-", "−")
     return Cell(number, f"{gap['interval']:.2f}", "best" if excludes_zero else "")
 
 
 def _data_sets(results: Sequence[dict[str, Any]]) -> str:
-    """What each figure was measured on: images, classes, metric, and what is odd about it."""
+    """The data of each result: images, classes, metric and remarks."""
     rows = {}
     for result in results:
         images = result.get("images", "")
@@ -173,7 +173,7 @@ def _conditions(results: Sequence[dict[str, Any]]) -> str:
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
         )
-    )  # results of earlier calls may be of others
+    )  # earlier calls may have used other versions
     encoders = "".join(
         f"<li>{html.escape(label)}: <code>{html.escape(path)}</code></li>"
         for path, label in {result["encoder"]: result["label"] for result in results}.items()

@@ -1,4 +1,4 @@
-"""One table, written as text, Markdown, LaTeX, CSV or HTML."""
+"""Write a table as text, Markdown, LaTeX, CSV or HTML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATEX_SPECIAL = str.maketrans(
 
 
 class Cell(NamedTuple):
-    """A number or a word; `spread` stands behind a ± and is marked with it, `beside` follows unmarked."""
+    """A number or a word: `plus_minus` follows a ± and is marked with it, `suffix` comes last and is not marked."""
 
     text: str
     plus_minus: str = ""
@@ -38,9 +38,9 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; a row that is one string is the title of the rows below it.
+    """Columns and rows; a row that is a string is a section title.
 
-    `align` has a letter for each column: l for words, r for numbers, w for words that may wrap. Empty: all are l.
+    `align` has a letter per column: l for words, r for numbers, w for words that may wrap. Empty: all l.
     """
 
     columns: Row
@@ -48,7 +48,7 @@ class Table:
     align: str = ""
     caption: str = ""
     notes: Sequence[str] = ()
-    legend: str = LEGEND  # what text says of its marks
+    legend: str = LEGEND  # of the marks, in text
 
     @property
     def alignment(self) -> str:
@@ -56,19 +56,19 @@ class Table:
 
 
 def mark_for_rank(rank: int) -> Mark:
-    """0 is the best, 1 the second best; other places have no mark."""
+    """0 is the best, 1 the second best; other ranks have no mark."""
     return "best" if rank == 0 else "second" if rank == 1 else ""
 
 
 def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
-    """`61.18 +- 0.30`; no deviation where there is none (None or nan), and - without a mean."""
+    """`61.18 +- 0.30`; without the deviation if it is None or nan, and `-` without a mean."""
     if mean is None or math.isnan(mean):
         return "-"
     return f"{mean:.{decimals}f}" + ("" if sd is None or math.isnan(sd) else f" +- {sd:.{decimals}f}")
 
 
 def write_table(table: Table, form: str) -> str:
-    """The table in the format of that name."""
+    """The table as text in this format."""
     if form not in FORMATS:
         raise BadInput(f"table format {form!r}{nearest(form, FORMATS)}")
     return FORMATS[form](table)
@@ -89,7 +89,7 @@ def _replace_all(text: str, replacements: Mapping[str, str]) -> str:
 
 
 def _format_cell(cell: Cell, text: str, marks: Mapping[Mark, str]) -> str:
-    """The text with its spread, put into the mark's pattern, and what stands beside it."""
+    """The text and its ± part in the mark's pattern, then the suffix."""
     number = f"{text} ± {cell.plus_minus}" if cell.plus_minus else text
     return " ".join(piece for piece in (marks[cell.mark].format(number) if number else "", cell.suffix) if piece)
 
@@ -103,11 +103,11 @@ def cell_text(cell: Cell) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Columns of equal width; a table with a caption stands by itself, with a rule below its header."""
+    """Aligned columns; a table with a caption also gets a rule below its header."""
     rows = [row if isinstance(row, str) else list(map(_as_cell, row)) for row in table.rows]
     marked = {i for row in rows if not isinstance(row, str) for i, cell in enumerate(row) if cell.mark}
 
-    def padded(row: Sequence[Cell]) -> list[str]:  # numbers stay below one another where some have a mark behind them
+    def padded(row: Sequence[Cell]) -> list[str]:  # keeps numbers aligned if some are followed by a mark
         return [cell_text(cell) + " " * (i in marked and not cell.mark) for i, cell in enumerate(row)]
 
     header = _format_row(table.columns, cell_text)
@@ -134,9 +134,9 @@ def to_text(table: Table) -> str:
 
 
 def to_markdown(table: Table, replacements: Mapping[str, str] = NO_REPLACEMENTS) -> str:
-    """The best in bold, the second best underlined; numbers are set to the right where `align` says so.
+    """The best in bold, the second best underlined; columns are aligned by `align`.
 
-    `signs`: what is written for characters that would mean something else.
+    `replacements` maps characters with a meaning in Markdown to what is written instead.
     """
 
     def write(cell: Cell) -> str:
@@ -163,8 +163,8 @@ def to_latex(
 ) -> str:
     """A tabular; caption and notes are comments above it.
 
-    `layout`: LaTeX's own letters for the columns. `rules`: at the top, below the header, at the end. `signs`: what is
-    written for characters that LaTeX has as commands.
+    `layout`: LaTeX's letters for the columns. `rules`: at the top, below the header, at the end. `replacements` maps
+    characters to LaTeX commands.
     """
 
     def escaped(text: str) -> str:
@@ -198,7 +198,7 @@ def to_latex(
 
 
 def to_csv(table: Table) -> str:
-    """Texts alone: numbers that belong together are columns of their own, and sections are a column."""
+    """Texts alone, without marks; the table must have a column for each number and none of the section titles."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for row in (table.columns, *table.rows):
@@ -207,7 +207,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """The best in bold, the second best underlined; `spread` and `beside` are in the class spread."""
+    """The best in bold, the second best underlined; `plus_minus` and `suffix` have the CSS class `spread`."""
     classes = {"l": ' class="word"', "w": ' class="word long"', "r": ""}
 
     def escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which alpha for my data? Trains each, measures what the paper's Table 1 measures, and recommends one."""
+"""Which alpha suits my data? Train each, measure what the paper's Table 1 measures, and recommend one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MEASURES = {
     "linear": ("linear %", 2),
     "transfer": ("transfer %", 2),
 }
-MAX_TSNE_IMAGES = 2000  # held-out images in the t-SNE panels, which take minutes each for many more
-DRAWS = 50  # of the images that transfer is fitted on; the same ones for every alpha and seed
+MAX_TSNE_IMAGES = 2000  # held-out images per t-SNE panel; many more take minutes
+DRAWS = 50  # random sets of images that transfer is fitted on; the same for every alpha and seed
 
 
 def check_alpha(base: Recipe) -> None:
@@ -50,8 +50,8 @@ def train_alphas(
 ) -> tuple[Result, Runs, Data]:
     """Train and measure every alpha with every seed; returns the content of alpha.json, the runs and the data.
 
-    `leave_out` is the share of the classes that pretraining never sees, `shots` how many labelled images of each
-    transfer to them is fitted on.
+    `leave_out` is the fraction of the classes that pretraining never sees; transfer to them is fitted on `shots`
+    labelled images of each.
     """
     because, started = "alpha study", time.perf_counter()
     base, data = open_held_out(base, because, sweep.reporter)
@@ -93,7 +93,7 @@ def train_alphas(
 
 def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     """Write alpha.json and the page; returns the page's path."""
-    from supancl.reports.alpha_page import write_page  # with matplotlib, which `supancl paper study` has no use for
+    from supancl.reports.alpha_page import write_page  # here, because `supancl paper study` needs no matplotlib
 
     write_json(out / "alpha.json", result)
     panels = embed_first_seeds(runs, result["alphas"], result["seeds"], data.held_out.some(MAX_TSNE_IMAGES))
@@ -101,7 +101,7 @@ def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
 
 
 def embed_first_seeds(runs: Runs, alphas: list[float], seeds: list[int], split: Split) -> dict[str, Features]:
-    """Features by each alpha's first seed that did not fail."""
+    """Features of this split by each alpha's first seed that did not fail."""
     features = {}
     for alpha in alphas:
         seed = next((seed for seed in seeds if run_name(row_name(alpha), seed) in runs.trained), None)
@@ -116,9 +116,9 @@ def row_name(alpha: float) -> str:
 
 
 def left_out_classes(data: Data, fraction: float) -> list[str]:
-    """Classes to keep out of pretraining: about `share` of them, at least two, and at least two stay; drawn once.
+    """Classes to leave out of pretraining: about `fraction` of them, at least two, always the same.
 
-    Both kinds are counted among the classes that have training and held-out images: others can judge nothing.
+    At least two classes stay in. Only classes with training and held-out images are counted.
     """
     classes = len(data.classes)
     usable = set(data.train.present()) & set(data.held_out.present())
@@ -135,7 +135,7 @@ def embed_split(run: TrainedRun, split: Split) -> Features:
 
 
 def transfer_accuracy(run: TrainedRun, data: Data, shots: int) -> float:
-    """Accuracy on the classes left out of pretraining; nan where none is."""
+    """Accuracy on the classes left out of pretraining; nan if there are none."""
     if data.transfer is None:
         return math.nan
     fit, test = (embed_split(run, split) for split in data.transfer)
@@ -143,9 +143,9 @@ def transfer_accuracy(run: TrainedRun, data: Data, shots: int) -> float:
 
 
 def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
-    """Linear accuracy on classes never pretrained on, from `shots` labelled images of each, averaged over draws.
+    """Linear accuracy from `shots` labelled images of each class, averaged over draws.
 
-    From all images most encoders separate a few classes perfectly, which tells them nothing apart.
+    With all images, most encoders separate a few classes perfectly, and alphas would not differ.
     """
     generator = torch.Generator().manual_seed(0)
     accuracies = []
@@ -158,7 +158,7 @@ def few_shot_accuracy(fit: Features, test: Features, shots: int) -> float:
 
 
 def summary_table(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells of the table: mean +- sd of the runs that did not fail."""
+    """Column titles and cells: mean +- sd over the runs that did not fail."""
     measured = {key for key in MEASURES if any(not math.isnan(entry[key]) for entry in result["summary"])}
     measures = {key: MEASURES[key] for key in MEASURES if key in measured}
     failed = any(entry["failed"] for entry in result["summary"])
@@ -170,9 +170,9 @@ def summary_table(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
-    """One sentence: the best alpha by that measure, which cannot be told apart from it, are worse, or collapsed.
+    """One sentence: the best alpha by this measure, and which others are close to it, worse, or collapsed.
 
-    An alpha with a run that failed is named and not compared: what is left of it would be compared on other seeds.
+    An alpha with a failed run is named but not compared, because its other runs have different seeds.
     """
     remarks = list_seeds(rows, alphas, "collapsed", "collapsed")
     remarks += list_seeds(rows, alphas, "failed", "failed and is not compared")
@@ -217,7 +217,7 @@ def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
 
 
 def list_seeds(rows: list[dict[str, Any]], alphas: list[float], key: str, outcome: str) -> str:
-    """Of which alphas runs collapsed, by the monitor's verdict, or failed; runs of a study are silent in training."""
+    """The alphas and seeds whose runs collapsed or failed: runs of a study do not report it while they train."""
     seeds_of = {alpha: [row["seed"] for row in rows if row["alpha"] == alpha and row[key]] for alpha in alphas}
     return "".join(
         f"; alpha = {alpha:g} {outcome} (seed {', '.join(map(str, seeds))})"

@@ -1,4 +1,4 @@
-"""Runs of a sweep, or of a table, measured by the protocols of `supancl evaluate`, whose files they get."""
+"""Measure the runs of a sweep or a table by the protocols of `supancl evaluate`, and reuse results on disk."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
 from supancl.weights.run_folder import RunFolder
 
-PROJECTOR = "projector.safetensors"  # in the folder of a run that kept its projector
+PROJECTOR = "projector.safetensors"  # in the run folder, if the projector was saved
 # measure -> the protocol and the field of its result
 PROTOCOLS = {"knn": ("knn", "accuracy"), "linear": ("linear", "accuracy"), "ratio": ("variance", "ratio")}
-MEASUREMENT_FIELDS = ("split", "probe", "layer")  # settings of which a measurement says what it wants
+MEASUREMENT_FIELDS = ("split", "probe", "layer")  # settings that a Measurement may vary
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Measurement:
     source: str | None = None
 
     def matches(self, evaluation: dict[str, Any], run_source: str, weights: str) -> bool:
-        """Whether an evaluation is what this would measure of an encoder with these weights."""
+        """Whether a saved evaluation is this measurement of an encoder with these weights."""
         if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
         if not same_source(source_of(evaluation), self.source or run_source):
             return False
         if self.protocol == "linear" and (
             evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
-        ):  # 0.1.0 did not say, and chose otherwise
+        ):  # 0.1.0 did not write it, and chose differently
             return False
         if has_old_crop(evaluation):
             return False
@@ -64,7 +64,7 @@ class Measurement:
         )
 
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
-        """The protocol's result, which the run folder keeps."""
+        """Run the protocol; its result is also saved in the run folder."""
         if self.protocol == "knn":
             return evaluate_knn(evaluated, self.source, split=self.split)
         if self.protocol == "linear":
@@ -75,21 +75,21 @@ class Measurement:
 
 
 class RunEvaluator:
-    """Measures runs one after another, each thing once; data that one run needs are kept for the next."""
+    """Measures runs one after another; nothing is measured twice, and data stay open for the next run."""
 
     def __init__(self, device: str, reporter: Reporter | None = None) -> None:
         self.device, self.reporter, self.sources = device, reporter or Reporter(), SourceCache()
         self._open: tuple[Path, str, EvaluatedEncoder] | None = None
 
     def open_run(self, run: Path, layer: str = "pooled") -> EvaluatedEncoder:
-        """The run's encoder with a layer of it; the one opened last is kept."""
+        """The run's encoder at this layer; the last one stays open."""
         if self._open is None or self._open[:2] != (run, layer):
             options = EvaluationOptions(pick_device(self.device), layer=layer, sources=self.sources)
             self._open = run, layer, open_evaluated_encoder(str(run), options, self.reporter)
         return self._open[2]
 
     def find_or_measure(self, run: Path, measurement: Measurement) -> dict[str, Any]:
-        """What an earlier call or `supancl evaluate` found for these weights, else what is measured now."""
+        """The result saved for these weights by an earlier call or `supancl evaluate`, or measured now."""
         evaluated = self.open_run(run, measurement.layer)
         assert evaluated.recipe is not None
         run_source, weights = evaluated.recipe.data.source, evaluated.weights
@@ -100,7 +100,7 @@ class RunEvaluator:
         return evaluation if evaluation is not None else measurement.measure(evaluated)
 
     def measure_value(self, run: Path, measurement: Measurement, field: str) -> float | None:
-        """One number of a result; None, and a warning, where these data cannot give it."""
+        """One number of a result; None, with a warning, if it cannot be measured on these data."""
         try:
             return float(self.find_or_measure(run, measurement)[field])
         except BadInput as error:
@@ -111,9 +111,9 @@ class RunEvaluator:
 def measure_run(
     run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str = "held-out"
 ) -> dict[str, float | None]:
-    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as `supancl evaluate` has them.
+    """Losses of the last epoch; k-NN, linear accuracy and S_W/S_T as in `supancl evaluate`.
 
-    What cannot be measured on these data is None.
+    A value that cannot be measured on these data is None.
     """
     return {
         "ssl": run.last_epoch("ssl"),
@@ -130,14 +130,14 @@ def has_projector(run: Path) -> bool:
 
 
 def evaluations_of(run: Path) -> Iterator[dict[str, Any]]:
-    """The evaluations in a run folder; files that are damaged or half written count as missing."""
+    """The evaluations in a run folder; damaged files count as missing."""
     for file in sorted(RunFolder(run).evaluations.glob("*.json")):
         with suppress(BadInput):
             yield read_result(file)
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of results; BadInput where there is none."""
+    """The JSON object in a file of results; BadInput if there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

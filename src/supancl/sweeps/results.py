@@ -1,4 +1,4 @@
-"""The results of a sweep: one for each run, means over seeds for each row, and the file that keeps them."""
+"""The results of a sweep: one per run, and means over seeds per row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supancl.sweeps.runner import Sweep, run_name
 from supancl.sweeps.runs import Runs, TrainedRun
 
 Result = dict[str, Any]
-Labels = Mapping[str, Mapping[str, Any]]  # row -> what its results call it, such as {"alpha": 0.5}
+Labels = Mapping[str, Mapping[str, Any]]  # row -> fields that name it in results, such as {"alpha": 0.5}
 Measures = Mapping[str, tuple[str, int]]  # key -> title and decimals
 
 
@@ -24,9 +24,9 @@ def collect_results(
     measures: Iterable[str],
     measure: Callable[[TrainedRun, Path], Mapping[str, float | None]],
 ) -> list[Result]:
-    """For each run its row's labels, its seed, what was measured, whether it collapsed, and why it failed.
+    """For each run: its row's labels, seed, measured values, whether it collapsed, and why it failed.
 
-    Of a run that failed nothing is measured: its values are None.
+    The values of a failed run are None.
     """
     results = []
     for row, label in labels.items():
@@ -46,7 +46,7 @@ def collect_results(
 def summarize(
     results: Sequence[Result], label: Mapping[str, Any], measures: Iterable[str], ends: Sequence[str]
 ) -> Result:
-    """Mean and standard deviation over the runs of a row that did not fail; how many of all its runs ended how."""
+    """Mean and standard deviation over the runs of a row that did not fail, and how many of its runs ended how."""
     of_row = [result for result in results if label.items() <= result.items()]
     entry: Result = {**label, "n": len(of_row), **{end: sum(bool(result[end]) for result in of_row) for end in ends}}
     for key in measures:
@@ -61,5 +61,5 @@ def mean_cells(entry: Result, measures: Measures) -> list[str]:
 
 
 def count_cell(count: int, total: int) -> str:
-    """How many of a row's runs ended so."""
+    """`2 of 3`, or `no` for none."""
     return f"{count} of {total}" if count else "no"

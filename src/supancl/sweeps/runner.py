@@ -1,6 +1,6 @@
-"""The sweep runner: named recipes with several seeds, trained one after another or side by side.
+"""The sweep runner: named recipes with several seeds, trained one after another or in parallel.
 
-A sweep that is started again in the same folder continues where it was left.
+A sweep that is started again in the same folder continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
 
 T = TypeVar("T")
-_stopping: Event | None = None  # in a worker of several
+_stopping: Event | None = None  # set in workers
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where the runs of a sweep go, and how they are trained: each row with seeds 0 to `seeds` - 1.
+    """Settings of a sweep: each row is trained with seeds 0 to `seeds` - 1.
 
-    A row is a named recipe; its runs lie in out/ROW-seed-N.
+    A row is a named recipe; its runs are in out/ROW-seed-N.
     """
 
     out: Path
     seeds: int = 1
-    jobs: int | None = None  # runs side by side; None: as many as suit the recipe
+    jobs: int | None = None  # runs in parallel; None: as many as suit the recipe
     retry: bool = False  # continue runs that failed before
     reporter: Reporter = field(default_factory=Reporter)
 
@@ -69,7 +69,7 @@ class Sweep:
             raise BadInput(f"--jobs {self.jobs}: must be at least 1")
 
     def check_folder(self, base: Recipe) -> None:
-        """Refuse a folder that cannot be used: called before the data are read, which may take an hour."""
+        """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
         folder.check_place()
         if folder.holds_run:
@@ -88,10 +88,10 @@ class Sweep:
         return self.jobs or default_jobs(recipe)
 
     def train(self, recipes: Mapping[str, Recipe], data: Data) -> Runs:
-        """Train each run in out/NAME, or continue it where it was left; finished ones are only read.
+        """Train each run in out/NAME, or continue it; finished ones are only read.
 
-        A run that fails is recorded and does not end the sweep. All are refused, before any is trained, where one
-        of them cannot be: other settings, or data that have changed, would make two sweeps of it.
+        A run that fails is recorded and does not end the sweep. Nothing is trained if any folder holds a run with
+        other settings or on other data: that would mix two sweeps.
         """
         by_one("a study")
         resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
@@ -108,7 +108,7 @@ class Sweep:
         )
 
     def _train_missing(self, recipes: Mapping[str, Recipe]) -> dict[str, Failure]:
-        """Train what is neither finished nor failed before; returns all failures, old and new."""
+        """Train the runs that have neither finished nor failed; returns all failures, old and new."""
         finished = [name for name, recipe in recipes.items() if is_finished(RunFolder(self.out / name), recipe)]
         failed = {
             name: failure
@@ -156,7 +156,7 @@ def run_name(row: str, seed: int) -> str:
 
 
 def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict[str, T]:
-    """The rows that `--rows A,B` names, in their own order; all where nothing is asked for."""
+    """The rows that `--rows A,B` names, in the order of `rows`; all rows if it is None."""
     names = list(rows) if requested is None else [name.strip() for name in requested.split(",")]
     for name in names:
         if name not in rows:
@@ -165,15 +165,15 @@ def select_rows(rows: Mapping[str, T], requested: str | None, kind: str) -> dict
 
 
 def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
-    """Refuse a recipe that cannot be trained on these data, and a folder that holds a run of other ones."""
+    """Refuse a recipe that cannot be trained on these data, and a folder that holds a different run."""
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
-    if folder.holds_run and checkpoints(folder.checkpoints):  # one without begins anew, on the data as they are
+    if folder.holds_run and checkpoints(folder.checkpoints):  # without one it starts over
         check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
 
 
 def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> None:
-    """Refuse overrides of fields that a sweep sets itself; `varied` says for each what to give instead."""
+    """Refuse overrides of fields that the sweep sets; `varied` maps each to the flag to use instead."""
     for name, instead in varied.items():
         if name in overrides:
             raise BadInput(f"{name} is for this study to set; give {instead} instead")
@@ -189,9 +189,9 @@ def open_recipe_data(recipe: Recipe) -> Data:
 
 
 def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = "") -> tuple[Recipe, Data]:
-    """The data that runs are compared on, and the recipe that holds images of them out.
+    """The recipe and its data, with held-out images to compare runs on.
 
-    Nothing is chosen on a test set: where that is all there is, a tenth of the training images is held out.
+    Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
     data = open_recipe_data(base)
     if data.described["held_out_from"] == "test":
@@ -212,13 +212,13 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 
 
 def default_jobs(recipe: Recipe) -> int:
-    """One run per core for the small encoders that do not fill several; one run at a time otherwise."""
+    """One run per core for small encoders on a CPU; otherwise one run at a time."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
     return cores() if small else 1
 
 
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
-    """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
+    """Train runs one after another, or `jobs` in parallel; yields each name when it ends, and its failure or None."""
     if jobs == 1 or len(recipes) <= 1:
         with one_step():
             for name, recipe in recipes.items():
@@ -238,11 +238,11 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BaseException as error:
-        stopping.set()  # the pool has handed out a run more than it has workers, and cannot take it back
+        stopping.set()  # the pool has queued one run more than it has workers, and cannot cancel it
         workers = list((getattr(pool, "_processes", None) or {}).values())
         for worker in workers:
-            worker.terminate()  # SIGTERM: each saves its run and goes
-        pool.shutdown(cancel_futures=True)  # how they ended is known when all have
+            worker.terminate()  # SIGTERM: each saves its run and exits
+        pool.shutdown(cancel_futures=True)  # waits, so that the exit codes are known
         if isinstance(error, BrokenProcessPool) and _failed_to_start([worker.exitcode for worker in workers]):
             raise BadInput(
                 f"the {jobs} processes of this study could not begin (their error stands above): each reads "
@@ -257,12 +257,12 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
 
 
 def _failed_to_start(exit_codes: Sequence[int | None]) -> bool:
-    """Whether a worker ended by an error of its own, and none was killed."""
+    """Whether a worker exited with an error and none was killed."""
     return -signal.SIGKILL not in exit_codes and any(code is not None and code > 0 for code in exit_codes)
 
 
 def _start_worker(stopping: Event, plugins: Sequence[str] = ()) -> None:
-    """Set up a worker: one thread, the plugins, and the flag that no further run is to begin."""
+    """Set up a worker: one thread, the plugins, and the event that keeps it from starting another run."""
     global _stopping
     _stopping = stopping
     torch.set_num_threads(1)
@@ -276,13 +276,13 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failure | None:
     try:
         return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # here: where an error came from does not cross processes
+        if fault := fault_in_own(error):  # here, because the traceback does not cross processes
             raise BadInput(fault) from error
         raise
 
 
 def train_run(recipe: Recipe, path: Path) -> Failure | None:
-    """Train one run, or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
+    """Train one run or continue it from its last checkpoint; a failure is recorded in its folder and returned."""
     folder = RunFolder(path)
     (path / FAILURE_FILE).unlink(missing_ok=True)
     to_train: Recipe | None = recipe

@@ -1,4 +1,4 @@
-"""The state of one run of a sweep: finished, failed and why, or trained with other settings."""
+"""The state of one run of a sweep: finished, failed, or trained with other settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
 
-FAILURE_FILE = "failed.json"  # in the folder of a run that failed, and why
+FAILURE_FILE = "failed.json"  # in the folder of a failed run: why it failed
 
 
 class TrainedRun(NamedTuple):
@@ -31,14 +31,14 @@ class TrainedRun(NamedTuple):
     collapsed: bool
 
     def last_epoch(self, name: str) -> float:
-        """Mean of a logged training value over the last epoch; nan where none was logged."""
+        """Mean of a logged training value over the last epoch; nan if none was logged."""
         rows = [row for row in self.metrics if row["kind"] == "train"]
         values = [row[name] for row in rows if row["epoch"] == rows[-1]["epoch"] and row[name] is not None]
         return sum(values) / len(values) if values else math.nan
 
 
 class Failure(NamedTuple):
-    """Why a run ended before its last epoch, with the exit code that it would have had alone."""
+    """Why a run ended before its last epoch, and the exit code it would have had on its own."""
 
     reason: str
     exit_code: int
@@ -60,7 +60,7 @@ class Runs(NamedTuple):
 
 
 def retry_flags(failed: Mapping[str, Failure]) -> str:
-    """Flags that continue failed runs past what ended them: started as before, they would only end again."""
+    """Flags that let failed runs continue past the failure; without them they would fail again."""
     failures = list(failed.values())
     skip = " --on-nan skip" if any(failure.not_finite for failure in failures) else ""
     return f"--retry{skip}" + (" --on-collapse warn" if any(failure.collapsed for failure in failures) else "")
@@ -84,7 +84,7 @@ class RunsFailed(CheckFailed):
 
 
 def read_failure(folder: Path) -> Failure | None:
-    """Why the run in this folder failed; None where no failure is recorded."""
+    """Why the run in this folder failed; None if no failure is recorded."""
     try:
         recorded = json.loads((folder / FAILURE_FILE).read_text())
         return Failure(str(recorded["reason"]), int(recorded["exit_code"]))
@@ -97,7 +97,7 @@ def record_failure(folder: Path, failure: Failure) -> None:
 
 
 def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
-    """Whether the last epoch is complete: its check is logged first, its checkpoint written last."""
+    """Whether the last epoch is complete: the monitor's row is logged first, the checkpoint written last."""
     last = folder.metrics()[-1:]
     return any(
         row["kind"] == "monitor"
@@ -108,7 +108,7 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
 
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    """Refuse a folder that holds a run with other settings than this recipe's."""
+    """Refuse a folder that holds a run whose settings differ from this recipe's."""
     if not folder.holds_run:
         return
     trained_with = flattened(folder.read_recipe()[0])
