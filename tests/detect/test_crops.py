@@ -87,8 +87,8 @@ def test_a_class_without_a_crop_has_no_folder(place):
     ("given", "told"),
     [
         ({"margin": -0.1}, "margin -0.1 and least 16"),
-        ({"least": 0}, "margin 0.1 and least 0"),
-        ({"least": 90}, "both sides of 90 px or more; lower --least"),
+        ({"min_side": 0}, "margin 0.1 and least 0"),
+        ({"min_side": 90}, "both sides of 90 px or more; lower --least"),
     ],
 )
 def test_bad_settings_are_refused(place, given, told):
