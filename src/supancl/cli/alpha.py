@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.3,
         metavar="SHARE",
-        help="share of the classes kept out of pretraining to measure transfer (default 0.3)",
+        help="fraction of the classes left out of pretraining to measure transfer (default 0.3)",
     )
     parser.add_argument(
         "--shots",
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="labelled images per left-out class that transfer is fitted on (default 5)",
     )
     add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); the same one again goes on where it was left")
+    parser.add_argument("--out", help="folder (default: runs/alpha-NNN); an existing one is continued")
     add_recipe_flags(parser)
 
 

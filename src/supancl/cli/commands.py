@@ -5,16 +5,16 @@ GROUPS: dict[str, dict[str, str]] = {
     "train": {
         "pretrain": "pretrain an encoder on your images",
         "recipes": "list the recipes, or show one with the source of each value",
-        "alpha": "train several alphas on your data and say which one to take",
+        "alpha": "train several alphas on your data and recommend one",
     },
-    "judge": {
-        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, all of them",
+    "evaluate and use": {
+        "evaluate": "k-NN, linear, transfer, few-shot, fine-tuning, or all of them",
         "embed": "write features of images to a file",
         "detect": "fine-tune, test, compare and export an object detector",
     },
     "data and weights": {
-        "data": "look at data, check a benchmark's layout, keep decoded images",
-        "import": "write another library's encoder as an encoder.safetensors",
+        "data": "look at data, check a benchmark's layout, cache decoded images",
+        "import": "convert another library's encoder to encoder.safetensors",
     },
     "the paper": {"paper": "the paper's toy study, theory, ablations, tables and figures"},
 }
@@ -25,7 +25,7 @@ PAPER: dict[str, str] = {
     "theory": "check every statement of Sec. 4 and App. A on the shipped loss",
     "collapse": "Table 8: does a pool or a momentum branch prevent collapse?",
     "study": "train an ablation's rows: pool, positives, batch, memory, alpha",
-    "table": "a table beside the paper's, from your runs or from --data",
+    "table": "a table next to the paper's, from your runs or from --data",
     "figure": "draw a figure from your runs: t-SNE of chosen classes",
 }
 OLD_NAMES = {**{name: name for name in PAPER}, "tables": "table"}  # top-level commands in 0.1.0

@@ -28,8 +28,8 @@ HEADINGS = {"text": "{}", "markdown": "**{}**\n", "latex": "% {}", "csv": "# {}"
 def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", default=[], help="a source; may be given several times")
     parser.add_argument("--root", help="folder with the data sets of the registry")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
-    parser.add_argument("--format", default="text", choices=FORMATS, help="of the table")
+    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
+    parser.add_argument("--format", default="text", choices=FORMATS, help="format of the table")
 
 
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:

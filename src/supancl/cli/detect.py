@@ -38,22 +38,20 @@ from supancl.weights.run_folder import next_folder
 
 SHORTHANDS = {
     "--arch": ("arch", "c4 (as the paper) or fpn"),
-    "--iters": ("iters", "iterations; the schedule is scaled with them"),
+    "--iters": ("iters", "iterations; the schedule scales with them"),
     "--batch-size": ("batch_size", "images per step"),
     "--lr": ("lr", "learning rate at this batch size"),
-    "--freeze": ("freeze", "stages that are not trained, with commas: stem,layer1,..."),
-    "--seed": ("seed", "of new layers, order and views"),
+    "--freeze": ("freeze", "stages that are not trained: stem,layer1,..."),
+    "--seed": ("seed", "seed of new layers, order and views"),
     "--device": ("device", "auto, cpu or cuda"),
     "--precision": ("precision", "auto, fp32 or bf16"),
-    "--eval-every": ("eval_every", "steps between tests (0: one, at the end)"),
+    "--eval-every": ("eval_every", "steps between tests (0: only at the end)"),
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(dest="action", required=True)
-    train = below.add_parser(
-        "train", parents=[common_flags()], help="fine-tune a detector from an encoder, and test it"
-    )
+    train = below.add_parser("train", parents=[common_flags()], help="fine-tune a detector from an encoder and test it")
     train.add_argument("encoder", nargs="?", help="a run folder, encoder.safetensors, checkpoint, or random:resnet50")
     add_data(train)
     for flag, (name, text) in SHORTHANDS.items():
@@ -67,33 +65,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument("detector", help="the folder of a detector's run, or its detector.safetensors")
     add_data(test)
     test.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    test.add_argument("--out", help="folder for the picture and the scores (default: the run's own)")
+    test.add_argument("--out", help="folder for the picture and the scores (default: the run folder)")
     compare = below.add_parser(
-        "compare", parents=[common_flags()], help="several encoders and seeds in one table and figure"
+        "compare", parents=[common_flags()], help="compare encoders over seeds in one table and figure"
     )
     compare.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, or of several seeds")
     compare.add_argument("--out", required=True, help="folder for compare.json, compare.md, curves.png, classes.png")
     crops = below.add_parser(
-        "crops", parents=[common_flags()], help="annotated objects as a folder of images to pretrain on"
+        "crops", parents=[common_flags()], help="cut out annotated objects as images to pretrain on"
     )
     add_data(crops)
-    crops.add_argument("--out", required=True, help="the folder: train/CLASS/*.jpg and val/CLASS/*.jpg")
-    crops.add_argument("--margin", type=float, default=0.1, help="surroundings, as a share of the box (default: 0.1)")
-    crops.add_argument("--least", type=int, default=16, metavar="PX", help="boxes with a shorter side are left out")
-    crops.add_argument("--difficult", action="store_true", help="VOC's difficult boxes as well")
-    export = below.add_parser(
-        "export", parents=[common_flags()], help="write weights that other libraries load by name"
+    crops.add_argument("--out", required=True, help="folder for train/CLASS/*.jpg and val/CLASS/*.jpg")
+    crops.add_argument(
+        "--margin", type=float, default=0.1, help="surroundings, as a fraction of the box (default: 0.1)"
     )
-    export.add_argument("detector", help="a detector's run, or an encoder (then the backbone is written)")
+    crops.add_argument(
+        "--least", type=int, default=16, metavar="PX", help="leave out boxes with a shorter side (default: 16)"
+    )
+    crops.add_argument("--difficult", action="store_true", help="include VOC's difficult boxes")
+    export = below.add_parser("export", parents=[common_flags()], help="export weights for Detectron2 or torchvision")
+    export.add_argument("detector", help="a detector's run, or an encoder (exports the backbone)")
     export.add_argument("--format", required=True, choices=FORMATS)
     export.add_argument("--out", required=True, metavar="FILE", help="a .pth file")
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="a VOC root (it holds VOCdevkit/), COCO's folder, or a COCO JSON to train on")
-    parser.add_argument("--year", choices=tuple(YEARS), help="lists of VOC: trainval of both years, or of one")
+    parser.add_argument("--year", choices=tuple(YEARS), help="which lists of VOC: of both years, or of one")
     parser.add_argument("--test", help="a COCO JSON to test on")
-    parser.add_argument("--images", help="the folder of a COCO JSON's images (default: beside it)")
+    parser.add_argument("--images", help="the folder of a COCO JSON's images (default: the JSON's folder)")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

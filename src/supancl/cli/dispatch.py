@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="supancl",
         usage="supancl COMMAND ...",
         description=f"Pretrain image encoders with (supervised) ANCL.\n\n{contents}",
-        epilog="supancl COMMAND --help says what a command takes",
+        epilog="supancl COMMAND --help lists the flags of a command",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         spellings={name: " ".join(current_spelling(name)) for name in (*commands.COMMANDS, *commands.OLD_NAMES)},
     )

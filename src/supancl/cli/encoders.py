@@ -29,30 +29,32 @@ def add_feature_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         default="pooled",
-        help="features of this layer of the encoder (default: its own), or of the run's `projector`",
+        help="layer whose features are used (default: the encoder's output), or the run's `projector`",
     )
-    parser.add_argument("--normalize", action="store_true", help="features of unit length")
+    parser.add_argument("--normalize", action="store_true", help="scale features to unit length")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--batch-size", type=int, default=256, help="images encoded at a time")
-    parser.add_argument("--no-cache", action="store_true", help="take features anew and do not keep them")
+    parser.add_argument("--batch-size", type=int, default=256, help="images per forward pass")
+    parser.add_argument("--no-cache", action="store_true", help="compute features without the cache")
     parser.add_argument(
-        "--partial", action="store_true", help="take data sets of the registry that are not whole, and say so"
+        "--partial", action="store_true", help="accept incomplete data sets of the registry, with a remark"
     )
     add_skip_flag(parser)
 
 
 def add_view_flag(parser: argparse.ArgumentParser) -> None:
-    text = "centre 7/8 of the short side, bilinear; or all of it, bicubic, as for transfer"
+    text = "margin: centre 7/8 of the short side, bilinear; whole: all of it, bicubic, as for transfer"
     parser.add_argument("--view", default="margin", choices=("margin", "whole"), help=text)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """Add flags for what files of other libraries do not contain."""
-    parser.add_argument("--size", type=int, help="side of the encoder's input, where its file does not say")
-    parser.add_argument("--mean", help="of the encoder's input: a,b,c")
-    parser.add_argument("--std", help="of the encoder's input: a,b,c")
-    parser.add_argument("--branch", default="online", choices=("online", "target"), help="which, where a file has both")
-    parser.add_argument("--prefix", help="of the encoder's tensors, where no known format has it")
+    parser.add_argument("--size", type=int, help="side of the encoder's input, if its file does not say")
+    parser.add_argument("--mean", help="mean of the encoder's input per channel: a,b,c")
+    parser.add_argument("--std", help="standard deviation of the encoder's input per channel: a,b,c")
+    parser.add_argument(
+        "--branch", default="online", choices=("online", "target"), help="which branch, if a file has both"
+    )
+    parser.add_argument("--prefix", help="prefix of the encoder's tensors, if the format is unknown")
 
 
 def foreign_options(args: argparse.Namespace) -> dict[str, Any]:

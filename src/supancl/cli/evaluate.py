@@ -61,36 +61,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     knn = add("knn", "k nearest neighbours among the training images")
     add_source_flags(knn, view=True)
-    knn.add_argument("--k", default="20", help="neighbours; several with commas, the first one counts")
+    knn.add_argument("--k", default="20", help="neighbours; of several, comma-separated, the first is the result")
     knn.add_argument("--temperature", type=float, default=0.1)
     knn.add_argument("--metric", default="cosine", choices=("cosine", "l2"))
-    knn.add_argument("--leave-one-out", action="store_true", help="the judged images compared with one another")
+    knn.add_argument(
+        "--leave-one-out", action="store_true", help="use the evaluated images as references for one another"
+    )
     linear = add("linear", "a linear classifier on frozen features")
     add_source_flags(linear, view=True)
-    linear.add_argument("--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as the paper")
-    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded anew every epoch")
-    linear.add_argument("--epochs", type=int, help="of sgd (100); the rate falls at 60%% and 80%%")
-    linear.add_argument("--lr", type=float, help="of sgd, at a batch of 256 (30)")
+    linear.add_argument(
+        "--probe", default="lbfgs", choices=("lbfgs", "sgd"), help="fast and convex, or as in the paper"
+    )
+    linear.add_argument("--augmented", action="store_true", help="sgd on random crops, encoded again every epoch")
+    linear.add_argument("--epochs", type=int, help="epochs of sgd (100); the learning rate drops at 60%% and 80%%")
+    linear.add_argument("--lr", type=float, help="learning rate of sgd for a batch of 256 (30)")
     linear.add_argument("--probe-batch", type=int, help="batch size of sgd (256)")
-    linear.add_argument("--seed", type=int, default=0, help="of the part held out of training, and of sgd")
+    linear.add_argument("--seed", type=int, default=0, help="seed of the images held out of training, and of sgd")
     variance = add("variance", "intra-class variance, effective rank, neural collapse")
     add_source_flags(variance, view=True, splits=("held-out", "test", "train"))
     add_transfer(add("transfer", "L-BFGS transfer (App. E) to one or more data sets", several=True))
     add_few_shot(add("fewshot", "N-way K-shot episodes on one or more data sets", several=True))
-    add_finetune(add("finetune", "train encoder and a new classifier together"))
-    add_suite(add("suite", "every protocol on every data set that is in a folder", several=True))
+    add_finetune(add("finetune", "train the encoder and a new classifier together"))
+    add_suite(add("suite", "every protocol on every data set in a folder", several=True))
 
 
 def add_source_flags(
     parser: argparse.ArgumentParser, view: bool = False, splits: tuple[str, ...] = ("held-out", "test")
 ) -> None:
     """Add the flags of every protocol that uses one source."""
-    parser.add_argument("--data", help="a source (default: the run's own)")
+    parser.add_argument("--data", help="a source (default: the run's data)")
     parser.add_argument(
         "--split",
         default="held-out",
         choices=splits,
-        help="images judged: val, else test, else a tenth of train; or test",
+        help="evaluated images; held-out: val, else test, else a tenth of train",
     )
     if view:
         add_view_flag(parser)
@@ -103,19 +107,21 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
 
 def add_few_shot(parser: argparse.ArgumentParser) -> None:
     add_data_set_flags(parser)
-    parser.add_argument("--ways", type=int, default=5, help="classes of an episode")
-    parser.add_argument("--shots", default="1,5", help="labelled images of each class; several with commas")
-    parser.add_argument("--queries", type=int, default=16, help="images asked about of each class")
+    parser.add_argument("--ways", type=int, default=5, help="classes per episode")
+    parser.add_argument("--shots", default="1,5", help="labelled images per class, comma-separated")
+    parser.add_argument("--queries", type=int, default=16, help="query images per class")
     add_fill_flag(parser)
     parser.add_argument("--episodes", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes, which all encoders share")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the episodes, which are the same for every encoder"
+    )
 
 
 def add_fill_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fill-queries",
         action="store_true",
-        help="classes with few images: queries drawn with replacement, as in the authors' code",
+        help="draw queries of classes with few images with replacement, as in the authors' code",
     )
 
 
@@ -123,7 +129,7 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     add_source_flags(parser)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--train-batch", type=int, default=64)
-    parser.add_argument("--lr", default="0.01,0.1,1", help="several: compared on held-out training images")
+    parser.add_argument("--lr", default="0.01,0.1,1", help="of several, the best on held-out training images is used")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="folder for the fine-tuned encoder and its classifier")
@@ -131,15 +137,15 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
 
 def add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", required=True, help="folder with the data sets of the registry")
-    parser.add_argument("--out", required=True, help="folder of results; the same one again goes on")
-    parser.add_argument("--sets", help="names of the registry, with commas (default: all that are in --root)")
+    parser.add_argument("--out", required=True, help="folder of results; an existing one is continued")
+    parser.add_argument("--sets", help="names of the registry, comma-separated (default: all that are in --root)")
     parser.add_argument("--protocols", default=",".join(PROTOCOLS), help=f"of {', '.join(PROTOCOLS)}")
     parser.add_argument("--k", type=int, default=20, help="neighbours of knn")
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--episodes", type=int, default=2000)
     add_fill_flag(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes")
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def add_command(below: Any, name: str, module: str, is_group: bool = False, **te
 def common_flags() -> OneLineParser:
     shared = OneLineParser(add_help=False)
     shared.add_argument("--json", metavar="FILE", help="write the result as JSON (-: standard output)")
-    shared.add_argument("--quiet", action="store_true", help="say nothing but warnings and errors")
+    shared.add_argument("--quiet", action="store_true", help="print only warnings and errors")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
     shared.add_argument(
         "--plugin",
@@ -148,14 +148,14 @@ SHORTHANDS: dict[str, tuple[str, str]] = {
     "--device": ("train.device", "auto, cpu or cuda"),
     "--precision": ("train.precision", "fp32 or bf16"),
     "--accumulate": ("train.accumulate", "micro-batches per step"),
-    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, beside one an epoch"),
+    "--checkpoint-every": ("train.checkpoint_every", "steps between checkpoints, besides one per epoch"),
     "--on-collapse": ("train.on_collapse", "warn or stop"),
     "--on-nan": ("train.on_nan", "stop, skip or rollback"),
 }
 SWITCHES: dict[str, tuple[str, str]] = {
     "--compile": ("train.compile", "compile the step"),
-    "--deterministic": ("train.deterministic", "the same bits on every run, on a GPU too (slower)"),
-    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and go on without them"),
+    "--deterministic": ("train.deterministic", "bit-exact results on a GPU too (slower)"),
+    "--skip-bad-images": ("data.skip_bad_images", "list unreadable images and leave them out"),
 }
 
 
@@ -180,11 +180,11 @@ def recipe_from_flags(name: str, args: argparse.Namespace) -> Recipe:
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs side by side (default: by itself)")
+    parser.add_argument("--jobs", type=int, default=None, metavar="N", help="runs in parallel (default: automatic)")
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="go on with runs that failed when this study was started before (default: only list them)",
+        help="continue runs that failed in an earlier call (default: only list them)",
     )
 
 

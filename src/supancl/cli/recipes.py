@@ -16,7 +16,7 @@ from supancl.recipes.recipe import resolve_warmup
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this one, with the source of each value")
+    parser.add_argument("name", nargs="?", help="show this recipe, with the source of each value")
     add_recipe_flags(parser)
 
 
