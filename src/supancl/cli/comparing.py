@@ -35,9 +35,9 @@ def add_data_set_flags(parser: argparse.ArgumentParser) -> None:
 def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"]) -> list[str]:
     """The sources of --data, and those data sets of the registry that are in --root."""
     if args.sets and not args.root:
-        raise BadInput("--sets names data sets of --root; give it too")
+        raise BadInput("--sets names data sets in --root; give --root too")
     if not args.data and not args.root:
-        raise BadInput(f"name data to judge on: --data SOURCE, or --root FOLDER with data sets for {use}")
+        raise BadInput(f"name data to evaluate on: --data SOURCE, or --root FOLDER with data sets for {use}")
     selected = list(args.data)
     for source in selected:
         check_source(source)
@@ -45,7 +45,7 @@ def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"
         present = present_benchmarks(args.root, use)
         requested = [official_name(name) for name in parse_names(args.sets)] or present
         if not requested:
-            raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME says how to lay one out")
+            raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME describes the layout")
         for name in requested:
             if name not in present:
                 raise BadInput(f"{name} is not in {args.root}; see: supancl data where {name}")

@@ -95,12 +95,12 @@ class Terminal(Reporter):
             )
         if step >= steps:
             self.note(
-                f"{folder} is finished, at step {step} of {steps}; to train on, start another run with "
+                f"{folder} is finished, at step {step} of {steps}; to train longer, start another run with "
                 f"--init {folder} and another --out"
             )
             return
         if step:
-            self.note(f"going on at step {step} of {steps}")
+            self.note(f"continuing at step {step} of {steps}")
         self.started = self.last_printed = time.perf_counter()
         self.first_step, self.steps, self.epochs, self.last = step, steps, recipe.train.epochs, {}
         self._start(recipe.name, steps, step)

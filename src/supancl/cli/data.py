@@ -156,15 +156,15 @@ def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
         return
     images = counted(copies["images"], "image", form=",")
     console.print(
-        f"{copies['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
-        "both sides of what is held out: keep one of each"
+        f"{copies['files']:,} files are byte-for-byte copies of {images}; copies may be both in training and "
+        "held out: keep one of each"
     )
     if copies["in_several_splits"]:
-        console.print(f"of {copies['in_several_splits']:,} of these images there are copies in more than one split")
+        console.print(f"{copies['in_several_splits']:,} of these images have copies in more than one split")
     if copies["labels_differ"]:
         console.print(
-            f"of {copies['labels_differ']:,} of these images the copies have different labels"
-            + "".join(f"\n  the same image as {first} and {second}" for first, second in copies["examples"])
+            f"{copies['labels_differ']:,} of these images have copies with different labels"
+            + "".join(f"\n  the same image is labelled {first} and {second}" for first, second in copies["examples"])
         )
 
 
@@ -180,7 +180,7 @@ def cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         return result
     if args.list or args.source is None:
         if not args.list and args.keep_gb is None:
-            raise BadInput("name a source to cache, or --list, or --keep-gb N")
+            raise BadInput("name a source to cache, or give --list or --keep-gb N")
         evict_caches(args, console)
         return print_caches(console)
     result = build_cache(args, console)
@@ -225,7 +225,7 @@ def print_waiting(console: Console) -> Callable[[str], None]:
 
 def remove_caches(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.source is None:
-        raise BadInput("--remove: name the source whose cache is to go; --list shows them")
+        raise BadInput("--remove: name the source whose cache to remove; --list shows them")
     # the source may be gone, or its name lost from the cache: the cache's folder is accepted too
     # (a source called features takes precedence over the cache folder of that name)
     caches, paths = list_caches(), (absolute_source(args.source), str(Path(args.source).resolve()))
@@ -234,7 +234,7 @@ def remove_caches(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         cache for cache in caches if args.source in (cache.source, cache.folder.name, str(cache.folder))
     ]
     if not removed:
-        raise BadInput(f"nothing is cached of {args.source}; supancl data cache --list shows what is")
+        raise BadInput(f"{args.source} is not cached; supancl data cache --list shows what is")
     for cache in removed:
         remove_cache(cache.folder, print_waiting(console))
         console.print(f"removed {cache.folder} ({cache.nbytes / 1e9:.3f} GB)")
@@ -253,14 +253,14 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     source = open_source(spec, selected.encoder.channels, terminal.reading)
     store = source.splits["train"].store
     if not isinstance(store, CachedImages):
-        raise BadInput(f"{args.source} is in memory already; a cache is for files")
+        raise BadInput(f"{args.source} is read into memory; only sources of files can be cached")
     for remark in source.remarks:
         terminal.warn(remark)
     if args.verify:
         store.verify(terminal.reading)
     mended = store.mended if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
-    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
+    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} repaired"
     console.print(
         f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
         f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}"
@@ -285,7 +285,7 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print(line)
     result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
     if not outcome.ok:
-        raise CheckFailed(f"{args.name} in {args.root} is not whole; see: supancl data where {args.name}", result)
+        raise CheckFailed(f"{args.name} in {args.root} is incomplete; see: supancl data where {args.name}", result)
     return result
 
 

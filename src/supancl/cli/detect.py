@@ -125,7 +125,7 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.seeds > 1 and DetectFolder(out).holds_run:
         raise BadInput(f"{out} holds a single run; choose another --out for --seeds {args.seeds}")
     if args.seeds == 1 and not DetectFolder(out).holds_run and any(out.glob("seed-*/detect.json")):
-        raise BadInput(f"{out} holds runs of several seeds; say of how many with --seeds N, or choose another --out")
+        raise BadInput(f"{out} holds runs of several seeds; give their number with --seeds N, or choose another --out")
     for folder in folders:  # all are checked before the first one starts
         if DetectFolder(folder).holds_run and not args.resume:
             raise BadInput(f"{folder} already holds a run; continue it with --resume, or choose another --out")

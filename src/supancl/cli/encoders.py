@@ -75,7 +75,7 @@ def parse_numbers(text: str | None, flag: str) -> list[float] | None:
     except ValueError:
         values = [math.nan]
     if not all(map(math.isfinite, values)):
-        raise BadInput(f"{flag} {text}: wanted numbers with commas between them, such as 0.5,0.5,0.5")
+        raise BadInput(f"{flag} {text}: must be comma-separated numbers, such as 0.5,0.5,0.5")
     return values
 
 
@@ -84,7 +84,7 @@ def parse_integers(text: str, flag: str) -> list[int]:
     try:
         values = [int(word) for word in text.split(",")]
     except ValueError:
-        raise BadInput(f"{flag} {text}: wanted whole numbers with commas between them, such as 1,5") from None
+        raise BadInput(f"{flag} {text}: must be comma-separated integers, such as 1,5") from None
     for value in values:
         check_at_least(value, 1, flag)
     return list(dict.fromkeys(values))

@@ -188,11 +188,13 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_at_least(args.seed, 0, "--seed")
     if overrides and args.probe == "lbfgs":
         raise BadInput(
-            f"{', '.join(flags[name] for name in overrides)}: of --probe sgd alone, since the fast probe is "
-            "solved and not trained; add --probe sgd, or leave it out"
+            f"{', '.join(flags[name] for name in overrides)}: only for --probe sgd, because lbfgs has "
+            "no such setting; add --probe sgd, or leave it out"
         )
     if args.augmented and args.probe == "lbfgs":
-        raise BadInput("--augmented goes with --probe sgd: the fast probe fits one fixed set of features")
+        raise BadInput(
+            "--augmented: only for --probe sgd, because lbfgs fits fixed features; add --probe sgd, or leave it out"
+        )
     sgd = SgdSettings(augmented=args.augmented, **overrides) if args.probe == "sgd" else None
     (evaluated,) = open_encoders(args, console)
     result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
@@ -337,8 +339,8 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if outcome.failures:
         total = counted(len(outcome.failures) + len(outcome.results), "result")
         raise Incomplete(
-            f"{len(outcome.failures)} of {total} could not be had (see the warnings); the others are in "
-            f"{out}, and the same command again goes on",
+            f"{len(outcome.failures)} of {total} could not be measured (see the warnings); the others are in "
+            f"{out}; run the same command again to continue",
             summary,
         )
     return summary

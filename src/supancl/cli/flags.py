@@ -128,7 +128,7 @@ class Override(argparse.Action):
         if self.dest == "set":
             name, equals, value = str(values).partition("=")
             if not equals:
-                parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
+                parser.error(f"--set {values}: must be FIELD=VALUE, such as loss.alpha=0.3")
             overrides[name] = (parsed(value), f"--set {values}")
         elif self.nargs == 0:
             overrides[self.dest] = (True, str(option))

@@ -34,7 +34,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.recipe is None and not (args.resume and args.out):
         raise BadInput("name a recipe (supancl recipes lists them), or --resume with --out DIR")
     if args.resume and args.init is not None:
-        raise BadInput("--init starts a run and --resume continues one; give one of them")
+        raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
     if args.resume and folder is not None and folder.holds_run:
         saved = folder.read_recipe()[0]
@@ -49,7 +49,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     # other ranks may not see the folder
     labelled = not run_folder.holds_run or run_folder.read_data()[0].get("labelled", True)
     console.print(
-        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )

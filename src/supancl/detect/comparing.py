@@ -57,7 +57,7 @@ def open_finished_runs(text: str) -> list[FinishedRun]:
     folders = [path] if DetectFolder(path).holds_run else seeds
     if not folders:
         raise BadInput(
-            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); supancl detect train makes one"
+            f"{path} holds no detector run (no detect.json, no seed-*/detect.json); make one with supancl detect train"
         )
     return [_open_run(folder, name) for folder in folders]
 
@@ -73,7 +73,7 @@ def _open_run(path: Path, name: str) -> FinishedRun:
     except OSError:
         raise BadInput(f"{path} has not been tested (no {file.name} in evaluate/); finish it with --resume") from None
     except (ValueError, TypeError):
-        raise BadInput(f"{file}: not the scores of a detector; write it again with supancl detect eval") from None
+        raise BadInput(f"{file}: not the scores of a detector; run supancl detect eval again") from None
     return FinishedRun(path, name or short_name(encoder), encoder, spec, folder.metrics(), scores, settings)
 
 
@@ -97,9 +97,11 @@ def compare_runs(runs: Sequence[FinishedRun]) -> dict[str, Any]:
         path_of_seed: dict[int, Path] = {}
         for run in members:
             if run.encoder != members[0].encoder:
-                raise BadInput(f"{name} is both {members[0].encoder} and {run.encoder}; tell them apart with NAME=RUN")
+                raise BadInput(f"{name} is both {members[0].encoder} and {run.encoder}; name them with NAME=RUN")
             if run.spec.seed in path_of_seed:
-                raise BadInput(f"{path_of_seed[run.spec.seed]} and {run.path} are one seed of {name}; leave one out")
+                raise BadInput(
+                    f"{path_of_seed[run.spec.seed]} and {run.path} are the same seed of {name}; leave one out"
+                )
             path_of_seed[run.spec.seed] = run.path
     return {
         "groups": {name: _summarize_group(members) for name, members in groups.items()},

@@ -35,9 +35,9 @@ def write_crops(
     check_crops(out, margin, min_side)
     bad_name = next((name for name in train.classes if "/" in name or name.startswith(".")), None)
     if bad_name is not None:
-        raise BadInput(f"class {bad_name!r} of {train.location} cannot be the name of a folder; rename it there")
+        raise BadInput(f"class {bad_name!r} of {train.location} cannot be the name of a folder; rename the class")
     if not any(bool(boxes_to_crop(scene, min_side, difficult).any()) for scene in train.scenes):
-        raise BadInput(f"no box of {train.location} has both sides of {min_side} px or more; lower --least")
+        raise BadInput(f"no box of {train.location} has sides of {min_side} px or more; lower --least")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -68,7 +68,7 @@ def write_crops(
 def check_crops(out: Path, margin: float, min_side: int) -> None:
     """Refuse bad settings before the images are looked up."""
     if not 0 <= margin < inf or min_side < 1:
-        raise BadInput(f"margin {margin:g} and least {min_side}: wanted at least 0 and at least 1")
+        raise BadInput(f"margin {margin:g} and least {min_side}: must be at least 0 and at least 1")
     check_place(out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; choose another --out")

@@ -33,12 +33,12 @@ def export_detector(path: str, format: str, out: Path | str) -> dict[str, Any]:
         raise BadInput(f"--format {format}: must be one of {', '.join(FORMATS)}")
     file, settings = Path(out), Path(out).with_suffix(".yaml") if format == "detectron2" else None
     if file.suffix not in (".pth", ".pt"):
-        raise BadInput(f"--out {file}: both libraries read .pth; give a name that ends so")
+        raise BadInput(f"--out {file}: must end in .pth or .pt, which both libraries read")
     for target in filter(None, (file, settings)):
         if target.exists():
             raise BadInput(f"{target} exists; remove it or choose another --out")
     if not file.parent.is_dir():
-        raise BadInput(f"there is no folder {file.parent}; make it, or choose another --out")
+        raise BadInput(f"no folder {file.parent}; create it, or choose another --out")
     if Path(path).exists() and is_detector(Path(path)):
         saved = load_detector(path)
         state, kind = convert_weights(saved.detector, format)

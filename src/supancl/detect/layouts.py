@@ -40,7 +40,7 @@ class DetectData:
 def open_scenes(data: DetectData) -> tuple[Scenes, Scenes]:
     """The training and the test images, under one list of class names."""
     if Path(data.root).is_file() and not data.test:
-        raise BadInput(f"{data.root} is what to train on; name what to test on with --test FILE.json")
+        raise BadInput(f"{data.root} is the training set; give the test set with --test FILE.json")
     train, test = _readers(data)
     return unify_classes(train(), test())
 
@@ -54,7 +54,7 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
     """Functions that read the training and the test images."""
     root = Path(data.root)
     if not root.exists():
-        raise BadInput(f"no folder or file {root}; give a VOC root (it holds VOCdevkit/), or a COCO JSON")
+        raise BadInput(f"no folder or file {root}; give a VOC root (it contains VOCdevkit/), or a COCO JSON")
     if root.is_file():
         return (partial(read_coco, root, data.images), partial(read_coco, Path(data.test or root), data.images))
     official = [sorted(root.glob(f"annotations/instances_{name}*.json"))[-1:] for name in ("train", "val")]
@@ -68,7 +68,9 @@ def _readers(data: DetectData) -> tuple[Callable[[], Scenes], Callable[[], Scene
     if data.test:  # train on VOC, test on other images with its classes
         return partial(read_voc, root, train_lists), partial(read_coco, Path(data.test), data.images)
     if data.images:
-        raise BadInput(f"--images {data.images} is for a COCO JSON; the images of VOC lie in JPEGImages of {root}")
+        raise BadInput(
+            f"--images {data.images} is for a COCO JSON; the images of VOC are in JPEGImages of {root}; leave it out"
+        )
     return partial(read_voc, root, train_lists), partial(read_voc, root, test_lists)
 
 
@@ -88,9 +90,9 @@ def _read_coco_folder(data: DetectData, files: list[Path], name: str) -> Scenes:
 def unify_classes(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
     shared = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
+    are_training = "is a training image" if shared == 1 else "are training images"
     remark = (
-        f"{shared} of the {counted(len(test), 'test image')} {'is' if shared == 1 else 'are'} trained on as well; the "
-        "scores are no test of other images",
+        f"{shared} of the {counted(len(test), 'test image')} {are_training} too; the scores do not measure new images",
     )
     return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (remark if shared else ()))
 
@@ -107,7 +109,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         try:
             lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError):
-            raise BadInput(f"no readable list {file}; --year {' or '.join(YEARS)} says which lists are taken") from None
+            raise BadInput(f"cannot read the list {file}; choose the lists with --year {' or '.join(YEARS)}") from None
         entries += [(folder, line[0]) for line in lines]
     parsed = [_voc_scene(folder, name) for folder, name in entries]
     classes = tuple(sorted({name for _, names, _ in parsed for name in names}))
@@ -121,7 +123,7 @@ def read_voc(root: Path, lists: Sequence[tuple[str, str]]) -> Scenes:
         )  # fmt: skip
         scenes.append(scene)
         total_cut += number_cut
-    size_remarks = check_images(scenes, location, "unpack JPEGImages whole, or take it out of the list")
+    size_remarks = check_images(scenes, location, "unpack all of JPEGImages, or remove it from the list")
     return Scenes(tuple(scenes), classes, location, (*remark_on_cut_boxes(total_cut, location), *size_remarks))
 
 
@@ -157,9 +159,11 @@ def _voc_scene(folder: Path, name: str) -> tuple[tuple[int, int], list[str], lis
             objects.append(([box[0] - 1, box[1] - 1, box[2], box[3]], difficult))
             class_names.append(_text_at(entry, "name"))
     except OSError:
-        raise BadInput(f"no annotation {file}, though {name} is in the list of images") from None
+        raise BadInput(
+            f"no annotation {file}, but {name} is in the list of images; add it, or remove {name} from the list"
+        ) from None
     except (ElementTree.ParseError, ValueError) as error:
-        raise BadInput(f"{file}: not an annotation of VOC ({error}); mend it, or take {name} out of the list") from None
+        raise BadInput(f"{file}: not a VOC annotation ({error}); fix it, or remove {name} from the list") from None
     return size, class_names, objects
 
 
@@ -199,7 +203,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
             "annotations and categories"
         ) from None
     size_remarks = check_images(
-        [scene for scene, _ in parsed], str(file), "bring it back, or name the images' folder with --images"
+        [scene for scene, _ in parsed], str(file), "restore it, or give the folder of the images with --images"
     )
     flat_count = sum(_is_flat(entry) for entry in content["annotations"])
     remarks = (*remark_on_cut_boxes(sum(cut for _, cut in parsed), str(file)), *size_remarks)
@@ -214,8 +218,8 @@ def _index_by_id(file: Path, content: dict[str, Any], kind: str) -> dict[int, di
     for entry in content[kind]:
         if entries.setdefault(int(entry["id"]), entry) != entry:
             raise BadInput(
-                f"{file}: two {kind} have the id {entry['id']}, so what an annotation belongs to cannot be "
-                "told; number them anew, and the annotations with them"
+                f"{file}: two {kind} have the id {entry['id']}, so their annotations are ambiguous; "
+                "renumber them, and the annotations too"
             )
     return entries
 

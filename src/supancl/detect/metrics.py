@@ -69,9 +69,7 @@ def coco_evaluator() -> Any:
     try:
         mask, evaluation = import_module("pycocotools.mask"), import_module("pycocotools.cocoeval")
     except ImportError:
-        raise BadInput(
-            "COCO's AP is counted by pycocotools, which is not installed; pip install 'supancl[detect]'"
-        ) from None
+        raise BadInput("COCO's AP needs pycocotools, which is not installed; pip install 'supancl[detect]'") from None
 
     class Evaluator(evaluation.COCOeval):  # type: ignore[name-defined,misc]
         """Matches difficult boxes by IoU, and crowds by the fraction of the detection inside them."""

@@ -73,8 +73,8 @@ def copy_resnet(encoder: Encoder) -> ResNet:
     body: ResNet | None = encoder.body if isinstance(encoder.body, ResNet) else _as_torchvision_resnet(encoder.body)
     if body is None:
         raise BadInput(
-            f"encoder {name!r} is no ResNet as torchvision has them (stages res2 to res5), which detection "
-            "is built on; give resnet18, 34, 50, 101, 152 or another of its ResNets (torchvision:NAME)"
+            f"encoder {name!r} is not a ResNet of torchvision (stages res2 to res5), which detection "
+            "needs; give resnet18, 34, 50, 101, 152 or another of them (torchvision:NAME)"
         )
     if isinstance(body.maxpool, nn.Identity):
         raise BadInput(
@@ -83,7 +83,7 @@ def copy_resnet(encoder: Encoder) -> ResNet:
         )
     if encoder.spec.channels != 3:
         raise BadInput(
-            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB images"
+            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection needs one with 3 (RGB)"
         )
     return copy.deepcopy(body)
 

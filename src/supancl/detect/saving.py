@@ -52,14 +52,15 @@ class DetectFolder(RunFolder):
             data = from_json(DetectData, content["data"], "data")
             return spec, data, str(content["encoder"]), content
         except (OSError, UnicodeDecodeError):
-            raise BadInput(f"{self.path} holds no detector run (no readable detect.json)") from None
+            raise BadInput(
+                f"{self.path} holds no detector run (no readable detect.json); give the folder of one"
+            ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(
-                f"{self.recipe_file}: not as a run wrote it ({type(error).__name__}: {error}); bring it "
-                "back, or choose another --out"
+                f"{self.recipe_file}: damaged ({type(error).__name__}: {error}); restore it, or choose another --out"
             ) from None
         except BadInput as error:
-            raise BadInput(f"{self.recipe_file}: {error}; bring it back as the run wrote it") from None
+            raise BadInput(f"{self.recipe_file}: {error}; restore the file") from None
 
 
 def save_detector(path: Path, detector: Detector, encoder: EncoderSpec, classes: tuple[str, ...]) -> None:
@@ -83,14 +84,14 @@ def load_detector(path: Path | str) -> LoadedDetector:
     if file.is_dir():
         file = file / "detector.safetensors"
         if not file.exists():
-            raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
+            raise BadInput(f"{path} holds no detector.safetensors; finish the run with supancl detect train --resume")
     if not file.exists():
         raise BadInput(
             f"no file {file}" + (beside(file) or "; give the folder of a detector's run, or its detector.safetensors")
         )
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":
-        raise BadInput(f"{file} is no detector of supancl; supancl detect train makes one out of an encoder")
+        raise BadInput(f"{file} is not a detector of supancl; train one with supancl detect train")
     try:
         version = int(metadata["schema_version"])
         if version > SCHEMA_VERSION:

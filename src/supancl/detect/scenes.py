@@ -64,15 +64,15 @@ class Scenes:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{scene.path}: cannot be read as an image ({image_fault(error)}); mend it, or take it out of the "
+                f"{scene.path}: cannot be read as an image ({image_fault(error)}); fix it, or remove it from the "
                 "list of images"
             ) from None
         size = tuple(image.shape[1:])
         if size != (scene.height, scene.width):
             is_turned = size == (scene.width, scene.height) and is_sideways(scene.path)
-            way_out = "scale the boxes with the image"
+            way_out = "scale the boxes like the image"
             if is_turned:
-                way_out = "once its EXIF orientation is applied; save it upright, or turn the boxes too"
+                way_out = "once its EXIF orientation is applied; save it upright, or rotate the boxes too"
             raise BadInput(
                 f"{scene.path} is {size[1]} x {size[0]}, its annotation says {scene.width} x "
                 f"{scene.height}{' ' if is_turned else '; '}{way_out}"
@@ -107,7 +107,7 @@ def make_scene(
     height, width = size
     location = location or str(path)
     if height < 1 or width < 1:
-        raise BadInput(f"{location}: the image is said to be {width} x {height}; mend the annotation")
+        raise BadInput(f"{location}: the annotation says the image is {width} x {height}; fix it")
     annotated = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
     limits = torch.tensor([width, height, width, height], dtype=torch.float64)
     cut = torch.minimum(annotated.clamp(min=0), limits)
@@ -118,7 +118,7 @@ def make_scene(
         coordinates = ", ".join(f"{value:g}" for value in annotated[number].tolist())
         raise BadInput(
             f"{location}: box {number + 1} ({coordinates}) is empty or lies outside the image of {width} x {height}; "
-            "mend or remove it"
+            "fix or remove it"
         )
     unmarked = torch.zeros(len(annotated), dtype=torch.bool)
     scene = Scene(
@@ -132,8 +132,8 @@ def make_scene(
 def remark_on_cut_boxes(count: int, location: str) -> tuple[str, ...]:
     boxes = counted(
         count,
-        "box reached over the border of its image and was",
-        "boxes reached over the border of their images and were",
+        "box crossed the border of its image and was",
+        "boxes crossed the border of their images and were",
     )
     return (f"{location}: {boxes} cut there",) if count else ()
 
@@ -153,7 +153,7 @@ def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[
         if scene.height * scene.width > 2 * safe:  # what Pillow refuses to open
             raise BadInput(
                 f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
-                "not read; store it smaller, and its boxes with it"
+                "not read; scale it down, and its boxes too"
             )
     return tuple(remarks_on_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 

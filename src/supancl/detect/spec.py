@@ -139,9 +139,9 @@ def _checked(spec: DetectSpec) -> DetectSpec:
             "raise max_size or lower min_sizes and test_size"
         )
     if list(spec.steps) != sorted(spec.steps):
-        raise BadInput(f"steps = {list(spec.steps)}: must rise")
+        raise BadInput(f"steps = {list(spec.steps)}: must be in increasing order")
     if spec.arch == "fpn" and spec.extra_norm:
-        raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
+        raise BadInput("extra_norm = true: the box head of fpn has no res5 for it; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
         raise BadInput(
             f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"

@@ -178,13 +178,12 @@ def _start_or_resume(
         for name, (before, now) in fingerprints.items():
             if before is not None and before != now:
                 raise BadInput(
-                    f"{name} changed since {folder.path} began ({before} -> {now}); bring back what it was, or "
-                    "start another run"
+                    f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
                 )
         state = state_to_resume(folder.checkpoints, reporter)
         if state is not None:
             training.load(state, folder)
-            reporter.note(f"going on at step {training.step} of {training.spec.iters}")
+            reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
     else:
         folder.write_settings(settings)
     folder.keep_metrics_until(training.step)

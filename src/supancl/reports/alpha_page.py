@@ -69,9 +69,9 @@ def write_page(
         for row in result["rows"]
         if row["failed"]
     )
-    failed = f"<p>Runs that failed, and are in no mean:</p><ul>{failed}</ul>" if failed else ""
+    failed = f"<p>Failed runs, which are in no mean:</p><ul>{failed}</ul>" if failed else ""
     maps = (
-        f'<h2>Held-out images (t-SNE, seed 0 where no other is named)</h2>\n<img alt="t-SNE maps" '
+        f'<h2>Held-out images (t-SNE, seed 0 unless another is named)</h2>\n<img alt="t-SNE maps" '
         f'src="{inline_image(out / "tsne.png")}">'
         if panels
         else ""
@@ -84,7 +84,7 @@ def write_page(
 <p class="answer">{_unbroken_flags(result["recommendation"])}.</p>
 <p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
 {counted(data["classes"], "class", "classes")} in pretraining, {seeds}.
-alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
+alpha = 1 is self-supervised, alpha = 0 is only supervised. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>
 {to_html(table)}

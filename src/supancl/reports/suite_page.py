@@ -55,10 +55,10 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
     marks_note = "; best in bold, second best underlined" if has_comparison else ""
     ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
     warnings = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
-    warnings = f"<p>Columns that do not compare:</p><ul>{warnings}</ul>" if warnings else ""
+    warnings = f"<p>Columns that cannot be compared:</p><ul>{warnings}</ul>" if warnings else ""
     body = f"""<h1>Evaluation suite</h1>
 <p>Accuracy in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
-recipe, or, of a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
+recipe, or, for a single few-shot result, the 95% interval over episodes.{ranks_note}</p>
 {warnings}
 {sections}
 {_differences(summary["differences"])}
@@ -101,7 +101,7 @@ def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
     if result["protocol"] == "transfer":
         candidates = result.get("tried") or result["weights"]  # the older name
         return (
-            f"Logistic regression on frozen features; of {len(candidates)} regularisers the best on "
+            f"Logistic regression on frozen features; the best of {len(candidates)} regularisers on "
             "validation, refitted on train and validation, tested once."
         )
     queries = queries_of([result for result in results if result["task"] == protocol])
@@ -118,7 +118,7 @@ def _differences(gaps: Sequence[dict[str, Any]]) -> str:
     rows = [[f"{gap['a']} − {gap['b']}", _title(gap["protocol"]), gap["data"], _signed(gap)] for gap in gaps]
     return (
         "<h2>Differences on the same episodes</h2><p>Mean and 95% interval of the paired difference, in points; "
-        "bold where the interval excludes zero. Seeds of one recipe are averaged first; the interval is that over "
+        "bold if the interval excludes zero. Seeds of one recipe are averaged first; the interval is over "
         f"episodes.</p>{to_html(Table(['encoders', 'protocol', 'data', 'difference'], rows, 'lllr'))}"
     )
 
@@ -155,8 +155,8 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
         ]
     columns = ["data", "protocol", "images", "classes", "metric", "remarks"]
     return (
-        "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all of which "
-        f"episodes are drawn.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
+        "<h2>Data</h2><p>Images: references / queries of k-NN; train / validation / test of transfer; all images "
+        f"of few-shot.</p>{to_html(Table(columns, list(rows.values()), 'llrrlw'))}"
     )
 
 
@@ -184,6 +184,6 @@ def _conditions(results: Sequence[dict[str, Any]]) -> str:
     unit = ", of unit length" if first["normalize"] else ""
     return (
         f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
-        f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(libraries)}; commit {html.escape(commits)}; "
+        f"{seconds:.0f} s in total; {html.escape(hardware)}; {html.escape(libraries)}; commit {html.escape(commits)}; "
         f"features of layer {html.escape(first['layer'])}{unit}.</p>"
     )

@@ -40,9 +40,9 @@ DRAWS = 50  # random sets of images that transfer is fitted on; the same for eve
 def check_alpha(base: Recipe) -> None:
     """Refuse a recipe in which alpha cannot be varied."""
     if not isinstance(base.loss, Align) or base.heads.predictor is None:
-        raise BadInput(f"{base.name} has no alpha; take a simsiam, supsiam, byol or supbyol recipe")
+        raise BadInput(f"{base.name} has no alpha; use a simsiam, supsiam, byol or supbyol recipe")
     if base.pool.kind == "none":
-        raise BadInput(f"{base.name} has no pool; take supsiam or supbyol, or --set pool.kind=queue")
+        raise BadInput(f"{base.name} has no pool; use supsiam or supbyol, or --set pool.kind=queue")
 
 
 def train_alphas(
@@ -58,7 +58,7 @@ def train_alphas(
     left_out = left_out_classes(data, leave_out)
     if not left_out:
         sweep.reporter.note(
-            "no class is left out, so transfer is not measured (it takes four classes with training and "
+            "no class is left out, so transfer is not measured (it needs four classes with training and "
             "held-out images, and --leave-out > 0)"
         )
     base = base.with_set({"data.leave_out": left_out}, because=because)
@@ -188,12 +188,12 @@ def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
     mean = statistics.fmean(by_alpha[best].values())
     if len(complete) == 1 < len(alphas):
         return (
-            f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, "
+            f"alpha = {best:g} is the only one without a failed run ({title} {mean:.2f}%, "
             f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
         )
     if len(seeds) < 2:
         return (
-            f"alpha = {best:g} has the best {title} ({mean:.2f}%), but with one seed nothing can be told apart; "
+            f"alpha = {best:g} has the best {title} ({mean:.2f}%), but one seed shows no clear difference; "
             "run with --seeds 3 or more" + remarks
         )
     half_width = tukey_half_width([[by_alpha[alpha][seed] for seed in seeds] for alpha in complete])
@@ -212,7 +212,7 @@ def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
     text = f"alpha = {best:g} has the best {title} ({mean:.2f}%, {len(seeds)} seeds)"
     if close:
         listed = " and ".join(words for words in (", ".join(close[:-1]), close[-1]) if words)
-        text += f"; {listed} cannot be told apart from it with {len(seeds)} seeds"
+        text += f"; no clear difference to {listed} with {len(seeds)} seeds"
     return "; ".join([text, *worse]) + remarks
 
 

@@ -73,7 +73,7 @@ class Sweep:
         folder = RunFolder(self.out)
         folder.check_place()
         if folder.holds_run:
-            raise BadInput(f"{self.out} already holds a run, and a study is a folder of runs; choose another --out")
+            raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
         check_apart(base.data.source, self.out)
 
     def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
@@ -118,14 +118,14 @@ class Sweep:
         missing = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
         done, total = len(recipes) - len(missing), counted(len(recipes), "run")
         if finished:
-            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
+            self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already finished")
         if failed:
-            self.reporter.note(f"failed before: {', '.join(failed)}; {retry_flags(failed)} goes on with them")
+            self.reporter.note(f"failed before: {', '.join(failed)}; continue them with {retry_flags(failed)}")
         jobs = self.jobs_for(next(iter(recipes.values())))
 
         def how_to_continue(extra_flags: str = "") -> str:
             return (
-                f"with {done} of {total} done, what had begun is saved; continue with the same "
+                f"with {done} of {total} done; those in progress are saved; continue with the same "
                 f"command and {extra_flags}--out {shlex.quote(str(self.out))}"
             )
 
@@ -176,12 +176,12 @@ def check_overrides(overrides: Mapping[str, Any], varied: Mapping[str, str]) -> 
     """Refuse overrides of fields that the sweep sets; `varied` maps each to the flag to use instead."""
     for name, instead in varied.items():
         if name in overrides:
-            raise BadInput(f"{name} is for this study to set; give {instead} instead")
+            raise BadInput(f"{name} is set by this study; give {instead} instead")
 
 
 def check_monitored(recipe: Recipe) -> None:
     if recipe.train.monitor_every == 0:
-        raise BadInput("train.monitor_every = 0: a finished run is known by its last check; leave it at 1")
+        raise BadInput("train.monitor_every = 0: a study needs the last check of each run; leave it at 1")
 
 
 def open_recipe_data(recipe: Recipe) -> Data:
@@ -202,7 +202,7 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
         data = open_recipe_data(base)
     if data.train.present() and not data.held_out.present():
         raise BadInput(
-            f"{base.data.source}: no held-out image has a label to judge by; leave out "
+            f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
             "--set data.holdout=0, or add labels to val/"
         )
     return base, data
@@ -245,9 +245,8 @@ def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[
         pool.shutdown(cancel_futures=True)  # waits, so that the exit codes are known
         if isinstance(error, BrokenProcessPool) and _failed_to_start([worker.exitcode for worker in workers]):
             raise BadInput(
-                f"the {jobs} processes of this study could not begin (their error stands above): each reads "
-                'your file anew, where supancl must be called under if __name__ == "__main__":; mend '
-                "that, or give --jobs 1"
+                f"the {jobs} processes of this study could not start (see the error above): each imports your "
+                'file again; call supancl in it under if __name__ == "__main__":, or give --jobs 1'
             ) from None
         raise
     finally:

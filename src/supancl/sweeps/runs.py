@@ -74,10 +74,10 @@ class RunsFailed(CheckFailed):
         are = "is" if len(failed) == 1 else "are"
         count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
-        new_study = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
+        new_study = ", or start another study with a lower --set optimizer.lr" if not_finite else ""
         super().__init__(
-            f"{count} ({', '.join(failed)}); what the others gave is in {out}, and {retry_flags(failed)} "
-            f"goes on with them from their last checkpoint{new_study}; {first}: {failed[first].reason}",
+            f"{count} ({', '.join(failed)}); the other results are in {out}; {retry_flags(failed)} "
+            f"continues the failed runs from their last checkpoint{new_study}; {first}: {failed[first].reason}",
             result,
         )
         self.exit_code = max(failure.exit_code for failure in failed.values())
@@ -118,7 +118,7 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
             continue
         if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(
-                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study asks for {value!r}; "
+                f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study needs {value!r}; "
                 "choose another --out"
             )
 
