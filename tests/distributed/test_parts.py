@@ -27,6 +27,7 @@ from supancl.distributed.norms import SummedNorm, SyncedNorm, synchronize
 from supancl.training.loop import compile_failures, report_compile_failures
 from supancl.training.preflight import check_ranks, pick_device, with_speed
 from supancl.training.trainer import Trainer
+from tests.files import assert_mentions, assert_refused, mentions
 from tests.tiny import Notes, tiny_data, tiny_recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -192,7 +193,7 @@ def test_ranks_come_from_torchruns_environment(monkeypatch: pytest.MonkeyPatch) 
         assert alone.size == 1
         assert not torch.distributed.is_initialized()
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(BadInput, match=r"WORLD_SIZE=two.*start the ranks with torchrun"):
+    with pytest.raises(BadInput, match=mentions("WORLD_SIZE=two", "torchrun")):
         from_environment()
 
 
@@ -204,7 +205,7 @@ def test_an_environment_that_makes_no_sense_is_refused_where_ranks_matter_and_no
     assert main(["recipes"]) == 0
     assert "digits.supsiam" in capsys.readouterr().out
     assert main(["pretrain", "digits.supsiam"]) == BadInput.exit_code
-    assert capsys.readouterr().err.startswith("supancl: WORLD_SIZE=two, RANK=1, LOCAL_RANK=1 in the environment are")
+    assert_mentions(capsys.readouterr().err, "WORLD_SIZE=two", "RANK=1", "LOCAL_RANK=1")
 
 
 @pytest.mark.parametrize(("rank", "local", "met", "told", "stays"), [
@@ -233,12 +234,12 @@ def test_a_study_and_a_detector_are_for_one_process(
     for name, value in {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     words = ["digits.supsiam", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path / "study")]
-    line = "takes one process and was started as 2 ranks; start it without torchrun"
+    nouns = ("one process", "2 ranks", "torchrun")
     for command in (["alpha"], ["collapse"], ["study", "alpha"]):
         assert main([*command, *words]) == BadInput.exit_code
-        assert f"supancl: a study {line}" in capsys.readouterr().err
+        assert_refused(capsys.readouterr().err, "study", *nouns)
     assert not (tmp_path / "study").exists()
-    with pytest.raises(BadInput, match=f"a detector {line}"):
+    with pytest.raises(BadInput, match=mentions("detector", *nouns)):
         train_detector("random:resnet18", DetectData("nowhere"), DetectSpec(), tmp_path / "detector")
 
 
@@ -250,7 +251,7 @@ def test_ranks_that_cannot_meet_say_where(monkeypatch: pytest.MonkeyPatch) -> No
         taken.listen()
         for name, value in {**TORCHRUN, "RANK": "0", "MASTER_PORT": str(taken.getsockname()[1])}.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(BadInput, match=r"rank 0 of 2 could not meet the others at 127.0.0.1:\d+ \(.*port is free"):
+        with pytest.raises(BadInput, match=mentions("rank 0", "127.0.0.1", "port")):
             opened(cuda=False).__enter__()
     assert told == [True]
     assert not torch.distributed.is_initialized()
@@ -291,7 +292,7 @@ def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatc
     assert pick_device("auto", 1) == torch.device("cuda", 1)
     assert taken == [1]
     assert pick_device("cuda") == CUDA
-    with pytest.raises(BadInput, match=r"2 GPUs are too few for at least 3 ranks .*--nproc-per-node 2"):
+    with pytest.raises(BadInput, match=mentions("2 GPUs", "3 ranks", "--nproc-per-node 2")):
         pick_device("cuda", 2)
     assert pick_device("cpu", 5) == CPU
 
@@ -300,9 +301,9 @@ def test_a_batch_too_small_for_the_ranks_is_refused() -> None:
     made = tiny_recipe(train__batch_size=8, train__accumulate=2)
     check_ranks(made, 4)
     check_ranks(made, 1)
-    with pytest.raises(BadInput, match=r"4 images at a time .* too few for 5 ranks; use --batch-size 10 or more"):
+    with pytest.raises(BadInput, match=mentions("4 images", "5 ranks", "--batch-size 10")):
         check_ranks(made, 5)
-    with pytest.raises(BadInput, match=r"at 2 each.*sync_norm=false; use --batch-size 16 or more"):
+    with pytest.raises(BadInput, match=mentions("2", "sync_norm=false", "--batch-size 16")):
         check_ranks(made.with_set({"train.sync_norm": False}), 4)
 
 
@@ -411,9 +412,9 @@ def test_shards_together_know_what_one_pool_of_prototypes_knows(
 
 def test_a_sharded_pool_must_be_one_of_prototypes() -> None:
     tiny_recipe("supsiam", "prototypes", pool__sharded=True)
-    with pytest.raises(BadInput, match=r"pool.sharded: supsiam with pool.kind = 'queue'.*pool.kind=prototypes"):
+    with pytest.raises(BadInput, match=mentions("pool.sharded", "queue", "pool.kind=prototypes")):
         tiny_recipe("supsiam", "queue", pool__sharded=True)
-    with pytest.raises(BadInput, match=r"pool.sharded: supmoco"):
+    with pytest.raises(BadInput, match=mentions("pool.sharded", "supmoco")):
         tiny_recipe("supmoco", "prototypes", pool__sharded=True)
 
 
@@ -448,5 +449,5 @@ def test_a_norm_of_its_own_kind_is_refused() -> None:
         def forward(self, features):
             return super().forward(features).relu()
 
-    with pytest.raises(BadInput, match=r"1 is a Activated.*--set train.sync_norm=false"):
+    with pytest.raises(BadInput, match=mentions("1", "Activated", "--set train.sync_norm=false")):
         synchronize(nn.Sequential(nn.Conv2d(1, 2, 1), Activated(2)), CPU)
