@@ -97,10 +97,10 @@ def test_a_run_that_goes_on_when_it_is_finished_says_so(tmp_path: Path) -> None:
     terminal, text = written()
     pretrain(None, tiny_data(), tmp_path / "run", resume=True, reporter=terminal)
     assert (
-        f"{tmp_path / 'run'} is finished, at step 10 of 10; to train on, start another run with --init "
+        f"{tmp_path / 'run'} is finished, at step 10 of 10; to train longer, start another run with --init "
         f"{tmp_path / 'run'} and another --out"
     ) in text.getvalue()
-    assert "going on" not in text.getvalue()
+    assert "continuing" not in text.getvalue()
 
 
 def test_the_way_out_of_a_finished_run_can_be_gone(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     assert not (tmp_path / "parts" / "detector.safetensors").exists()
     notes = Notes()
     parts = run(place, tmp_path / "parts", resume=True, reporter=notes)
-    assert "going on at step 2 of 4" in notes.notes
+    assert "continuing at step 2 of 4" in notes.notes
     (step, weights, optimizer), (other, others, moments) = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert step == other == 4
     assert all(torch.equal(value, others[name]) for name, value in weights.items())
@@ -241,7 +241,7 @@ def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):
     checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
     again = train_detector(*words, resume=True, reporter=notes)
     assert "is damaged" in notes.warnings[0]
-    assert "going on at step 1 of 2" in notes.notes
+    assert "continuing at step 1 of 2" in notes.notes
     assert again.scores == first.scores
     for file in checkpoints(tmp_path / "run" / "checkpoints"):
         file.unlink()

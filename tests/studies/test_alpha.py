@@ -53,14 +53,14 @@ def test_the_recommendation_says_what_cannot_be_told_apart() -> None:
     found = rows(a0=[80, 81, 80.5], a0_5=[90, 91, 90.2], a0_8=[90.3, 90.6, 90.1], a1=[70, 71, 70.4])
     text = recommend(found, [0.0, 0.5, 0.8, 1.0], "transfer")
     assert text.startswith("alpha = 0.5 has the best transfer")
-    assert "0.8 cannot be told apart from it with 3 seeds" in text
+    assert "no clear difference to 0.8 with 3 seeds" in text
     assert "0 is worse by 9.90 points" in text
     assert "1 is worse by 19.93 points" in text
 
 
 def test_one_seed_tells_nothing_apart() -> None:
     text = recommend(rows(a0=[80], a1=[95]), [0.0, 1.0], "linear")
-    assert "with one seed nothing can be told apart" in text
+    assert "one seed shows no clear difference" in text
 
 
 def test_the_recommendation_names_what_collapsed() -> None:
@@ -82,7 +82,7 @@ def test_an_alpha_with_a_failed_run_is_named_and_not_compared() -> None:
     assert text.endswith("; alpha = 0 failed and is not compared (seed 1)")
     found[3]["failed"] = "the loss"
     text = recommend(found, [0.0, 0.5, 1.0], "linear")
-    assert text.startswith("alpha = 1 is the only one of which no run failed (linear accuracy 70.50%, 2 seeds)")
+    assert text.startswith("alpha = 1 is the only one without a failed run (linear accuracy 70.50%, 2 seeds)")
     found[5]["failed"] = "the loss"
     text = recommend(found, [0.0, 0.5, 1.0], "linear")
     assert text.startswith("no alpha can be recommended: runs of every alpha failed; alpha = 0 failed")
@@ -186,7 +186,7 @@ def test_the_study_goes_on_where_it_was_left(study: Path, capsys) -> None:
     before = {path: path.stat().st_mtime_ns for path in study.glob("*/checkpoints/*.pt")}
     command = ["alpha", "digits.supsiam", "--alphas", "0,.5,1", "--seeds", "2", "--jobs", "1", "--out", str(study)]
     assert main([*command, *SMALL[:-1]]) == 0
-    assert "4 of 6 runs are already there" in capsys.readouterr().out
+    assert "4 of 6 runs are already finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(study.glob("alpha-0.5-seed-*/encoder.safetensors"))) == 2
 
@@ -291,7 +291,7 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
         r"alpha-0.5-seed-0: the loss or its gradient is not a finite number at step 5 \(images .*\)\n$", printed.err
     )
     assert "1 of 2" in printed.out
-    assert "alpha = 0 is the only one of which no run failed" in printed.out
+    assert "alpha = 0 is the only one without a failed run" in printed.out
     result = json.loads((out / "alpha.json").read_text())
     assert json.loads((tmp_path / "told.json").read_text())["rows"] == result["rows"]
     assert [bool(row["failed"]) for row in result["rows"]] == [False, False, True, False, True, True]
@@ -307,7 +307,7 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     assert main(command) == 4
     assert begun == []
     assert re.search(
-        "failed before: alpha-0.5-seed-0, .*; --retry --on-nan skip goes on", capsys.readouterr().out.replace("\n", " ")
+        "failed before: alpha-0.5-seed-0, .*; continue them with --retry --on-nan skip", capsys.readouterr().out.replace("\n", " ")
     )
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]

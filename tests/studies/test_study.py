@@ -137,7 +137,7 @@ def test_a_second_call_trains_and_measures_only_what_is_missing(study: Path, tmp
     command = ["study", "pool", "digits.supsiam", "--seeds", "2", "--rows", "queue,none", "--out", str(out), *SMALL]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "3 of 4 runs are already there" in printed
+    assert "3 of 4 runs are already finished" in printed
     assert "trained none-seed-1 (4 of 4)" in printed
     assert before == {file: file.stat().st_mtime_ns for file in untouched.rglob("*") if file.is_file()}
     assert json.loads(mine.read_text())["accuracy"] == result["accuracy"]  # of other weights: measured again

@@ -164,7 +164,7 @@ def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
     if copies["labels_differ"]:
         console.print(
             f"{copies['labels_differ']:,} of these images have copies with different labels"
-            + "".join(f"\n  the same image is labelled {first} and {second}" for first, second in copies["examples"])
+            + "".join(f"\n  the same image: {first} and {second}" for first, second in copies["examples"])
         )
 
 
