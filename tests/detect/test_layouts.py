@@ -144,7 +144,7 @@ def test_what_is_missing_is_named(tmp_path):
         open_scenes(DetectData(str(tmp_path), "07+12"))
     with pytest.raises(BadInput, match=mentions("--year 2010", "07+12", "2007", "2012")):
         open_scenes(DetectData(str(tmp_path), "2010"))
-    with pytest.raises(BadInput, match=mentions("val.txt", "readable")):
+    with pytest.raises(BadInput, match=mentions("val.txt", "--year")):
         open_scenes(DetectData(str(tmp_path), "2012"))
     (folder / "Annotations" / "000000.xml").unlink()
     with pytest.raises(BadInput, match=mentions("000000.xml", "annotation")):
@@ -182,7 +182,7 @@ def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tm
 def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
     write_voc(tmp_path, {"test": [2, 3]}, "2007")
     assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
-    with pytest.raises(BadInput, match=mentions("trainval.txt", "readable")):
+    with pytest.raises(BadInput, match=mentions("trainval.txt", "--year")):
         open_scenes(DetectData(str(tmp_path), "2007"))
     file = write_coco(tmp_path / "a.json", [0, 1, 2])
     assert len(open_test(DetectData(str(file)))) == 3
@@ -234,7 +234,7 @@ def test_an_image_that_exif_turns_says_so(tmp_path):
     Image.new("RGB", (120, SIDE)).save(folder / "JPEGImages" / "000000.jpg", exif=exif)
     with pytest.raises(
         BadInput,
-        match=mentions("0.jpg", "96", "120", "EXIF", "upright"),
+        match=mentions("000000.jpg", "96 x 120", "120 x 96", "EXIF", "upright"),
     ):
         read_voc(tmp_path, LIST).image(0)
 
@@ -248,7 +248,7 @@ def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_wo
         assert_one_line("\n".join(scenes.remarks), "2 images", "9,215", first, second)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
     for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
-        with pytest.raises(BadInput, match=mentions("0.jpg", "96", "9,214", "store")):
+        with pytest.raises(BadInput, match=mentions("96 x 96", "9,214 pixels", "smaller")):
             read()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
     with pytest.warns(Image.DecompressionBombWarning):
@@ -306,7 +306,7 @@ def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
 def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
     write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
     assert_one_line(
-        "\n".join(open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks), "1 of the 2 test images", "trained on"
+        "\n".join(open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks), "1 of the 2 test images", "training image"
     )
     write_voc(tmp_path, {"val": [3, 4]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()

@@ -153,7 +153,7 @@ def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[
         if scene.height * scene.width > 2 * safe:  # what Pillow refuses to open
             raise BadInput(
                 f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
-                "not read; scale it down, and its boxes too"
+                "not read; make it smaller, and its boxes too"
             )
     return tuple(remarks_on_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
