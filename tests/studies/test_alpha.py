@@ -307,7 +307,8 @@ def test_a_run_that_fails_does_not_end_the_study_and_is_told_everywhere(tmp_path
     assert main(command) == 4
     assert begun == []
     assert re.search(
-        "failed before: alpha-0.5-seed-0, .*; continue them with --retry --on-nan skip", capsys.readouterr().out.replace("\n", " ")
+        "failed before: alpha-0.5-seed-0, .*; continue them with --retry --on-nan skip",
+        capsys.readouterr().out.replace("\n", " "),
     )
     assert main([*command, "--retry"]) == 0
     assert begun == ["alpha-0.5-seed-0", "alpha-1-seed-0", "alpha-1-seed-1"]
