@@ -104,7 +104,7 @@ def test_a_study_says_once_that_it_cuts_and_is_found_again(tmp_path, monkeypatch
     assert said.out.count("schedule.warmup_epochs = 2 instead of 40") == 1
     said = supancl(capsys, *command)
     assert said.code == 0, said.err
-    assert "2 of 2 runs are already there" in said.out
+    assert "2 of 2 runs are already finished" in said.out
 
 
 def test_a_run_of_0_1_0_is_read_as_what_it_did(tmp_path):

@@ -40,7 +40,7 @@ from supancl.core.pools import Stored
 from supancl.distributed import RowRange
 from supancl.paper.tables.layouts import BEYOND, LAYOUTS
 from supancl.recipes import plugins as own
-from supancl.sweeps.runner import _could_not_begin
+from supancl.sweeps.runner import _failed_to_start
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
 from tests.files import assert_mentions, assert_refused, mentions, supancl
@@ -712,4 +712,4 @@ def test_a_file_that_begins_the_study_anew_in_every_process_is_told_so(tmp_path)
     ],
 )
 def test_a_process_that_was_killed_is_not_one_that_could_not_begin(ends, told):
-    assert _could_not_begin(ends) is told
+    assert _failed_to_start(ends) is told

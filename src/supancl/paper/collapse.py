@@ -14,9 +14,9 @@ from supancl.files import write_json
 from supancl.paper.numbers import COLLAPSE
 from supancl.paper.study_rows import check_supervised_target
 from supancl.recipes import Recipe
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
-from supancl.sweeps.runner import Sweep, check_monitored, data_of
-from supancl.sweeps.runs import Runs, Trained
+from supancl.sweeps.results import Result, collect_results, count_cell, mean_cells, summarize
+from supancl.sweeps.runner import Sweep, check_monitored, open_recipe_data
+from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.weights.provenance import commit, versions
 
 MEASURES = {
@@ -42,7 +42,7 @@ def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
     """Train the four cells with every seed and write collapse.json; returns its content and the runs."""
     rows = {cell_name(key): cell(base, *key) for key in COLLAPSE_CELLS}
     labels = {cell_name(key): {"pool": key[0], "ema": key[1]} for key in COLLAPSE_CELLS}
-    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), data_of(base))
+    runs = sweep.train(sweep.with_seeds(rows, "collapse study"), open_recipe_data(base))
     results = collect_results(sweep, runs, labels, MEASURES, last_check)
     result: Result = {
         "recipe": base.name,
@@ -58,7 +58,7 @@ def train_cells(base: Recipe, sweep: Sweep) -> tuple[Result, Runs]:
     return result, runs
 
 
-def last_check(run: Trained, folder: Path) -> dict[str, float | None]:
+def last_check(run: TrainedRun, folder: Path) -> dict[str, float | None]:
     """What the monitor measured at the end of a run."""
     check = [row for row in run.metrics if row["kind"] == "monitor"][-1]
     return {key: check.get(key) for key in MEASURES}
@@ -96,7 +96,7 @@ def line(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
     if 0 < entry["collapsed"] < finished:
         verdict = f"{entry['collapsed']} of {finished} seeds"
     collapsed, knn = COLLAPSE[key]
-    ends = [share_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
+    ends = [count_cell(entry["failed"], entry["n"])] * any(row["failed"] for row in rows)
     ticks = ["yes" if on else "no" for on in key]
     return [*ticks, verdict, *mean_cells(entry, MEASURES), "yes" if collapsed else "no", f"{knn:.2f}", *ends]
 

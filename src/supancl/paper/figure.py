@@ -101,7 +101,7 @@ def draw_figure(subjects: Sequence[EvaluatedEncoder], titles: Sequence[str], ask
     rows = [row_of(title, one, asked.seed) for title, one in zip(titles, drawn, strict=True)]
     labels = drawn[0].features.labels
     panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
-    draw_panels(panels, shown.titles, out, shown.groups, PAGE, most_named=len(shown.classes))
+    draw_panels(panels, shown.titles, out, shown.groups, PAGE, max_legend_classes=len(shown.classes))
     result = {
         "figure": "3",
         "out": str(out),

@@ -18,9 +18,9 @@ from supancl.recipes import Recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import mean_interval
 from supancl.sweeps.measures import Measurement, RunEvaluator, evaluations_of, has_projector, measure_run
-from supancl.sweeps.results import Result, collect_results, mean_cells, share_cell, summarize
-from supancl.sweeps.runner import Sweep, data_of, open_held_out, run_name
-from supancl.sweeps.runs import Runs, Trained
+from supancl.sweeps.results import Result, collect_results, count_cell, mean_cells, summarize
+from supancl.sweeps.runner import Sweep, open_held_out, open_recipe_data, run_name
+from supancl.sweeps.runs import Runs, TrainedRun
 from supancl.weights.provenance import commit, versions
 from supancl.weights.run_folder import RunFolder
 
@@ -42,7 +42,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
     runs = sweep.train(sweep.with_seeds(rows, "study"), data)
     evaluator = RunEvaluator(base.train.device, sweep.reporter)
 
-    def measure(run: Trained, folder: Path) -> dict[str, float | None]:
+    def measure(run: TrainedRun, folder: Path) -> dict[str, float | None]:
         return measure_row(run, folder, evaluator, "test" if on_test else "held-out")
 
     results = collect_results(sweep, runs, labels, MEASURES, measure)
@@ -67,7 +67,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
 def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Rows, Data]:
     """The data that rows are compared on, and the rows, which hold out images of them where they must."""
     if on_test:
-        data = data_of(base)
+        data = open_recipe_data(base)
         if data.test is None:
             source = base.data.source
             raise BadInput(f"--on-test: {source} has no test split; leave it out to judge on held-out images")
@@ -99,11 +99,11 @@ def write_study(result: Result, title: str, out: Path) -> None:
     write_json(out / "study.json", result)
 
 
-def measure_row(run: Trained, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
+def measure_row(run: TrainedRun, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
     """The measures of a run, which its folder keeps as evaluate/study.json for the tables."""
     found = measure_run(run, folder, evaluator, split)
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
-        evaluator.number(folder, Measurement("variance", "train", layer="projector"), "within")
+        evaluator.measure_value(folder, Measurement("variance", "train", layer="projector"), "within")
     kept = jsonable({"protocol": "study", "data": run.recipe.data.source, "split": split, **found})
     if kept not in evaluations_of(folder):
         RunFolder(folder).write_evaluation("study", kept)
@@ -121,7 +121,7 @@ def laid_out(result: Result) -> tuple[list[str], list[list[str]]]:
         [
             entry["row"],
             *mean_cells(entry, MEASURES),
-            *(share_cell(entry[key], entry["n"]) for key in ends),
+            *(count_cell(entry[key], entry["n"]) for key in ends),
             f"{average:.2f}" if (average := study.average(entry["row"], result["recipe"])) is not None else "",
         ]
         for entry in result["summary"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
+from supancl.cli.encoders import ENCODER, add_feature_flags, check_at_least, open_encoders, parse_names
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, did_you_mean, plural, program_name
 from supancl.files import check_writable
@@ -78,13 +78,13 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Draw Figure 3 and write its numbers beside it; returns those numbers."""
     out = Path(args.out)
     check_out(out)
-    at_least(args.per_class, 1, "--per-class")
-    at_least(args.seed, 0, "--seed")
+    check_at_least(args.per_class, 1, "--per-class")
+    check_at_least(args.seed, 0, "--seed")
     classes, groups = asked_classes(args.classes, args.groups)
     asked = Asked(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
     titled = [split_title(text) for text in args.runs]
     args.encoder = [where for _, where in titled]
-    result = draw_figure(subjects(args, console, keeps=False), [title for title, _ in titled], asked, out)
+    result = draw_figure(open_encoders(args, console, saves_results=False), [title for title, _ in titled], asked, out)
     for panel in result["panels"]:
         console.print(f"{panel['title']}: {panel_note(panel)}")
     console.print(
@@ -119,13 +119,13 @@ def asked_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str]
     if classes is not None and Path(classes).is_file():
         listed = [line.strip() for line in Path(classes).read_text(encoding="utf-8").splitlines() if line.strip()]
     elif classes is not None:
-        listed = names(classes)
+        listed = parse_names(classes)
     grouped: dict[str, list[str]] = {}
     for text in groups:
         group, equals, members = text.partition("=")
-        if not equals or not group.strip() or not names(members):
+        if not equals or not group.strip() or not parse_names(members):
             raise BadInput(f"--groups {text}: wanted GROUP=A,B, such as dogs=Doberman,Rottweiler")
-        grouped.setdefault(group.strip(), []).extend(names(members))
+        grouped.setdefault(group.strip(), []).extend(parse_names(members))
     if classes is not None and not listed:
         raise BadInput(f"--classes {classes}: no class is named")
     return listed, grouped

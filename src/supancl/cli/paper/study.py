@@ -13,7 +13,7 @@ from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.paper.study import laid_out, study_title, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
+from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
 
@@ -44,7 +44,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     study.check(base)
     check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})
     check_monitored(base)
-    rows = choose_rows(study.rows(base), args.rows, "study")
+    rows = select_rows(study.rows(base), args.rows, "study")
     out = Path(args.out or next_folder(f"study-{args.what}"))
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)

@@ -15,7 +15,7 @@ from supancl.reports.tables import (
     Cell,
     Row,
     Table,
-    place_mark,
+    mark_for_rank,
     to_csv,
     to_latex,
     to_markdown,
@@ -47,7 +47,7 @@ def ours(filled: Filled, line: Line, column: str) -> Cell:
     score = line.ours.get(column)
     if score is None:
         return Cell("")
-    mark = place_mark(line.places.get(column, NO_PLACE))
+    mark = mark_for_rank(line.places.get(column, NO_PLACE))
     if column == "collapsed":
         return Cell(_verdict(score), mark=mark)
     decimals = filled.decimals(column)
@@ -95,7 +95,7 @@ def _beside_the_paper(filled: Filled) -> Table:
     """Ours and the paper's in one cell."""
 
     def rows(line: Line) -> list[Row]:
-        cells = (ours(filled, line, column)._replace(beside=paper(filled, line, column)) for column in filled.columns)
+        cells = (ours(filled, line, column)._replace(suffix=paper(filled, line, column)) for column in filled.columns)
         return [[*line.head, *cells]]
 
     return _table(filled, rows)

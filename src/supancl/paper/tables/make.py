@@ -20,8 +20,8 @@ from supancl.paper.tables.runs import read_entries
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.sweeps.measures import Measurement, RunEvaluator, has_projector
-from supancl.sweeps.runner import Sweep, data_of
-from supancl.sweeps.runs import Failed, RunsFailed, check_same_recipe
+from supancl.sweeps.runner import Sweep, open_recipe_data
+from supancl.sweeps.runs import Failure, RunsFailed, check_same_recipe
 from supancl.training.preflight import check_data, pick_device, with_speed
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
@@ -34,7 +34,7 @@ def check_plan(plan: Plan, sweep: Sweep) -> None:
         check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
 
 
-def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Filled, dict[str, Failed]]:
+def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Filled, dict[str, Failure]]:
     """Train and evaluate what is missing of a table; returns the table and the runs that failed."""
     failed = train(plan, sweep) if set(states.values()) - {DONE} else {}
     trained = [run for run in plan.runs if run.is_trained]
@@ -46,7 +46,7 @@ def complete(plan: Plan, states: Mapping[str, str], sweep: Sweep) -> tuple[Fille
     return filled, failed
 
 
-def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
+def notes(plan: Plan, failed: dict[str, Failure]) -> list[str]:
     """What the table lacks, and why."""
     found = [f"no recipe, so no line of ours: {', '.join(plan.lacking)}"] if plan.lacking else []
     absent = [name for name in plan.wanted if name not in plan.present]
@@ -58,13 +58,13 @@ def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
     return [*found, *(f"failed, and in no line: {name}: {failure.reason}" for name, failure in failed.items())]
 
 
-def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
+def train(plan: Plan, sweep: Sweep) -> dict[str, Failure]:
     """Train what is not trained yet, source by source; returns the runs that failed."""
-    failed: dict[str, Failed] = {}
+    failed: dict[str, Failure] = {}
     for runs in by_source(plan.runs):
         if all(run.is_trained for run in runs):
             continue
-        first, data = runs[0], data_of(runs[0].recipe)
+        first, data = runs[0], open_recipe_data(runs[0].recipe)
         if not any(run.images_per_second for run in plan.runs):
             trial = len(data.train), time_steps(first.recipe, data)
             sweep.reporter.note(
@@ -114,7 +114,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     for run in runs:
         for wanted in measurements(plan, run, evaluator):
             try:
-                evaluator.result(run.folder, wanted)
+                evaluator.find_or_measure(run.folder, wanted)
             except BadInput as error:
                 failures.append(f"{run.name}: {wanted.protocol} not measured: {error}")
     return [*failures, *transfer(plan, runs, evaluator, sweep.out)]
@@ -125,7 +125,7 @@ def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[M
     columns, probe = plan.layout.paper.columns, plan.layout.probe
     if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
         return []
-    split = "test" if data_for(evaluator.subject(run.folder), None).test is not None else "held-out"
+    split = "test" if data_for(evaluator.open_run(run.folder), None).test is not None else "held-out"
     if plan.layout.by_method:
         own = registered_name(run.recipe.data.source) or plan.measures(run)[-1].partition(":")[2]
         others = [name for name in plan.present if name != own]
@@ -147,7 +147,7 @@ def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: P
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.present or plan.benchmarks is None:
         return []
-    subjects: list[EvaluatedEncoder] = [evaluator.subject(run.folder) for run in runs]
+    subjects: list[EvaluatedEncoder] = [evaluator.open_run(run.folder) for run in runs]
     suite = run_suite(subjects, SuitePlan(plan.benchmarks, protocols, plan.present), out / "suite", evaluator.reporter)
     by_place = {subject.location: subject for subject in subjects}
     for result in suite.results:  # one of an earlier call may be missing in the run's own folder

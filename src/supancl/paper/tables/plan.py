@@ -17,8 +17,8 @@ from supancl.paper.tables.layouts import Layout
 from supancl.paper.tables.runs import read_entries
 from supancl.recipes import RECIPES, Recipe
 from supancl.sweeps.measures import has_projector
-from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
-from supancl.sweeps.runs import failure_of, is_finished
+from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, select_rows
+from supancl.sweeps.runs import is_finished, read_failure
 from supancl.weights.run_folder import RunFolder
 
 FAMILIES = ("imagenet100", "cifar100", "cifar10", "vit", "digits")
@@ -111,7 +111,7 @@ class Plan:
 
     def state(self, run: PlannedRun) -> str:
         if not run.is_trained:
-            return FAILED if failure_of(run.folder) is not None else TO_TRAIN
+            return FAILED if read_failure(run.folder) is not None else TO_TRAIN
         (entry, *_) = read_entries([str(run.folder)])
         for measure in self.measures(run):
             ways = {found.how for found in entry.find(measure, self.layout.probe)} - {MONITOR}
@@ -170,7 +170,7 @@ def make_plan(layout: Layout, asked: Request, sweep: Sweep) -> Plan:
     if root is not None and not root.is_dir():
         raise BadInput(f"--benchmarks {root}: no such folder; give the one that holds the data sets' folders")
     rows, lacking = table_rows(layout, asked)
-    rows = {name: keep_out(layout, row) for name, row in choose_rows(rows, asked.rows, "table").items()}
+    rows = {name: keep_out(layout, row) for name, row in select_rows(rows, asked.rows, "table").items()}
     for row in rows.values():
         if not row.data.source:
             raise BadInput(f"Table {layout.name} trains {row.name}; name the data to train on with --data")

@@ -21,7 +21,7 @@ from supancl.recipes import RECIPES, Recipe, as_released_code, recipe
 from supancl.recipes.recipe import resolve_warmup
 from supancl.stats import seed_stats
 from supancl.sweeps.measures import read_result
-from supancl.sweeps.runs import failure_of
+from supancl.sweeps.runs import read_failure
 from supancl.weights.run_folder import RunFolder
 
 # measures of the toy study under the names that runs have for them
@@ -259,7 +259,7 @@ def read_evaluations(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _unfinished(folder: RunFolder, chosen: Recipe) -> str:
-    early, failed = folder.describe_early_end(chosen), failure_of(folder.path)
+    early, failed = folder.describe_early_end(chosen), read_failure(folder.path)
     return f"{early} ({failed.reason})" if early and failed else early
 
 
@@ -290,18 +290,21 @@ def holds_detectors(path: Path) -> bool:
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
     """The detectors of a folder of `supancl detect train`: one, or one a seed."""
-    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # torchvision's detectors take time to import
+    from supancl.detect.comparing import (  # torchvision's detectors take time to import
+        FIELDS_NOT_COMPARED,
+        open_finished_runs,
+    )
     from supancl.detect.spec import detect_spec
 
     found = []
-    for run in open_finished(str(path)):
+    for run in open_finished_runs(str(path)):
         usual = flattened(detect_spec(run.spec.arch))
         changed = {
             name: value
             for name, value in flattened(run.spec).items()
-            if name not in {*NOT_THE_METHOD, "precision", "iters", "batch_size"} and value != usual[name]
+            if name not in {*FIELDS_NOT_COMPARED, "precision", "iters", "batch_size"} and value != usual[name]
         }
-        marks = [changed, run.told.get("fingerprint"), run.told.get("test_fingerprint")]
+        marks = [changed, run.settings.get("fingerprint"), run.settings.get("test_fingerprint")]
         short = hashlib.sha256(json.dumps(marks, sort_keys=True, default=str).encode()).hexdigest()[:6]
         where = Path(str(run.scores.get("data", ""))).name
         how = (
@@ -310,7 +313,9 @@ def read_detectors(path: Path) -> list[ScoredDetector]:
             f"{f': {len(changed)} not the usual ones' if changed else ''})"
         )
         found.append(
-            ScoredDetector(run.path, run.encoder, str(run.told.get("weights") or ""), run.spec.seed, how, run.scores)
+            ScoredDetector(
+                run.path, run.encoder, str(run.settings.get("weights") or ""), run.spec.seed, how, run.scores
+            )
         )
     return found
 

@@ -10,7 +10,7 @@ from supancl.config import to_json
 from supancl.paper.numbers import TOY, TOY_TRANSFER
 from supancl.paper.toy.measures import Row
 from supancl.paper.toy.training import FULL
-from supancl.reports.tables import Cell, Table, mean_text, place_mark
+from supancl.reports.tables import Cell, Table, mark_for_rank, mean_text
 from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
 
 ONE = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
@@ -133,7 +133,7 @@ def cell(summary: Summary, alpha: float, name: str) -> Cell:
     mean, sd = summary[alpha][name]
     better = sum(summary[other][name].mean > mean for other in summary)
     text = f"{mean_text(mean, sd, decimals(name))} ({PAPER[alpha][name]:g})"
-    return Cell(text, mark=place_mark(better) if name in ACCURACIES else "")
+    return Cell(text, mark=mark_for_rank(better) if name in ACCURACIES else "")
 
 
 def table(summary: Summary, columns: Sequence[str]) -> Table:
