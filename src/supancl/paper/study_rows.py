@@ -40,22 +40,22 @@ def pool_rows(base: Recipe) -> Rows:
     fields: dict[str, dict[str, Any]] = {"queue": {"pool.kind": "queue"}}
     fields |= {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in CLASS_QUEUES}
     # of these no M targets can be drawn
-    all_of_them = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
-    fields |= {kind: {"pool.kind": kind, **all_of_them} for kind in ("prototypes", "none")}
-    return with_each(base, fields)
+    all_samples = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
+    fields |= {kind: {"pool.kind": kind, **all_samples} for kind in ("prototypes", "none")}
+    return make_rows(base, fields)
 
 
 def positive_rows(base: Recipe) -> Rows:
-    return with_each(base, {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in SAMPLES})
+    return make_rows(base, {f"M-{samples or 'all'}": {"loss.samples": samples} for samples in SAMPLES})
 
 
 def alpha_rows(base: Recipe) -> Rows:
-    return with_each(base, {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in ALPHAS})
+    return make_rows(base, {f"alpha-{alpha:g}": {"loss.alpha": alpha} for alpha in ALPHAS})
 
 
 def batch_rows(base: Recipe) -> Rows:
     """The learning rate follows the batch linearly by itself: `optimizer.lr` belongs to `reference_batch`."""
-    return with_each(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
+    return make_rows(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
 
 
 def memory_rows(base: Recipe) -> Rows:
@@ -63,12 +63,12 @@ def memory_rows(base: Recipe) -> Rows:
     bank = {"pool.kind": "queue", "pool.size": base.pool.size, "loss.against": "both-views+pool"}
     fields: dict[str, dict[str, Any]] = {}
     for size in BATCHES:
-        plain = {"train.batch_size": size}
-        fields |= {f"batch-{size}": plain, f"batch-{size}-memory": {**plain, **bank}}
-    return with_each(base, fields)
+        batch_field = {"train.batch_size": size}
+        fields |= {f"batch-{size}": batch_field, f"batch-{size}-memory": {**batch_field, **bank}}
+    return make_rows(base, fields)
 
 
-def with_each(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
+def make_rows(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
     return {name: base.with_set(values, because="study") for name, values in fields.items()}
 
 

@@ -12,7 +12,7 @@ from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
 from supancl.errors import counted
-from supancl.paper.collapse import check_base, laid_out, train_cells
+from supancl.paper.collapse import check_base, table_cells, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
@@ -37,7 +37,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result, runs = train_cells(base, sweep)
     epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
     title = f"{base.name}, {epochs}, alpha {result['alpha']:g}, {seeds}"
-    console.print(table(title, *laid_out(result["rows"])))
+    console.print(table(title, *table_cells(result["rows"])))
     console.print(f"runs and collapse.json in {out}")
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)

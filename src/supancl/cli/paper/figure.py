@@ -14,7 +14,7 @@ from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, su
 from supancl.distributed import by_one
 from supancl.errors import BadInput, counted, nearest, program
 from supancl.files import check_place
-from supancl.paper.figure import Asked, draw_figure, panel_note
+from supancl.paper.figure import FigureRequest, draw_figure, panel_note
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -50,17 +50,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     by_one("a figure")
-    answers = figures()
+    descriptions = figures()
     number = re.sub(r"^fig(ure)?\.?\s*", "", (args.number or "").strip().lower())
-    if number and number not in answers:
-        raise BadInput(f"unknown figure {args.number!r}{nearest(number, answers)}")
+    if number and number not in descriptions:
+        raise BadInput(f"unknown figure {args.number!r}{nearest(number, descriptions)}")
     if number != "3" or not args.runs:
         if args.runs:
-            raise BadInput(f"figure {number} takes no run: {answers[number]}")
-        said = {number: answers[number]} if number else answers
-        for each, text in said.items():
-            console.print(f"Figure {each}: {text}")
-        return {"figures": said}
+            raise BadInput(f"figure {number} takes no run: {descriptions[number]}")
+        descriptions = {number: descriptions[number]} if number else descriptions
+        for name, text in descriptions.items():
+            console.print(f"Figure {name}: {text}")
+        return {"figures": descriptions}
     return draw(args, console)
 
 
@@ -80,11 +80,11 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_out(out)
     at_least(args.per_class, 1, "--per-class")
     at_least(args.seed, 0, "--seed")
-    classes, groups = asked_classes(args.classes, args.groups)
-    asked = Asked(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
+    classes, groups = requested_classes(args.classes, args.groups)
+    request = FigureRequest(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
     titled = [split_title(text) for text in args.runs]
-    args.encoder = [where for _, where in titled]
-    result = draw_figure(subjects(args, console, keeps=False), [title for title, _ in titled], asked, out)
+    args.encoder = [path for _, path in titled]
+    result = draw_figure(subjects(args, console, keeps=False), [title for title, _ in titled], request, out)
     for panel in result["panels"]:
         console.print(f"{panel['title']}: {panel_note(panel)}")
     console.print(
@@ -109,11 +109,11 @@ def split_title(text: str) -> tuple[str, str]:
     >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
     (('alpha = 0', 'runs/a'), ('', 'runs/a'))
     """
-    title, equals, where = text.rpartition("=")
-    return ("", text) if not equals or Path(text).exists() else (title.strip(), where)
+    title, equals, path = text.rpartition("=")
+    return ("", text) if not equals or Path(text).exists() else (title.strip(), path)
 
 
-def asked_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+def requested_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The names in --classes, or its file, and those of each --groups."""
     listed: list[str] = []
     if classes is not None and Path(classes).is_file():

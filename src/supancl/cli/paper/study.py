@@ -11,7 +11,7 @@ from rich.console import Console
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import by_one
-from supancl.paper.study import laid_out, study_title, train_rows, write_study
+from supancl.paper.study import study_title, table_cells, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
 from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
 from supancl.sweeps.runs import RunsFailed
@@ -50,7 +50,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sweep.check_folder(base)
     result, images, runs = train_rows(args.what, base, rows, sweep, args.on_test)
     title = study_title(result, images)
-    console.print(table(title, *laid_out(result)))
+    console.print(table(title, *table_cells(result)))
     for line in result["differences"]:
         console.print(line)
     write_study(result, title, out)

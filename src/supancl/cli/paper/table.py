@@ -27,8 +27,8 @@ ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    known = ", ".join(LAYOUTS)
-    parser.add_argument("name", metavar="NAME", help=f"one of {known}; table5 and f1 are understood too")
+    table_names = ", ".join(LAYOUTS)
+    parser.add_argument("name", metavar="NAME", help=f"one of {table_names}; table5 and f1 are understood too")
     parser.add_argument(
         "runs",
         metavar="RUN",
@@ -121,9 +121,9 @@ def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
     console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
     console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
-    if plan.lacking:
-        console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")
-    again = [name for name, state in states.items() if state == FAILED]
-    if again and not sweep.retry:
-        console.print(f"failed before, and not tried again without --retry: {', '.join(again)}")
+    if plan.without_recipe:
+        console.print(f"without a recipe, so not trained: {', '.join(plan.without_recipe)}")
+    failed_before = [name for name, state in states.items() if state == FAILED]
+    if failed_before and not sweep.retry:
+        console.print(f"failed before, and not tried again without --retry: {', '.join(failed_before)}")
     return states

@@ -60,16 +60,19 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
 
 def print_tables(result: dict[str, Any], console: Console) -> None:
     summary = summary_of(result)
-    titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
+    titles = {
+        "Table 1 (toy part)": tables.TABLE_1_COLUMNS,
+        "Table 2: linear probe on new classes": tables.TABLE_2_COLUMNS,
+    }
     for title, columns in titles.items():
         seeds = counted(len(result["seeds"]), "seed")
-        laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
+        grid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
         table = tables.table(summary, columns)
         for name in table.columns:
-            laid.add_column(str(name), justify="right")
+            grid.add_column(str(name), justify="right")
         for row in table.rows:
-            laid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
-        console.print(laid)
+            grid.add_row(*(cell if isinstance(cell, str) else cell_text(cell) for cell in row))
+        console.print(grid)
     for claim, holds in result["trends"].items():
         console.print(f"{'yes' if holds else 'NO '}  {claim}")
     for line in (*missed_lines(result), *tables.paired_lines(result["paired"])):

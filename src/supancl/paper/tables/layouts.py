@@ -12,11 +12,11 @@ from supancl.core.losses import Align
 from supancl.core.methods import METHODS
 from supancl.errors import BadInput, nearest
 from supancl.paper.numbers import PAPER, PaperTable
-from supancl.paper.tables.runs import published, published_forms
+from supancl.paper.tables.runs import package_recipe, package_recipe_forms
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_own
 
-BEYOND = ""  # the row of a run that belongs in a table, but not to any row the paper prints
+NO_PAPER_ROW = ""  # the row of a run that belongs in a table, but not to any row the paper prints
 
 METHOD_TITLES = {
     "simclr": "SimCLR",
@@ -70,7 +70,7 @@ class Section(NamedTuple):
 
     key: str = ""
     title: str = ""
-    takes: Callable[[Recipe | None], bool] = lambda recipe: True
+    accepts: Callable[[Recipe | None], bool] = lambda recipe: True
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Layout:
     row_of: Callable[[Recipe], str | None]
     head_of: Callable[[Recipe], tuple[str, ...]]
     row_head: Callable[[str], tuple[str, ...]]
-    wants: str
+    requirement: str
     sections: tuple[Section, ...] = (Section(),)
     by_method: bool = False  # Table H.1: a column per method instead of a row
     remark: str = ""  # what to know of ours beside the paper's
@@ -119,11 +119,11 @@ def is_published(recipe: Recipe) -> bool:
     """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
     if has_own(recipe):
         return False
-    if forms := published_forms(recipe):
-        return (recipe.loss, recipe.pool, recipe.branches) in [(own.loss, own.pool, own.branches) for own in forms]
+    if forms := package_recipe_forms(recipe):
+        return (recipe.loss, recipe.pool, recipe.branches) in [(form.loss, form.pool, form.branches) for form in forms]
     row = METHODS.get(recipe.method)
-    ours = (recipe.loss, recipe.pool.kind, recipe.branches.target)
-    return row is not None and ours == (row.loss, row.pool.kind, row.branches.target)
+    fields = (recipe.loss, recipe.pool.kind, recipe.branches.target)
+    return row is not None and fields == (row.loss, row.pool.kind, row.branches.target)
 
 
 def is_vit(recipe: Recipe) -> bool:
@@ -135,11 +135,11 @@ def is_toy(recipe: Recipe | None) -> bool:
 
 
 def by_method(recipe: Recipe, vit: bool = False) -> str:
-    own = published(recipe)
+    original = package_recipe(recipe)
     # neither imagenet100.supsiam-256 nor a row of the batch size study
-    plain = recipe.name.partition(".")[2] in ("", recipe.method)
-    plain = plain and (own is None or own.train.batch_size == recipe.train.batch_size)
-    return recipe.method if plain and is_vit(recipe) == vit and is_published(recipe) else BEYOND
+    is_standard = recipe.name.partition(".")[2] in ("", recipe.method)
+    is_standard = is_standard and (original is None or original.train.batch_size == recipe.train.batch_size)
+    return recipe.method if is_standard and is_vit(recipe) == vit and is_published(recipe) else NO_PAPER_ROW
 
 
 def is_siam(recipe: Recipe) -> bool:
@@ -147,9 +147,9 @@ def is_siam(recipe: Recipe) -> bool:
     return isinstance(recipe.loss, Align) and recipe.branches.target == "stop-gradient" and not has_own(recipe)
 
 
-def usual_alpha(recipe: Recipe) -> bool:
-    own = published(recipe)
-    usual = own.loss.alpha if own is not None and isinstance(own.loss, Align) else 0.5
+def has_usual_alpha(recipe: Recipe) -> bool:
+    original = package_recipe(recipe)
+    usual = original.loss.alpha if original is not None and isinstance(original.loss, Align) else 0.5
     return isinstance(recipe.loss, Align) and recipe.loss.alpha == usual
 
 
@@ -157,7 +157,7 @@ def by_alpha(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align):
         return None
     usual = recipe.loss.samples is None and (recipe.pool.kind == "queue" or recipe.loss.alpha == 1)
-    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else BEYOND
+    return f"{recipe.loss.alpha:g}" if is_siam(recipe) and usual else NO_PAPER_ROW
 
 
 def by_alpha_of_toy(recipe: Recipe) -> str | None:
@@ -167,31 +167,31 @@ def by_alpha_of_toy(recipe: Recipe) -> str | None:
 def by_pool(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    usual = is_siam(recipe) and recipe.loss.samples is None and usual_alpha(recipe)
+    usual = is_siam(recipe) and recipe.loss.samples is None and has_usual_alpha(recipe)
     key = f"{recipe.pool.kind} {recipe.pool.size}" if recipe.pool.kind == "class-queues" else recipe.pool.kind
-    return key if usual else BEYOND
+    return key if usual else NO_PAPER_ROW
 
 
 def by_positives(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised or recipe.pool.kind == "none":
         return None
-    usual = is_siam(recipe) and recipe.pool.kind == "queue" and usual_alpha(recipe)
-    return str(recipe.loss.samples or "all") if usual else BEYOND
+    usual = is_siam(recipe) and recipe.pool.kind == "queue" and has_usual_alpha(recipe)
+    return str(recipe.loss.samples or "all") if usual else NO_PAPER_ROW
 
 
 def by_batch(recipe: Recipe) -> str:
     pooled = recipe.method == "supcon" and recipe.pool.kind == "queue"
     usual = is_published(recipe) or (pooled and recipe.loss.kind == "contrast")
-    return f"{recipe.train.batch_size} {recipe.method}{'-pool' if pooled else ''}" if usual else BEYOND
+    return f"{recipe.train.batch_size} {recipe.method}{'-pool' if pooled else ''}" if usual else NO_PAPER_ROW
 
 
-def by_cell(recipe: Recipe) -> str | None:
+def by_collapse_cell(recipe: Recipe) -> str | None:
     if not isinstance(recipe.loss, Align) or not recipe.loss.supervised:
         return None
-    return BEYOND if has_own(recipe) else cell(recipe)
+    return NO_PAPER_ROW if has_own(recipe) else collapse_cell(recipe)
 
 
-def cell(recipe: Recipe) -> str:
+def collapse_cell(recipe: Recipe) -> str:
     pool, ema = recipe.pool.kind != "none", recipe.branches.target == "momentum"
     return f"{'pool' if pool else 'none'} {'ema' if ema else 'none'}"
 
@@ -265,7 +265,7 @@ def cell_head(row: str) -> tuple[str, ...]:
 
 
 def cell_head_of(recipe: Recipe) -> tuple[str, ...]:
-    return cell_head(cell(recipe))
+    return cell_head(collapse_cell(recipe))
 
 
 def pair_head(row: str) -> tuple[str, ...]:
@@ -282,14 +282,16 @@ TOY_AND_REAL = (
     Section("imagenet100", "ImageNet-100 (ours: own data)", lambda recipe: not is_toy(recipe)),
 )
 
-_ALPHA = partial(Layout, heads=("alpha",), row_of=by_alpha, head_of=alpha_head_of, row_head=alpha_head, wants=ALIGN)
+_ALPHA = partial(
+    Layout, heads=("alpha",), row_of=by_alpha, head_of=alpha_head_of, row_head=alpha_head, requirement=ALIGN
+)
 _METHOD = partial(
     Layout,
     heads=METHOD_HEADS,
     row_of=by_method,
     head_of=method_head_of,
     row_head=method_head,
-    wants="every method has a row",
+    requirement="every method has a row",
 )
 
 LAYOUTS: dict[str, Layout] = {
@@ -308,7 +310,7 @@ LAYOUTS: dict[str, Layout] = {
             "transfer to toy classes by alpha",
             "toy data (App. B)",
             row_of=by_alpha_of_toy,
-            wants="it takes a toy study (supancl paper toy)",
+            requirement="it takes a toy study (supancl paper toy)",
         ),
         _ALPHA("3", "fine-grained transfer by alpha", RESNET),
         _METHOD(
@@ -330,7 +332,7 @@ LAYOUTS: dict[str, Layout] = {
             "target pool, momentum branch and collapse",
             "CIFAR-100, ResNet-18",
             ("Pool", "EMA"),
-            by_cell,
+            by_collapse_cell,
             cell_head_of,
             cell_head,
             POOLED,
@@ -384,8 +386,8 @@ def table_name(text: str) -> str:
     ('5', '5', 'F.1', 'F.1')
     """
     short = re.sub(r"^tab(le)?|[\s._-]", "", text.strip().lower())
-    known = {name.lower().replace(".", ""): name for name in LAYOUTS}
-    if short not in known:
-        asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
-        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
-    return known[short]
+    short_names = {name.lower().replace(".", ""): name for name in LAYOUTS}
+    if short not in short_names:
+        requested = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
+        raise BadInput(f"unknown table {text!r}{nearest(requested, LAYOUTS)}")
+    return short_names[short]

@@ -16,7 +16,7 @@ from supancl.paper.theory.checks import Check, Settings
 from supancl.paper.theory.formulas import Formulas
 
 LARGEST_SEED = 2**40 - 1  # a million seeds of samples are made of it, which torch takes up to 64 bits
-FEWEST = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
+MIN_SAMPLES = 2000  # samples: with fewer the smallest of the Monte-Carlo samples may miss a class
 
 GROUPS: dict[str, Callable[[Settings, Formulas], list[Check]]] = {
     "two forms": theory_checks.two_forms,

@@ -104,7 +104,7 @@ class Sample:
     draws: int | None
 
 
-def drawn(world: World, size: int, seed: int) -> Sample:
+def draw_sample(world: World, size: int, seed: int) -> Sample:
     """`size` anchors and a pool of `size` others, classes drawn uniformly; one target per anchor (M = 1)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(world.classes, (2, size), generator=generator)
@@ -119,7 +119,7 @@ def drawn(world: World, size: int, seed: int) -> Sample:
     return Sample(inputs[0] + noise[:2], labels[0], inputs[1] + noise[2], labels[1], world.classes, draws=1)
 
 
-def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
+def exact_sample(world: World, seed: int, one_target_each: bool = False) -> Sample:
     """A sample with the moments of the population: views and pool, first and second moments, class by class.
 
     Independent parts (the input, the pool's input, three augmentations) become orthogonal columns.
@@ -132,7 +132,7 @@ def exact(world: World, seed: int, one_target_each: bool = False) -> Sample:
     roots = torch.linalg.cholesky(world.covariances).mT
     inputs = (world.means[:, None] + first @ roots).flatten(0, 1)
     others = (world.means[:, None] + second @ roots).flatten(0, 1)
-    shifts = [world.noise * part.flatten(0, 1) for part in noise]
+    shifts = [world.noise * chunk.flatten(0, 1) for chunk in noise]
     views = torch.stack([inputs + shifts[0], inputs + shifts[1]])
     labels = torch.arange(world.classes).repeat_interleave(rows)
     if one_target_each:
@@ -147,7 +147,7 @@ class Features(NamedTuple):
     targets: Tensor
     pool: Queue
 
-    def own(self) -> Tensor:
+    def other_view(self) -> Tensor:
         """z2 for the anchors of view 1 and the reverse, as `Align` pairs them."""
         return self.targets.flip(0)
 
@@ -164,7 +164,7 @@ def features(sample: Sample, w: Tensor, wp: Tensor, unit: bool = False, stop_gra
     return Features(anchors, z.detach() if stop_gradient else z, pool)
 
 
-def loss_of(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
+def make_loss(alpha: float, sample: Sample, form: Literal["cosine", "squared"] = "squared") -> Align:
     return Align(alpha=alpha, form=form, samples=sample.draws)
 
 
@@ -179,9 +179,9 @@ def lagrangian(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: flo
     The squared form holds ||Wp z1||^2 once itself, so this is Eq. 5 with its lambda3, at lambda1 = alpha and
     lambda2 = 1 - alpha (which only weigh stop-gradient terms); lambda3 = 1 is the shipped loss alone.
     """
-    parts = features(sample, w, wp)
-    total = loss_of(alpha, sample)(parts.anchors, parts.targets, sample.labels, parts.pool).total
-    return total + (lambda3 - 1) * (norm_squared(parts.anchors) - 1)
+    outputs = features(sample, w, wp)
+    total = make_loss(alpha, sample)(outputs.anchors, outputs.targets, sample.labels, outputs.pool).total
+    return total + (lambda3 - 1) * (norm_squared(outputs.anchors) - 1)
 
 
 def gradients(sample: Sample, w: Tensor, wp: Tensor, alpha: float, lambda3: float = 1.0) -> tuple[Tensor, Tensor]:

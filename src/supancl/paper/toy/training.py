@@ -78,17 +78,17 @@ class Networks:
             "projector": (size.width, reading.encoder),
             "predictor": (size.width, size.width),
         }
-        drawn: dict[str, list[Tensor]] = {name: [] for name in shapes}
+        initial: dict[str, list[Tensor]] = {name: [] for name in shapes}
         for seed in seeds:
             generator = torch.Generator().manual_seed(seeded(seed, 2))
             for name, (out, width) in shapes.items():
                 uniform = torch.rand(out, width, generator=generator, dtype=torch.float64)
                 weight = ((2 * uniform - 1) / math.sqrt(width)).to(dtype)  # as nn.Linear starts
-                drawn[name].append(weight.expand(alphas, out, width))
+                initial[name].append(weight.expand(alphas, out, width))
         # encoders of a seed lie below one another, so that one product serves all alphas
-        self.encoder = torch.stack(drawn["encoder"]).flatten(1, 2).contiguous().requires_grad_()
-        self.projector = torch.cat(drawn["projector"]).contiguous().requires_grad_()
-        self.predictor = torch.cat(drawn["predictor"]).contiguous().requires_grad_()
+        self.encoder = torch.stack(initial["encoder"]).flatten(1, 2).contiguous().requires_grad_()
+        self.projector = torch.cat(initial["projector"]).contiguous().requires_grad_()
+        self.predictor = torch.cat(initial["predictor"]).contiguous().requires_grad_()
 
     def project(self, vectors: Tensor) -> Tensor:
         """(seeds, n, dimensions) -> (seeds * alphas, n, width), not normalised."""
@@ -119,20 +119,20 @@ class BatchedQueue:
         self.counts = torch.zeros(size // batch, networks.seeds, classes, dtype=networks.projector.dtype)
         self.pushes = 0
 
-    def class_mean(self, member: Tensor, fallback: Tensor) -> Tensor:
+    def class_mean(self, one_hot: Tensor, fallback: Tensor) -> Tensor:
         """z_sup, (runs, 2, B, width), not re-normalised (Eq. 2); `member` (seeds, B, classes) is one-hot."""
         counts = self.counts.sum(0)
         means = self.sums.sum(0) / self._per_run(counts.clamp(min=1))[..., None]
-        mean = torch.bmm(self._per_run(member), means)[:, None].expand_as(fallback)
+        mean = torch.bmm(self._per_run(one_hot), means)[:, None].expand_as(fallback)
         if bool((counts > 0).all()):
             return mean
-        held = torch.bmm(member, counts[..., None]) > 0  # a class not in the pool yet: the own cross-view target
-        return torch.where(self._per_run(held)[:, None], mean, fallback)
+        is_in_pool = torch.bmm(one_hot, counts[..., None]) > 0  # a class not in the pool yet: the own cross-view target
+        return torch.where(self._per_run(is_in_pool)[:, None], mean, fallback)
 
-    def push(self, targets: Tensor, member: Tensor) -> None:
+    def push(self, targets: Tensor, one_hot: Tensor) -> None:
         slot = self.pushes % len(self.sums)
-        self.sums[slot] = torch.bmm(self._per_run(member).mT, targets)
-        self.counts[slot] = member.sum(1)
+        self.sums[slot] = torch.bmm(self._per_run(one_hot).mT, targets)
+        self.counts[slot] = one_hot.sum(1)
         self.pushes += 1
 
     def _per_run(self, by_seed: Tensor) -> Tensor:
@@ -177,15 +177,15 @@ def step(
 
     `alpha` is (runs,). The runs share no weight, so the gradient of the sum of their losses is each one's own.
     """
-    member = F.one_hot(labels, queue.counts.shape[-1]).to(views.dtype)
+    one_hot = F.one_hot(labels, queue.counts.shape[-1]).to(views.dtype)
     anchors, targets = networks.branches(views)
-    own = targets.flip(1)
-    ssl = -(anchors * own).sum(-1).mean((1, 2))
-    sup = -(anchors * queue.class_mean(member, fallback=own)).sum(-1).mean((1, 2))
+    other_view = targets.flip(1)
+    ssl = -(anchors * other_view).sum(-1).mean((1, 2))
+    sup = -(anchors * queue.class_mean(one_hot, fallback=other_view)).sum(-1).mean((1, 2))
     optimizer.zero_grad()
     (alpha * ssl + (1 - alpha) * sup).sum().backward()
     optimizer.step()
-    queue.push(targets[:, 1], member)  # z2, after the loss: a batch is never its own positive
+    queue.push(targets[:, 1], one_hot)  # z2, after the loss: a batch is never its own positive
     return ssl.detach(), sup.detach()
 
 
@@ -213,13 +213,18 @@ def train(
     alpha = torch.tensor(alphas, dtype=torch.float32).repeat(len(seeds))
     terms = torch.zeros(steps, 2, len(alpha))
     for epoch in range(size.epochs):
-        order = [torch.randperm(len(toy.train), generator=g) for toy, g in zip(toys, generators, strict=True)]
+        epoch_orders = [
+            torch.randperm(len(toy.train), generator=generator) for toy, generator in zip(toys, generators, strict=True)
+        ]
         for index in range(steps):
-            rows = [o[index * size.batch : (index + 1) * size.batch] for o in order]
+            rows = [epoch_order[index * size.batch : (index + 1) * size.batch] for epoch_order in epoch_orders]
             views = torch.stack(
-                [draw_views(toy.train[r], reading.masked, g) for toy, r, g in zip(toys, rows, generators, strict=True)]
+                [
+                    draw_views(toy.train[batch_rows], reading.masked, generator)
+                    for toy, batch_rows, generator in zip(toys, rows, generators, strict=True)
+                ]
             )
-            labels = torch.stack([toy.train_labels[r] for toy, r in zip(toys, rows, strict=True)])
+            labels = torch.stack([toy.train_labels[batch_rows] for toy, batch_rows in zip(toys, rows, strict=True)])
             optimizer.param_groups[0]["lr"] = rate(epoch * steps + index)
             terms[index] = torch.stack(step(networks, queue, optimizer, views, labels, alpha))
         progress(epoch + 1, size.epochs)
