@@ -101,9 +101,7 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
     (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN "
                                 "to set beside the paper's; leave it at warn"),
 ])  # fmt: skip
-def test_what_would_be_ignored_or_end_the_study_is_refused(
-    more: list[str], table_row: str, capsys, tmp_path: Path
-) -> None:
+def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
     assert main(["collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err == f"supancl: {table_row}\n"
+    assert capsys.readouterr().err == f"supancl: {line}\n"
     assert not (tmp_path / "x").exists()

@@ -28,7 +28,7 @@ MEASURES = {
 
 
 def check_base(base: Recipe) -> None:
-    """Refuse a recipe that the four cells cannot be made of, or whose runs would end before their verdict."""
+    """Refuse a recipe that has no four cells, or whose runs would stop before their verdict."""
     check_supervised_target(base)
     if base.train.on_collapse == "stop":
         raise BadInput(
@@ -65,7 +65,7 @@ def last_check(run: Trained, folder: Path) -> dict[str, float | None]:
 
 
 def cell_recipe(base: Recipe, pool: bool, ema: bool) -> Recipe:
-    """The recipe with or without a pool, with or without a momentum branch; what is left means the same in each."""
+    """The recipe with or without a pool, with or without a momentum branch; everything else is equal."""
     row = METHODS[COLLAPSE_CELLS[pool, ema]]
     target_pool = base.pool if base.pool.kind != "none" else row.pool
     momentum_branch = base.branches if base.branches.target == "momentum" else BranchSpec(target="momentum")
@@ -75,13 +75,13 @@ def cell_recipe(base: Recipe, pool: bool, ema: bool) -> Recipe:
         pool=target_pool if pool else PoolSpec(),
         branches=momentum_branch if ema else BranchSpec(target="stop-gradient"),
     )
-    if not pool and getattr(base.loss, "samples", None) is not None:  # of a batch no M targets can be drawn
+    if not pool and getattr(base.loss, "samples", None) is not None:  # without a pool there are no M targets to draw
         recipe = recipe.with_set({"loss.samples": None}, because="collapse study")
     return recipe
 
 
 def table_cells(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells; how many runs failed is a column where any did."""
+    """Columns and cells; there is a column for failed runs only if any failed."""
     failed = any(row["failed"] for row in rows)
     titles = (title for title, _ in MEASURES.values())
     columns = ["pool", "EMA", "collapse", *titles, "paper: collapse", "paper: k-NN %", *["failed"] * failed]
@@ -89,7 +89,7 @@ def table_cells(rows: list[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_row(rows: list[Result], key: tuple[bool, bool]) -> list[str]:
-    """A cell of the ablation beside the paper's."""
+    """One cell of the ablation as a table row, with the paper's result."""
     entry = summarize(rows, {"pool": key[0], "ema": key[1]}, MEASURES, ("collapsed", "failed"))
     finished = entry["n"] - entry["failed"]
     verdict = "-" if not finished else "yes" if entry["collapsed"] else "no"

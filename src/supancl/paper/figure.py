@@ -26,8 +26,8 @@ from supancl.probes import Features, knn_leave_one_out, variance
 from supancl.reports.pictures import PAGE, Panel, class_styles, draw_panels, perplexity, tsne_map
 from supancl.weights.provenance import commit, versions
 
-# The paper shows 15 dog and 5 bird classes of ImageNet-100 without naming them, but for Doberman and Rottweiler. The
-# list has five birds; of its 19 dogs these are the first 15.
+# The paper shows 15 dog and 5 bird classes of ImageNet-100 and names only Doberman and Rottweiler. The list of classes
+# has five birds; these are the first 15 of its 19 dogs.
 DOGS = {
     "n02107142": "Doberman",
     "n02091831": "Saluki",
@@ -54,12 +54,12 @@ BIRDS = {
 }
 PAPER_GROUPS = {"dogs": DOGS, "birds": BIRDS}
 CLASS_TITLES = DOGS | BIRDS
-NEIGHBOURS = 5  # of the shown points; a class may have few
-MAX_DEFAULT_CLASSES = 20  # classes that are shown where none are named and the paper's are not there
+NEIGHBOURS = 5  # k of the k-NN over the shown points; a class may have few
+MAX_DEFAULT_CLASSES = 20  # with at most so many classes all are shown, unless some are named
 
 
 class FigureRequest(NamedTuple):
-    """Which images to show: of which data (None: the runs' own), classes and split, and how many of a class."""
+    """Which images to show: data (None: what each run was trained on), classes, split, and how many per class."""
 
     data: str | None
     classes: list[str]
@@ -71,7 +71,7 @@ class FigureRequest(NamedTuple):
 
 
 class FigureClasses(NamedTuple):
-    """The classes of a figure in their order, and the places of each group's; without groups one of no name."""
+    """The classes of a figure in order, and the positions of each group's classes; without groups: one group, no name."""
 
     classes: list[str]
     groups: dict[str, list[int]]
@@ -85,7 +85,7 @@ class FigureClasses(NamedTuple):
 
 
 class PanelImages(NamedTuple):
-    """What is shown of a run: the features of its images, and what they are called."""
+    """What one panel shows: the encoder, the features of the images, and the images' names."""
 
     evaluated: EvaluatedEncoder
     features: Features
@@ -96,7 +96,7 @@ class PanelImages(NamedTuple):
 def draw_figure(
     encoders: Sequence[EvaluatedEncoder], titles: Sequence[str], request: FigureRequest, out: Path
 ) -> dict[str, Any]:
-    """Draw a panel for each subject and write the numbers beside the figure; returns those numbers."""
+    """Draw a panel for each encoder and write its numbers as JSON next to the figure; returns those numbers."""
     started = time.perf_counter()
     figure_classes, panel_images = collect_panels(encoders, request)
     titles = panel_titles([images.evaluated for images in panel_images], titles)
@@ -143,7 +143,7 @@ def panel_note(row: Mapping[str, Any]) -> str:
 def collect_panels(
     encoders: Sequence[EvaluatedEncoder], request: FigureRequest
 ) -> tuple[FigureClasses, list[PanelImages]]:
-    """The classes, which the first run's data have, and the features of the same images by every run."""
+    """The classes, chosen from the first run's data, and every run's features of the same images."""
     figure_classes: FigureClasses | None = None
     panel_images: list[PanelImages] = []
     for evaluated in encoders:
@@ -159,7 +159,7 @@ def collect_panels(
 
 
 def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str]) -> list[str]:
-    """The titles that were given, else method and alpha; where those are the same, with the seed, else the folder."""
+    """The requested titles, else method and alpha; equal titles get the seed or, if that is equal too, the folder."""
     titles = [title or method_title(evaluated) for evaluated, title in zip(encoders, requested, strict=True)]
     with_seed = [
         title if evaluated.recipe is None else f"{title}, seed {evaluated.recipe.train.seed}"
@@ -195,7 +195,7 @@ def method_title(evaluated: EvaluatedEncoder) -> str:
 def choose_classes(
     class_names: Sequence[str], source: str, requested: list[str], grouped: Mapping[str, list[str]]
 ) -> FigureClasses:
-    """The classes to show, by their names in the data; those that are in a group, group by group, come first."""
+    """The classes to show, by their names in the data; classes of groups come first, group by group."""
     if not requested and not grouped:
         requested, grouped = default_classes(class_names, source)
     groups = {
@@ -223,7 +223,7 @@ def choose_classes(
 
 
 def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The paper's classes where the data have all of them, else all classes where a figure can hold them."""
+    """The paper's classes if the data have all of them, else all classes if a figure can hold them."""
     matches = {match_class(name, class_names) for name in CLASS_TITLES}
     if None not in matches:
         return [], {group: list(members) for group, members in PAPER_GROUPS.items()}
@@ -236,7 +236,7 @@ def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str],
 
 
 def match_class(name: str, class_names: Sequence[str]) -> str | None:
-    """The class of that name, however it is spelled; wnids and names of the paper's classes stand for one another.
+    """The class with this name; case and punctuation do not matter, and the paper's classes also match by wnid.
 
     >>> match_class("doberman", ["n02107142", "cat"]), match_class("Sweet Pepper", ["sweet_pepper"])
     ('n02107142', 'sweet_pepper')
@@ -278,7 +278,7 @@ def extract_panel(
     figure_classes: FigureClasses,
     request: FigureRequest,
 ) -> PanelImages:
-    """The features of the images of one panel; labels are places in the figure's classes."""
+    """The features of one panel's images; labels are positions in the figure's classes."""
     data, split, split_name = evaluation.data, evaluation.images, evaluation.taken_from
     ids = [data.classes.index(name) if name in data.classes else -2 for name in figure_classes.classes]
     positions = choose_images(split, ids, request.per_class, request.seed)
@@ -298,7 +298,7 @@ def extract_panel(
 
 
 def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int) -> Tensor:
-    """Positions of at most `per_class` images of each label, in the order of the split; the seed chooses."""
+    """Positions of at most `per_class` random images of each label, in the order of the split."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     shuffled = split.labels[order]
     by_label = [order[shuffled == label][:per_class] for label in labels]
@@ -306,7 +306,7 @@ def choose_images(split: Split, labels: Sequence[int], per_class: int, seed: int
 
 
 def check_same_images(first: PanelImages, other: PanelImages, split: str) -> None:
-    """Panels show the same images: runs that hold out different ones cannot stand side by side."""
+    """Refuse panels that would show different images."""
     first_names, other_names = ([Path(name).name for name in panel.images] for panel in (first, other))
     if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
         raise BadInput(
@@ -317,7 +317,7 @@ def check_same_images(first: PanelImages, other: PanelImages, split: str) -> Non
 
 
 def panel_row(title: str, panel: PanelImages, seed: int) -> dict[str, Any]:
-    """The numbers of one panel: where its images lie, and how tight the classes are in the features themselves."""
+    """The numbers of one panel: the map's points, and k-NN and variance of the features themselves."""
     recipe, features = panel.evaluated.recipe, panel.features
     k = min(NEIGHBOURS, len(features.labels) - 1)
     scatter = variance(features)

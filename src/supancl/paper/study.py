@@ -1,4 +1,4 @@
-"""The ablations: the rows of Table 7 and App. F trained on your data, measured alike, and set side by side.
+"""The ablations: the rows of Table 7 and App. F trained on your data, measured in the same way and compared.
 
 `supancl alpha` recommends an alpha; `study alpha` only trains the rows of Tables 1, 3 and F.1.
 """
@@ -65,7 +65,7 @@ def train_rows(name: str, base: Recipe, rows: Rows, sweep: Sweep, on_test: bool)
 
 
 def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Rows, Data]:
-    """The data that rows are compared on, and the rows, which hold out images of them where they must."""
+    """The rows and the data to compare them on; the rows get a held-out part if the data have none."""
     if on_test:
         data = data_of(base)
         if data.test is None:
@@ -103,7 +103,7 @@ def write_study(result: Result, title: str, out: Path) -> None:
 
 
 def measure_row(run: Trained, folder: Path, evaluator: RunEvaluator, split: str) -> dict[str, float | None]:
-    """The measures of a run, which its folder keeps as evaluate/study.json for the tables."""
+    """Measure a run and save the result as evaluate/study.json in its folder, where the tables find it."""
     measured = measure_run(run, folder, evaluator, split)
     if isinstance(run.recipe.loss, Align) and has_projector(folder):  # Table 1's variance
         evaluator.number(folder, Measurement("variance", "train", layer="projector"), "within")
@@ -114,9 +114,9 @@ def measure_row(run: Trained, folder: Path, evaluator: RunEvaluator, split: str)
 
 
 def table_cells(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells: mean +- sd, the verdict, and the average over 11 data sets that the paper has for the row."""
+    """Columns and cells: mean +- sd, the verdict, and the paper's average over 11 data sets for the row."""
     study = STUDIES[result["study"]]
-    # how runs ended: that they failed is a column only where one did
+    # a column for failed runs only if one failed
     outcomes = {"collapsed": "collapse"}
     outcomes |= {"failed": "failed"} if any(entry["failed"] for entry in result["summary"]) else {}
     columns = [
@@ -149,7 +149,7 @@ def differences(results: list[dict[str, Any]], reference: str) -> list[str]:
         return ["with one seed nothing can be told apart; give --seeds 3 or more"]
     lines = []
     for row in (row for row in by_row if row != reference):
-        seeds = sorted(by_row[row].keys() & by_row[reference].keys())  # a run that failed has no difference
+        seeds = sorted(by_row[row].keys() & by_row[reference].keys())  # a failed run has no difference
         if len(seeds) < 2:
             lines.append(
                 f"linear, {row} minus {reference}: cannot be told apart, with {counted(len(seeds), 'seed')} of both"

@@ -1,4 +1,4 @@
-"""What each ablation of the paper varies: rows as recipes that differ from the base in that alone."""
+"""What each ablation of the paper varies: rows are recipes that differ from the base in nothing else."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Rows = dict[str, Recipe]
 
 @dataclass(frozen=True)
 class Study:
-    """One ablation: its rows, what it asks of a recipe, and the paper's averages."""
+    """One ablation: its rows, which recipes it can vary, and the paper's averages."""
 
     help: str
-    title: str  # of the column that names the rows
+    title: str  # title of the column with the rows' names
     paper: str
-    table: str  # that `supancl paper table` lays out from its runs
-    reference: str  # the row that the others are compared with
-    varies: Mapping[str, str]  # field -> what to give instead of an override
+    table: str  # the table that `supancl paper table` makes from its runs
+    reference: str  # the others are compared with this row
+    varies: Mapping[str, str]  # field -> the flag to use instead of an override
     rows: Callable[[Recipe], Rows]
-    check: Callable[[Recipe], None]  # BadInput for a recipe that it cannot vary
+    check: Callable[[Recipe], None]  # BadInput if the study cannot vary this recipe
     average: Callable[[str, str], float | None]  # (row, recipe's name) -> the paper's Avg over 11 data sets
 
 
 def pool_rows(base: Recipe) -> Rows:
     fields: dict[str, dict[str, Any]] = {"queue": {"pool.kind": "queue"}}
     fields |= {f"class-queues-{size}": {"pool.kind": "class-queues", "pool.size": size} for size in CLASS_QUEUES}
-    # of these no M targets can be drawn
+    # prototypes and none have no M targets to draw
     all_samples = {} if flattened(base).get("loss.samples") is None else {"loss.samples": None}
     fields |= {kind: {"pool.kind": kind, **all_samples} for kind in ("prototypes", "none")}
     return make_rows(base, fields)
@@ -54,7 +54,7 @@ def alpha_rows(base: Recipe) -> Rows:
 
 
 def batch_rows(base: Recipe) -> Rows:
-    """The learning rate follows the batch linearly by itself: `optimizer.lr` belongs to `reference_batch`."""
+    """The learning rate scales with the batch automatically: `optimizer.lr` belongs to `reference_batch`."""
     return make_rows(base, {f"batch-{size}": {"train.batch_size": size} for size in BATCHES})
 
 
@@ -72,7 +72,7 @@ def make_rows(base: Recipe, fields: Mapping[str, Mapping[str, Any]]) -> Rows:
     return {name: base.with_set(values, because="study") for name, values in fields.items()}
 
 
-# --- what a study asks of a recipe ------------------------------------------------------------------------------------
+# --- which recipes a study can vary -----------------------------------------------------------------------------------
 
 
 def check_supervised_target(base: Recipe) -> None:

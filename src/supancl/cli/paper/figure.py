@@ -75,7 +75,7 @@ def figures() -> dict[str, str]:
 
 
 def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Draw Figure 3 and write its numbers beside it; returns those numbers."""
+    """Draw Figure 3 and write its numbers next to it; returns those numbers."""
     out = Path(args.out)
     check_out(out)
     at_least(args.per_class, 1, "--per-class")
@@ -104,7 +104,7 @@ def check_out(out: Path) -> None:
 
 
 def split_title(text: str) -> tuple[str, str]:
-    """TITLE=RUN as its two parts; a path that is there is no title, whatever it holds.
+    """Split TITLE=RUN; a path that exists has no title, even with an equals sign.
 
     >>> split_title("alpha = 0=runs/a"), split_title("runs/a")
     (('alpha = 0', 'runs/a'), ('', 'runs/a'))

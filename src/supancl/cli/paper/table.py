@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Lay out the runs given; or train, evaluate and lay out, where data or recipes are given; or print the paper's."""
+    """Fill the table from runs; or train and evaluate its rows first; or print the paper's numbers alone."""
     layout = LAYOUTS[table_name(args.name)]
     for_training = (args.overrides, args.benchmarks, args.family, args.recipe, args.rows, args.compat)
     trains = any((*for_training, args.dry_run, args.retry, args.jobs, args.seeds != 1))
@@ -67,7 +67,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The table of the runs given, on the screen or in a file."""
+    """Print the table of these runs, or write it to a file."""
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
@@ -88,7 +88,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
 
 
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
+    """Train and evaluate what is missing, then fill the table; the same command again continues."""
     by_one("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
@@ -116,7 +116,7 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
-    """The runs with their states, and how long the rest will take; returns the states."""
+    """Print the runs with their states and the remaining time; returns the states."""
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
     console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))

@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
-    """Train, measure, print, write; gives the content of toy.json."""
+    """Train, measure, print and write the study; returns the content of toy.json."""
     if args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     folder = Path(args.out) if args.out else next_folder("toy")
@@ -44,7 +44,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out {folder}: {error.strerror}; give another") from None
-    if not os.access(folder, os.W_OK):  # said now, not after minutes of training
+    if not os.access(folder, os.W_OK):  # checked before minutes of training
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

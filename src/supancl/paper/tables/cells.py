@@ -1,4 +1,4 @@
-"""A table filled: scores of runs beside the paper's numbers, average ranks, best and second-best, and notes."""
+"""Fill a table: our scores next to the paper's numbers, average ranks, best and second-best, and notes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Number = tuple[float, float]
 
 @dataclass
 class Line:
-    """One line: the cells on the left, our scores and the paper's numbers by column."""
+    """One line: the cells left of the numbers, our scores and the paper's numbers by column."""
 
     section: str
     head: tuple[str, ...]
@@ -73,7 +73,7 @@ class FilledTable:
 
 
 def fill(layout: Layout, entries: Sequence[Entry]) -> FilledTable:
-    """Every row of the paper's table, and a line for each set of runs that belongs in it."""
+    """Fill the paper's rows with groups of runs, and add a line for each group that the paper has no row for."""
     groups = group_entries(entries)
     placed, not_placed = [], []
     for group in groups:
@@ -143,7 +143,7 @@ def _measure(column: str, section: Section) -> str:
 
 
 def _lines_by_data_pair(layout: Layout, placed: Sequence[tuple[str, Group]]) -> list[Line]:
-    """Table H.1: a line per data pretrained on and data judged on, a column per method."""
+    """Table H.1: a line per pair (pretrained on, evaluated on), a column per method."""
     by_cell: dict[tuple[str, str], Group] = {}
     for method, group in placed:
         family = group.entries[0].pretrained_on
@@ -180,7 +180,7 @@ def _lines_by_data_pair(layout: Layout, placed: Sequence[tuple[str, Group]]) -> 
 
 
 def _number_equal_heads(lines: Sequence[Line]) -> None:
-    """Lines that look alike on the left get a number, under which the notes say what they are."""
+    """Number the lines that have equal heads, so that the notes can refer to them."""
     for line in lines:
         same_head = [other for other in lines if other.section == line.section and other.head == line.head]
         if len(same_head) > 1:
@@ -189,7 +189,7 @@ def _number_equal_heads(lines: Sequence[Line]) -> None:
 
 
 def _line_notes(layout: Layout, lines: Sequence[Line], placed: Sequence[tuple[str, Group]]) -> list[str]:
-    """What each line of ours is, and how to fill it where nothing was measured yet."""
+    """Describe each of our lines, and how to fill the ones without a measurement."""
     if layout.by_method:
         named_groups = [(METHOD_TITLES[method], group) for method, group in placed]
         empty = {id(group) for _, group in placed} - {id(group) for line in lines for group in line.groups}
@@ -218,7 +218,7 @@ def _advice_to_fill(layout: Layout) -> str:
 
 
 def average_ranks(scores: Sequence[Sequence[float]], decimals: int = 2) -> list[float]:
-    """The mean over columns of each line's rank, 1 for the highest score; scores that are printed alike share a rank.
+    """The mean over columns of each line's rank, 1 for the highest score; scores that print the same share a rank.
 
     >>> average_ranks([[90.0, 70.001], [80.0, 70.0]])
     [1.25, 1.75]
@@ -228,7 +228,7 @@ def average_ranks(scores: Sequence[Sequence[float]], decimals: int = 2) -> list[
 
 
 def _summarize(layout: Layout, lines: Sequence[Line], section: Section) -> list[str]:
-    """Avg and Avg.Rank of our lines, over the data sets that all of them have."""
+    """Add Avg or Avg.Rank to our lines, over the data sets that all of them have; returns notes about it."""
     kind = next((column for column in ("rank", "average") if column in layout.paper.columns), None)
     columns = [column for column in layout.paper.columns if column != kind]
     our_lines = [line for line in lines if line.ours]
@@ -254,7 +254,7 @@ def _summarize(layout: Layout, lines: Sequence[Line], section: Section) -> list[
 
 
 def _mark_best(layout: Layout, lines: Sequence[Line]) -> None:
-    """Best and second-best of ours, as printed: a line apart for Table H.1, down each column otherwise."""
+    """Mark our best and second-best as printed: within a line in Table H.1, within a column in all others."""
     if layout.by_method:
         for line in lines:
             cells = {(0, column): score for column, score in line.ours.items()}
@@ -267,7 +267,7 @@ def _mark_best(layout: Layout, lines: Sequence[Line]) -> None:
 
 
 def ranked_procedure(scores: Sequence[Score]) -> str:
-    """The way of measuring that most scores have, the first of equally many: only those are ranked."""
+    """The most frequent way of measuring, the first one if equal; only its scores are ranked."""
     return Counter(score.how for score in scores).most_common(1)[0][0]
 
 
@@ -282,8 +282,8 @@ def _mark_cells(lines: Sequence[Line], cells: dict[tuple[int, str], Score], lowe
 
 
 def _procedure_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
-    """How the numbers of a column were measured, where there is more than one way, and which lines differ."""
-    notes: dict[str, list[str]] = {}  # what is said -> of which columns
+    """How the numbers of a column were measured, and which lines differ in that."""
+    notes: dict[str, list[str]] = {}  # text -> columns
     titled_cells: list[tuple[str, list[tuple[str, Score]]]]
     if layout.by_method:
         titled_cells = [

@@ -1,4 +1,4 @@
-"""What was measured of one run: every way in which a number of a table was found, the paper's way first."""
+"""What was measured of one run: each number of a table by every procedure used, the paper's first."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ VARIANCES = {
     ("pooled", "held-out"): (1, "encoder features of held-out images"),
     ("pooled", "test"): (1, "encoder features of test images"),
 }
-# what may differ from the protocol's usual settings: it is part of the words of `Found.how` instead
+# settings that may differ from the protocol's usual ones, because `MeasuredValue.how` names them
 FREE_SETTINGS = {"linear": ("split", "probe"), "knn": ("split",), "variance": ("split", "layer")}
 
 
 class MeasuredValue(NamedTuple):
-    """A number of one run with its interval, and how it was measured; nan where there is none.
+    """A number of one run with its interval (nan if it has none), and how it was measured.
 
-    Numbers of different ways (`how`) are neither averaged nor ranked with one another. `order` sorts the ways of a
-    measure: the smallest is nearest to the paper's. `sd` is over several detectors of one encoder.
+    Numbers with a different `how` are neither averaged nor ranked together. The smallest `order` is the procedure
+    closest to the paper's. `sd` is over several detectors of one encoder.
     """
 
     value: float
@@ -70,22 +70,22 @@ class ScoredDetector(NamedTuple):
 
 @dataclass
 class Entry:
-    """One run, or one encoder of which only evaluations are known (then without a recipe)."""
+    """One run; or one encoder with nothing but evaluations, and then without a recipe."""
 
     path: Path
     recipe: Recipe | None = None
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)  # of a toy study, which keeps no run folders
-    conditions: str = ""  # of a toy study: its reading, and a size that is not the paper's
-    fingerprint: str = ""  # of the data, wherever they lie
-    unfinished: str = ""  # how far its log goes, of a run that was not trained to its end
+    values: dict[str, float] = field(default_factory=dict)  # of a toy study, which has no run folders
+    conditions: str = ""  # of a toy study: its reading, and sizes that differ from the paper
+    fingerprint: str = ""  # of the data, independent of their path
+    unfinished: str = ""  # how far the log goes, if the run was not trained to its end
     detectors: list[ScoredDetector] = field(default_factory=list)
-    excluded: set[str] = field(default_factory=set)  # what does not belong in the table, and why
+    excluded: set[str] = field(default_factory=set)  # what is not in the table, and why
 
     def find(self, measure: str, probe: str = "lbfgs") -> list[MeasuredValue]:
-        """Each way in which this was measured, once, the preferred one first; empty where it was not measured.
+        """The measure by each procedure used, the preferred one first; empty if it was not measured.
 
-        Test images come before held-out ones; linear accuracy by `probe` comes before that by the other one.
+        Test images come before held-out ones; linear accuracy by `probe` comes before the other probe's.
         """
         if self.unfinished:
             self.excluded.add(f"{self.path}: not counted, {self.unfinished}")
@@ -101,7 +101,7 @@ class Entry:
         return list({value.how: value for value in reversed(values) if math.isfinite(value.value)}.values())[::-1]
 
     def value(self, measure: str) -> float | None:
-        """The number by the preferred way; None where it was not measured, or before the run's end."""
+        """The number by the preferred procedure; None if it was not measured or the run is unfinished."""
         values = self.find(measure)
         return values[0].value if values else None
 
@@ -129,7 +129,7 @@ class Entry:
                 is_other_probe, image_order = int(probe_name != probe), _image_order(evaluation)
                 order = (
                     (is_other_probe, image_order) if probe == "sgd" else (image_order, is_other_probe)
-                )  # Table 4: the paper's probe above all
+                )  # Table 4: the paper's probe comes first
                 yield _read_value(
                     evaluation, "accuracy", f"{how}, {images_of(evaluation)}", order if probe_name in PROBES else (2, 2)
                 )
@@ -140,9 +140,9 @@ class Entry:
                 yield _read_value(evaluation, "accuracy", "", ())
 
     def _matching_evaluations(self, base: str, key: str, data_set: str = "") -> Iterator[dict[str, Any]]:
-        """Evaluations of that name that belong in a table; those that do not are noted.
+        """Evaluations of this name that belong in a table; the reasons for the others go to `excluded`.
 
-        k-NN, linear accuracy and variance are of the run's own data, or of `data_set` where that is another one.
+        k-NN, linear accuracy and variance are on the run's training data, or on `data_set` if that is another one.
         """
         on_training_data = base in FREE_SETTINGS and data_set in ("", self.pretrained_on)
         for name, evaluation in self.evaluations.items():
@@ -159,7 +159,7 @@ class Entry:
     def _matches_cell(
         self, name: str, evaluation: Mapping[str, Any], base: str, data_set: str, on_training_data: bool
     ) -> bool:
-        """Whether an evaluation is the one a cell asks for: by its name, or, on other data, by what they are."""
+        """Whether an evaluation belongs to a cell: by its name or, on other data, by the data set."""
         full_name, source = str(evaluation.get("base", name)), source_of(evaluation)
         if base not in FREE_SETTINGS:
             return full_name == base
@@ -173,7 +173,7 @@ class Entry:
     def _why_excluded(
         self, evaluation: Mapping[str, Any], on_training_data: bool, data_set: str, free_settings: Sequence[str]
     ) -> str:
-        """Why an evaluation does not belong in a table of the paper; empty where it does."""
+        """Why an evaluation does not belong in a table of the paper; empty if it does."""
         source, changed = (
             source_of(evaluation),
             {key: value for key, value in unusual(evaluation).items() if key not in free_settings},
@@ -210,7 +210,7 @@ class Entry:
     # --- detectors and logs -------------------------------------------------------------------------------------------
 
     def _from_detectors(self, score: str) -> list[MeasuredValue]:
-        """Per setting the mean over the detectors of this encoder; that of most seeds first."""
+        """The mean over this encoder's detectors, per setting; the setting with most seeds first."""
         by_setting: dict[str, dict[int, float]] = {}
         for detector in self.detectors:
             if detector.weights and self.encoder_checksum and detector.weights != self.encoder_checksum:
@@ -225,14 +225,14 @@ class Entry:
         return [MeasuredValue(mean, math.nan, how, (), sd) for how, (mean, sd) in summaries]
 
     def _from_log(self, measure: str) -> list[MeasuredValue]:
-        """From metrics.jsonl: losses over the last epoch; k-NN and variance of the monitor's last check."""
+        """Read metrics.jsonl: losses of the last epoch, k-NN and variance of the monitor's last check."""
         folder = RunFolder(self.path)
         if measure == "collapsed":
             state, _ = load_newest(folder.checkpoints)
             return [] if state is None else [MeasuredValue(float(state["monitor"]["collapsed"]))]
         rows = folder.metrics()
         if measure == "sup" and self.recipe is not None and not self._has_supervised_target(self.recipe):
-            return []  # what is logged there is l_ssl once more
+            return []  # the log repeats l_ssl there
         if measure in ("ssl", "sup"):
             train = [row for row in rows if row["kind"] == "train"]
             last = [row[measure] for row in train if row["epoch"] == train[-1]["epoch"] and row[measure] is not None]
@@ -245,11 +245,11 @@ class Entry:
     def _has_supervised_target(recipe: Recipe) -> bool:
         return recipe.loss.supervised or recipe.pool.kind != "none"
 
-    # --- what it is ---------------------------------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def encoder_checksum(self) -> str:
-        """The checksum of the run's encoder as it is now; empty where none can be read: evaluations travel without."""
+        """The checksum of the run's current encoder; empty if it cannot be read (copied evaluations have none)."""
         try:
             return "" if self.recipe is None else encoder_key(load_encoder(self.path))
         except BadInput:
@@ -257,7 +257,7 @@ class Entry:
 
     @property
     def weights(self) -> set[str]:
-        """Of the encoders that the evaluations were made of."""
+        """Checksums of the encoders that were evaluated."""
         return {
             evaluation["weights"]
             for evaluation in self.evaluations.values()
@@ -266,7 +266,7 @@ class Entry:
 
     @cached_property
     def pretrained_on(self) -> str:
-        """The data set of the registry that the run was trained on, else the family of its recipe (`digits`)."""
+        """The benchmark that the run was trained on, else the family of its recipe (`digits`)."""
         if self.recipe is None:
             return ""
         data_set = data_set_of(self.recipe.data.source) if self.recipe.data.source else None
@@ -274,7 +274,7 @@ class Entry:
 
 
 def probe_of(evaluation: Mapping[str, Any]) -> str:
-    """By which probe a linear accuracy was found, in words; the convex one by the images that chose its ridge."""
+    """The probe of a linear accuracy in words; for the convex one, also which images chose its ridge."""
     probe_name, chosen_on = str(evaluation.get("probe", "lbfgs")), evaluation.get("chosen_on")
     if probe_name not in PROBES:
         return f"{probe_name} (a study of 0.1.0)"
@@ -290,7 +290,7 @@ def images_of(evaluation: Mapping[str, Any]) -> str:
 
 
 def crop_of(evaluation: Mapping[str, Any]) -> str:
-    """What is added to the words where images were cropped otherwise than now."""
+    """Words to add if images were cropped as in 0.1.0."""
     return ", crop of 0.1.0" if has_old_crop(evaluation) else ""
 
 

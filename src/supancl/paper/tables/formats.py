@@ -39,11 +39,11 @@ LATEX_TITLES = {
 LATEX_SIGNS = {YES: r"$\checkmark$", NO: r"$\times$", "†": r"$^\dagger$", "*": "$^*$", " x ": r" $\times$ "}
 
 
-UNRANKED = 9  # of a cell that is not ranked
+UNRANKED = 9  # the rank of a cell that is not marked
 
 
 def our_cell(filled: FilledTable, line: Line, column: str) -> Cell:
-    """`61.18 ± 0.30`: the mean over runs and its standard deviation, or a single run's own interval."""
+    """`61.18 ± 0.30`: the mean over runs and its standard deviation, or a single run's interval."""
     score = line.ours.get(column)
     if score is None:
         return Cell("")
@@ -56,7 +56,7 @@ def our_cell(filled: FilledTable, line: Line, column: str) -> Cell:
 
 
 def paper_cell(filled: FilledTable, line: Line, column: str) -> str:
-    """`(61.18 ± 0.30)`: the paper's number with its interval, where it prints one."""
+    """`(61.18 ± 0.30)`: the paper's number with its interval, if printed."""
     number = line.paper.get(column)
     if number is None:
         return ""
@@ -72,7 +72,7 @@ def _collapse_verdict(score: Score) -> str:
 
 
 def _table(filled: FilledTable, rows_of: Callable[[Line], list[Row]]) -> Table:
-    """The table with the rows that each line gives, below the titles of their sections."""
+    """A writable table: each line becomes rows, below the title of its section."""
     titles = {section.key: section.title for section in filled.layout.sections}
     rows: list[Row | str] = []
     for previous, line in pairwise([None, *filled.lines]):
@@ -105,7 +105,7 @@ def _with_paper_numbers(filled: FilledTable) -> Table:
 
 
 def as_text(filled: FilledTable) -> str:
-    """Ours above the paper's, in columns: a dozen data sets side by side leave no room for both in one cell."""
+    """Ours above the paper's, in columns: a dozen data sets leave no room for both in one cell."""
 
     def rows(line: Line) -> list[Row]:
         our_cells = [our_cell(filled, line, column) for column in filled.columns]
@@ -128,7 +128,7 @@ def as_latex(filled: FilledTable) -> str:
 
 
 def as_csv(filled: FilledTable) -> str:
-    """Plain numbers: per column ours, its standard deviation, interval and n, and the paper's with its interval."""
+    """Numbers only: per column ours, its standard deviation, interval and n, and the paper's with its interval."""
     suffixes = ("", " sd", " interval", " n", " paper", " paper interval")
     titles = [filled.layout.column_title(column) + suffix for column in filled.columns for suffix in suffixes]
     rows = []

@@ -16,7 +16,7 @@ from supancl.paper.tables.runs import package_recipe, package_recipe_forms
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import has_own
 
-NO_PAPER_ROW = ""  # the row of a run that belongs in a table, but not to any row the paper prints
+NO_PAPER_ROW = ""  # the row of a run that belongs in a table for which the paper has no row
 
 METHOD_TITLES = {
     "simclr": "SimCLR",
@@ -61,12 +61,12 @@ COLUMN_TITLES = {
     "traffic-signs": "Traffic Signs",
 }
 DECIMALS = {"ssl": 4, "sup": 4, "within": 3}
-UNMARKED = ("ssl", "sup", "within", "ratio", "collapsed")  # no value of these is better than another
+UNMARKED = ("ssl", "sup", "within", "ratio", "collapsed")  # for these no value is better than another
 YES, NO = "✓", "✗"
 
 
 class Section(NamedTuple):
-    """A part of a table with rows of its own; `takes` says whether a run may stand in it."""
+    """A section of a table with its rows; `accepts` says whether a run belongs in it."""
 
     key: str = ""
     title: str = ""
@@ -75,10 +75,10 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A table: what stands left of the numbers, and where a run belongs.
+    """A table: the cells left of the numbers, and where a run belongs.
 
-    `row_of` gives the paper's row of a run, BEYOND where it has none, None where the run has no place in the table;
-    `head_of` the cells on the left for a run, `row_head` those for a row of the paper.
+    `row_of` returns the paper's row for a run, NO_PAPER_ROW if there is none, None if the run does not belong in the
+    table; `head_of` returns the cells left of the numbers for a run, `row_head` those for a row of the paper.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Layout:
     requirement: str
     sections: tuple[Section, ...] = (Section(),)
     by_method: bool = False  # Table H.1: a column per method instead of a row
-    remark: str = ""  # what to know of ours beside the paper's
-    probe: str = "lbfgs"  # of linear accuracy, where a run was judged by both
+    remark: str = ""  # a note on comparing our numbers with the paper's
+    probe: str = "lbfgs"  # of linear accuracy, if a run has both
 
     @property
     def paper(self) -> PaperTable:
@@ -106,7 +106,7 @@ class Layout:
         return COLUMN_TITLES.get(column.partition(":")[2] or column, column)
 
     def line_name(self, head: tuple[str, ...]) -> str:
-        """A line in words, for the notes: the method, or what varies with its value."""
+        """A line in words, for the notes: the method, or what varies and its value."""
         if self.heads[0] == "Method":
             return head[0]
         return ", ".join(f"{title} {cell}" for title, cell in zip(self.heads, head, strict=True) if cell)
@@ -116,7 +116,7 @@ class Layout:
 
 
 def is_published(recipe: Recipe) -> bool:
-    """Whether loss, pool and branches are those that its recipe, or else its method, has in the package."""
+    """Whether loss, pool and branches equal those of the package's recipe, or else of the method."""
     if has_own(recipe):
         return False
     if forms := package_recipe_forms(recipe):
@@ -136,7 +136,7 @@ def is_toy(recipe: Recipe | None) -> bool:
 
 def by_method(recipe: Recipe, vit: bool = False) -> str:
     original = package_recipe(recipe)
-    # neither imagenet100.supsiam-256 nor a row of the batch size study
+    # leaves out imagenet100.supsiam-256 and rows of the batch size study
     is_standard = recipe.name.partition(".")[2] in ("", recipe.method)
     is_standard = is_standard and (original is None or original.train.batch_size == recipe.train.batch_size)
     return recipe.method if is_standard and is_vit(recipe) == vit and is_published(recipe) else NO_PAPER_ROW
@@ -200,7 +200,7 @@ def by_column(recipe: Recipe) -> str | None:
     return recipe.method if recipe.method in PAPER["H.1"].columns and not has_own(recipe) else None
 
 
-# --- what stands left of the numbers ----------------------------------------------------------------------------------
+# --- cells left of the numbers ----------------------------------------------------------------------------------
 
 
 def method_head(method: str) -> tuple[str, ...]:
@@ -380,7 +380,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def table_name(text: str) -> str:
-    """The paper's name of a table, however it is spelt.
+    """The paper's name of a table, for any spelling of it.
 
     >>> table_name("table5"), table_name("Table 5"), table_name("f1"), table_name("F.1")
     ('5', '5', 'F.1', 'F.1')

@@ -1,4 +1,4 @@
-"""A table of the paper from nothing but data: its runs are planned, trained, evaluated and laid out, and resumed."""
+"""Make a table of the paper from data: train and evaluate what is missing, then fill the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from supancl.weights.run_folder import RunFolder
 
 
 def check_plan(plan: Plan, sweep: Sweep) -> None:
-    """Refuse, before anything is trained, a folder that holds something else."""
+    """Refuse a folder that holds something else, before anything is trained."""
     sweep.check_folder(plan.runs[0].recipe)
     for run in plan.runs:
         check_same_recipe(resolve_warmup(run.recipe), RunFolder(run.folder))
@@ -76,7 +76,7 @@ def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
 
 
 def time_steps(recipe: Recipe, data: Data, max_steps: int = 8) -> float:
-    """Images a second of a few steps as written; nothing of them is kept."""
+    """Images per second of a few steps that are not compiled; their results are discarded."""
     device = pick_device(recipe.train.device)
     check_data(recipe, data)
     slow = {"train.compile": False, "train.replay": False}
@@ -85,7 +85,7 @@ def time_steps(recipe: Recipe, data: Data, max_steps: int = 8) -> float:
         trainer = Trainer(trial, data, device)
         try:
             steps = min(max_steps, trainer.steps)
-            untimed = min(2, steps - 1)  # in which a device warms up
+            untimed = min(2, steps - 1)  # the device warms up
             started = _synchronized_time(device)
             for step in range(steps):
                 started = _synchronized_time(device) if step == untimed else started
@@ -96,7 +96,7 @@ def time_steps(recipe: Recipe, data: Data, max_steps: int = 8) -> float:
 
 
 def _synchronized_time(device: torch.device) -> float:
-    """The time once the device has done what it was given."""
+    """The time after the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -106,7 +106,7 @@ def _synchronized_time(device: torch.device) -> float:
 
 
 def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
-    """Measure what the table's cells need of these runs; returns what could not be measured, and why."""
+    """Measure what the table needs of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
     sweep.reporter.note(f"evaluating {counted(len(runs), 'run')}")
@@ -121,7 +121,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
 
 
 def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[Measurement]:
-    """What the table's columns want of a run on its own data, or on the other CIFAR: on test images where there are."""
+    """The measurements that the columns need of a run, on its data or on the other CIFAR; on test images if any."""
     columns, probe = plan.layout.paper.columns, plan.layout.probe
     if not plan.layout.by_method and not {"knn", "linear", "within"} & set(columns):
         return []
@@ -142,7 +142,7 @@ def measurements(plan: Plan, run: PlannedRun, evaluator: RunEvaluator) -> list[M
 
 
 def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: Path) -> list[str]:
-    """Transfer and few-shot accuracy by the suite, on the data sets that are there."""
+    """Measure transfer and few-shot accuracy with the suite, on the available data sets."""
     kinds = {column.partition(":")[0] for column in plan.layout.paper.columns}
     protocols = [kind for kind in ("transfer", "fewshot") if kind in kinds]
     if not protocols or not plan.available_data_sets or plan.benchmarks is None:
@@ -152,7 +152,7 @@ def transfer(plan: Plan, runs: list[PlannedRun], evaluator: RunEvaluator, out: P
         encoders, SuitePlan(plan.benchmarks, protocols, plan.available_data_sets), out / "suite", evaluator.reporter
     )
     by_path = {evaluated.where: evaluated for evaluated in encoders}
-    for result in suite.results:  # one of an earlier call may be missing in the run's own folder
+    for result in suite.results:  # results of an earlier call may be missing in the run's folder
         evaluated = by_path.get(str(result["encoder"]))
         if evaluated is not None and evaluated.run is not None:
             content = {key: value for key, value in result.items() if key not in ("task", "group")}

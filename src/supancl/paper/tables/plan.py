@@ -1,4 +1,4 @@
-"""The runs that a table of the paper takes: its rows as recipes, how far each run is, how long the rest will take."""
+"""The runs of a table of the paper: its rows as recipes, the state of each run, and the time that is left."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TO_TRAIN, TO_EVALUATE, DONE, FAILED = "to train", "to evaluate", "done", "failed
 class Request:
     """Which rows of a table to train, with how many seeds, and from which recipes and data."""
 
-    build: Callable[[str], Recipe]  # a recipe by its name, with every field that was set
-    overrides: Mapping[str, Any]  # those fields
-    rows: str | None = None  # names with commas; None: all
+    build: Callable[[str], Recipe]  # name -> the recipe with all overrides
+    overrides: Mapping[str, Any]  # the overrides
+    rows: str | None = None  # comma-separated names; None: all
     family: str | None = None
     recipe: str | None = None
     benchmarks: str | None = None
@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a table: its folder, and the recipe that it is, or will be, trained with."""
+    """A run of a table: its folder and its recipe."""
 
     name: str
     recipe: Recipe
@@ -53,7 +53,7 @@ class PlannedRun:
 
     @property
     def images_left(self) -> float | None:
-        """How many images are still to be trained on; None before the run has begun, of which data is not known."""
+        """Images still to train on; None before the run has started, because its data are not open yet."""
         folder = RunFolder(self.folder)
         if not folder.holds_run:
             return None
@@ -64,7 +64,7 @@ class PlannedRun:
 
     @property
     def images_per_second(self) -> float | None:
-        """Its rate over all logged rows, the first left out, in which a device warms up."""
+        """The rate over all logged rows but the first, during which the device warms up."""
         rates = [row["images_per_second"] for row in RunFolder(self.folder).metrics() if row["kind"] == "train"]
         rates = rates[1:] or rates
         return len(rates) / sum(1 / max(rate, 1e-9) for rate in rates) if rates else None
@@ -72,7 +72,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a table, what their evaluations need, and the rows for which there is no recipe."""
+    """All runs of a table, the benchmarks to evaluate on, and the rows that have no recipe."""
 
     layout: Layout
     runs: tuple[PlannedRun, ...]
@@ -89,14 +89,14 @@ class Plan:
 
     @property
     def data_sets(self) -> tuple[str, ...]:
-        """The data sets that the table's columns, or H.1's rows, are of."""
+        """The data sets of the table's columns, or of H.1's rows."""
         if self.layout.by_method:
             return ("cifar10", "cifar100")
         names = [column.partition(":")[2] for column in self.layout.paper.columns]
         return tuple(name for name in names if name)
 
     def measures(self, run: PlannedRun) -> list[str]:
-        """What can be measured of a run with the data at hand; detectors are trained by `supancl detect`."""
+        """What can be measured of a run with the available data; detectors are trained by `supancl detect`."""
         if self.layout.by_method:
             return [f"linear:{name}" for name in dict.fromkeys((*self.available_data_sets, recipe_family(run.recipe)))]
         measures = []
@@ -122,9 +122,9 @@ class Plan:
         return DONE
 
     def estimate(self, jobs: int, trial: tuple[int, float] | None = None) -> str:
-        """How much is left to train and how long that will take, from the rate of runs that have begun.
+        """How much is left to train and how long that will take, from the rate of runs that have started.
 
-        Before there is one, `trial` may say how many training images there are and how many a second a trial took.
+        Before the first run, `trial` gives the number of training images and the images per second of a trial.
         """
         untrained = [run for run in self.runs if not run.is_trained]
         if not untrained:
@@ -169,7 +169,7 @@ def recipe_family(recipe: Recipe) -> str:
 
 
 def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
-    """The table's rows, or those of --rows, with every seed, in the folder of the sweep."""
+    """Plan the table's rows, or those of --rows, with every seed, in the folder of the sweep."""
     check_overrides(request.overrides, {"train.seed": "--seeds N"})
     root = Path(request.benchmarks) if request.benchmarks else None
     if root is not None and not root.is_dir():
@@ -186,9 +186,9 @@ def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
 
 
 def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
-    """The row with 10% of its training images kept out of pretraining, where a convex probe's ridge is chosen on them.
+    """The row with 10% of its training images held out, if a convex probe needs them to choose its ridge.
 
-    A `--set data.holdout` stays. Table 4's probe is SGD's, which has no ridge, and other tables have no linear column.
+    A `--set data.holdout` is respected. Table 4's SGD probe has no ridge; the other tables have no linear column.
     """
     has_ridge = layout.by_method or ("linear" in layout.paper.columns and layout.probe != "sgd")
     if not has_ridge or row.data.holdout is not None:
@@ -197,7 +197,7 @@ def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
 
 
 def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
-    """The table's rows as recipes, and the names of those that the package has no recipe for."""
+    """The table's rows as recipes, and the names of the recipes that do not exist."""
     if layout.name == "2":
         raise BadInput("Table 2 is of toy data: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (request.family,) if request.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
@@ -265,7 +265,7 @@ def _cifar_rows(layout: Layout, families: Sequence[str], request: Request) -> tu
 
 
 def by_source(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    """The runs of one source together: they are trained on one copy of the data."""
+    """The runs grouped by source: each group trains on one copy of the data."""
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         groups.setdefault(run.recipe.data.source, []).append(run)

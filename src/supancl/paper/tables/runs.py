@@ -1,4 +1,4 @@
-"""Folders become scores: runs, folders of evaluations and toy studies, with seeds of equal settings put together."""
+"""Read scores from folders (runs, evaluations, toy studies, detectors) and group the seeds of equal settings."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from supancl.sweeps.measures import read_result
 from supancl.sweeps.runs import failure_of
 from supancl.weights.run_folder import RunFolder
 
-# measures of the toy study under the names that runs have for them
+# the toy study's names of measures -> the names used for runs
 TOY_NAMES = {"l_ssl": "ssl", "l_sup": "sup", "S_W": "within", "S_W/S_T": "ratio", "k-NN": "knn"}
 
 
 class Score(NamedTuple):
-    """A mean over n runs with its standard deviation; `interval` is a single run's own. nan where there is none.
+    """A mean over n runs with its standard deviation; `interval` is that of a single run. nan: none.
 
-    `how` says how it was measured, where there is more than one way.
+    `how` says how it was measured, if there is more than one way.
     """
 
     mean: float
@@ -43,13 +43,13 @@ class Score(NamedTuple):
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone; `copies` says which runs are not counted, and why."""
+    """Runs that differ only in their seed; `copies` says which runs are not counted, and why."""
 
     entries: list[Entry]
     copies: list[str] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
-        """A run that is there already, copied or trained again with the same seed, is no further seed."""
+        """Add a run, unless it is a copy of another one or was trained again with the same seed."""
         for other in self.entries:
             if entry.recipe is not None and other.recipe is not None and not entry.values:
                 shared = f"seed {entry.recipe.train.seed}" if entry.recipe.train.seed == other.recipe.train.seed else ""
@@ -65,7 +65,7 @@ class Group:
 
     @property
     def description(self) -> str:
-        """In words: the recipe, what differs from it, and the seeds."""
+        """The recipe, what differs from it, and the seeds, in words."""
         first = self.entries[0]
         if first.recipe is None:
             return f"{'detectors of' if first.detectors else 'evaluations in'} {first.path}"
@@ -79,7 +79,7 @@ class Group:
         return f"{subject_text}{f' with {changed}' if changed else ''}; n = {len(seeds)} ({seeds_text})"
 
     def score(self, measure: str, probe: str = "lbfgs") -> Score | None:
-        """The mean over the runs that were measured in one way: that of most runs, of equally many the preferred."""
+        """The mean over runs measured by one procedure: the most frequent, or the preferred one if equal."""
         procedures: dict[str, list[MeasuredValue]] = {}
         for entry in self.entries:
             for value in entry.find(measure, probe):
@@ -91,7 +91,7 @@ class Group:
         )
 
     def average(self, measures: Sequence[str]) -> Score | None:
-        """The mean over these measures, run by run; of the runs that have them all."""
+        """The mean over these measures, averaged over the runs that have all of them."""
         averages = []
         for entry in self.entries:
             values = [value for measure in measures if (value := entry.value(measure)) is not None]
@@ -101,14 +101,14 @@ class Group:
 
 
 def mean_score(measured: Sequence[MeasuredValue]) -> Score:
-    """The mean of numbers measured in one way, one of each run; a single one brings its own spread."""
+    """The mean over runs; a single run keeps its own deviation and interval."""
     values, (first, *others) = [single.value for single in measured], measured
     mean, sd = seed_stats(values)
     return Score(mean, sd if others else first.sd, math.nan if others else first.interval, len(values), first.how)
 
 
 def package_recipe(trained: Recipe) -> Recipe | None:
-    """The package's own recipe of that name; None where there is none."""
+    """The package's recipe of this name; None if there is none."""
     if trained.name not in RECIPES:
         return None
     original = recipe(trained.name)
@@ -116,7 +116,7 @@ def package_recipe(trained: Recipe) -> Recipe | None:
 
 
 def package_recipe_forms(trained: Recipe) -> list[Recipe]:
-    """Every form of the package's own recipe that a run of it may have; none where there is no such recipe.
+    """Every form of the package's recipe that a run may have; empty if there is no such recipe.
 
     A run of 0.1.0 with compat="released-code" has the pool and the branches of the paper's form.
     """
@@ -125,15 +125,15 @@ def package_recipe_forms(trained: Recipe) -> list[Recipe]:
 
 
 def changed_fields(trained: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe differs from the package's own of that name."""
+    """The fields in which a recipe differs from the package's recipe of that name."""
     original = package_recipe(trained)
     if original is None:
         return {}
     with_same_epochs = resolve_warmup(
         original.with_set({"train.epochs": trained.train.epochs})
-    )  # a cut warm-up follows from them
+    )  # the epochs may shorten the warm-up
     original_fields = {**flattened(with_same_epochs), "train.epochs": original.train.epochs}
-    # encoder.size says the views' size too, and the short side follows from it
+    # encoder.size determines the views' size and the short side
     ignored = {*fields_marked(trained, INCIDENTAL), "views.size", "data.short_side"}
     return {
         key: value
@@ -145,7 +145,7 @@ def changed_fields(trained: Recipe) -> dict[str, Any]:
 
 
 def group_entries(entries: Iterable[Entry]) -> list[Group]:
-    """Runs of equal settings and data together, in the order in which they were given."""
+    """Group runs of equal settings and data, in the order of the arguments."""
     groups: dict[Any, Group] = {}
     for entry in entries:
         key: Any = str(entry.path)
@@ -159,9 +159,9 @@ def group_entries(entries: Iterable[Entry]) -> list[Group]:
 
 
 def read_entries(paths: Sequence[str]) -> list[Entry]:
-    """Every run and every set of evaluations in these folders, each once; a study's folder stands for its runs.
+    """Read every run and every set of evaluations in these folders once; a study's folder means its runs.
 
-    Detectors join the run that they began from; those that lie beside the runs are found.
+    Detectors are added to the run whose encoder they use; detectors next to the runs are found too.
     """
     by_key: dict[tuple[Path, float, int], Entry] = {}
     detectors: list[ScoredDetector] = []
@@ -184,9 +184,9 @@ def read_entries(paths: Sequence[str]) -> list[Entry]:
 
 
 def _with_detectors(entries: list[Entry], named_detectors: Sequence[ScoredDetector]) -> list[Entry]:
-    """The entries with their detectors, by path or, where folders have moved, by the encoder's checksum.
+    """The entries with their detectors, matched by path or, if folders have moved, by the encoder's checksum.
 
-    A detector that was given and is of none of them gets the run that it names, or an entry without a recipe.
+    A detector that was named but matches no run gets the run of its encoder, or an entry without a recipe.
     """
     runs = [entry for entry in entries if entry.recipe is not None and not entry.values]
     named_paths = {detector.path.resolve() for detector in named_detectors}
@@ -213,7 +213,7 @@ def _with_detectors(entries: list[Entry], named_detectors: Sequence[ScoredDetect
 
 
 def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
-    """What a folder stands for: itself, or what lies one folder below it."""
+    """The entries and detectors of a folder: itself, or what is one folder below it."""
     if holds_detectors(path):
         return [], read_detectors(path)
     if _is_entry(path):
@@ -244,7 +244,7 @@ def _is_entry(path: Path) -> bool:
 
 def _read_entry(path: Path) -> Entry:
     evaluations = read_evaluations(path)
-    # a suite's folder is of a run when its evaluations name one as their encoder
+    # the evaluations in a suite's folder name their run as encoder
     candidates = [
         path,
         *(Path(str(evaluation["encoder"])) for evaluation in evaluations.values() if evaluation.get("encoder")),
@@ -253,7 +253,7 @@ def _read_entry(path: Path) -> Entry:
         folder = RunFolder(candidate.parent if candidate.name == "encoder.safetensors" else candidate)
         if folder.holds_run:
             all_evaluations = evaluations if folder.path == path else read_evaluations(folder.path) | evaluations
-            trained, _ = folder.read_recipe()  # says what is wrong with the file
+            trained, _ = folder.read_recipe()  # raises BadInput if the file is broken
             data, _ = folder.read_data()
             return Entry(
                 folder.path,
@@ -302,13 +302,13 @@ def _toy_entries(path: Path) -> list[Entry]:
 
 
 def holds_detectors(path: Path) -> bool:
-    """Whether a folder is a detector's, or one of several seeds."""
-    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False where we may not look
+    """Whether a folder holds a detector, or detectors of several seeds."""
+    return os.path.isfile(path / "detect.json") or any(path.glob("seed-*/detect.json"))  # False if it may not be read
 
 
 def read_detectors(path: Path) -> list[ScoredDetector]:
-    """The detectors of a folder of `supancl detect train`: one, or one a seed."""
-    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # torchvision's detectors take time to import
+    """Read the detectors of a folder of `supancl detect train`: one, or one per seed."""
+    from supancl.detect.comparing import NOT_THE_METHOD, open_finished  # slow to import
     from supancl.detect.spec import detect_spec
 
     detectors = []
@@ -334,7 +334,7 @@ def read_detectors(path: Path) -> list[ScoredDetector]:
 
 
 def detectors_near(runs: Iterable[Path]) -> Iterator[ScoredDetector]:
-    """Tested detectors in the runs' folders and in the folders that these lie in; unfinished ones are left out."""
+    """Find tested detectors in the runs' folders and their parent folders; unfinished ones are skipped."""
     folders = dict.fromkeys(parent for run in runs for parent in (run, run.parent) if parent.is_dir())
     for parent in folders:
         for folder in (path for path in sorted(parent.iterdir()) if os.path.isdir(path) and holds_detectors(path)):

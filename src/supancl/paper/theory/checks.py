@@ -27,10 +27,10 @@ from supancl.paper.theory.world import (
     norm_squared,
 )
 
-EXACT = 1e-10  # the tolerance where both sides are the same number but for rounding
-SIGMAS = 4.0  # the tolerance of a Monte-Carlo mean, in its own standard errors
-SLOPE = 0.15  # the tolerance of a fitted Monte-Carlo exponent, which is -1/2
-REPEATS = 48  # independent samples behind every Monte-Carlo figure
+EXACT = 1e-10  # tolerance where both sides differ only by rounding
+SIGMAS = 4.0  # tolerance of a Monte-Carlo mean, in standard errors
+SLOPE = 0.15  # tolerance of a fitted Monte-Carlo exponent, expected -1/2
+REPEATS = 48  # independent samples for every Monte-Carlo figure
 SIZES = ((2, 4, 4), (3, 6, 9), (5, 8, 8), (10, 16, 12))  # classes, input width, feature width
 NAMES = ("E[z1 z1']", "E[z2 z1']", "E[z2sup z1']")
 
@@ -47,9 +47,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. Of a matrix, predicted and measured are its Frobenius norms; the error compares entries.
+    """One line of the table. For a matrix, predicted and measured are Frobenius norms; the error compares entries.
 
-    A check that is not asserted is a figure to read: it has no tolerance and neither passes nor fails.
+    A check without a tolerance is only reported: it neither passes nor fails.
     """
 
     statement: str
@@ -68,7 +68,7 @@ class Check:
     def passed(self) -> bool | None:
         if self.tolerance is None:
             return None
-        return self.error is not None and self.error <= self.tolerance  # an error that is NaN fails
+        return self.error is not None and self.error <= self.tolerance  # NaN fails
 
     def to_json(self) -> dict[str, object]:
         return {**dataclasses.asdict(self), "asserted": self.asserted, "passed": self.passed}
@@ -77,7 +77,7 @@ class Check:
 def compare(
     statement: str, quantity: str, predicted: Tensor, measured: Tensor, tolerance: float | None, note: str = ""
 ) -> Check:
-    """A scalar by its value, a matrix by its norm; the error is relative unless the prediction is zero."""
+    """Compare two scalars or matrices; the error is relative unless the prediction is zero."""
     size = torch.linalg.vector_norm(predicted)
     distance = torch.linalg.vector_norm(measured - predicted)
     error = distance / size if size > 1e-12 else distance
@@ -87,7 +87,7 @@ def compare(
 
 
 def worst(cells: Sequence[Check], note: str = "") -> Check:
-    """The cell with the largest error for its tolerance stands for a grid."""
+    """The check with the largest error relative to its tolerance, which represents all of them."""
 
     def excess(cell: Check) -> float:
         ratio = (cell.error if cell.error is not None else math.nan) / (cell.tolerance or 1.0)
@@ -101,7 +101,7 @@ def worst(cells: Sequence[Check], note: str = "") -> Check:
 def sampling(
     statement: str, quantity: str, predicted: Tensor, estimate: Callable[[int, int], Tensor], size: int, note: str = ""
 ) -> Check:
-    """The mean of independent estimates against the prediction, within a few of its own standard errors."""
+    """Compare the mean of independent estimates with the prediction, within a few standard errors."""
     estimates = torch.stack([estimate(size, repeat) for repeat in range(REPEATS)])
     mean = estimates.mean(0)
     standard_error = torch.linalg.vector_norm(estimates.std(0)) / math.sqrt(REPEATS)
@@ -133,13 +133,13 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def sample_seed(seed: int, size: int, repeat: int) -> int:
-    """Another stream for every sample of a run, and for every run."""
+    """A different seed for every sample and every run."""
     return 1_000_000 * seed + 10_007 * repeat + size
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The pool draws from torch's global generator; afterwards that is as it was."""
+    """Seed torch's global generator, from which the pool draws; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -240,7 +240,7 @@ def measure_covariances(sample: Sample, w: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 class _Estimates:
-    """Monte-Carlo estimates of the three covariances; a sample is drawn once, whichever of them is asked for."""
+    """Monte-Carlo estimates of the three covariances; each sample is drawn once and serves all three."""
 
     def __init__(self, world: World, w: Tensor, seed: int) -> None:
         self.world, self.w, self.seed = world, w, seed

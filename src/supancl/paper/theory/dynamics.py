@@ -26,12 +26,12 @@ from supancl.paper.theory.world import (
 )
 
 STATEMENT = "Thm 4.7"
-RATE_TOLERANCE = 0.02  # the tolerance of a fitted decay rate, relative
-SOLVER_TOLERANCE = 1e-6  # the tolerance of a matrix that the solver has followed to the end, relative
-# by more than this share the identity must miss without stop-gradient: seven orders above EXACT. Not a round 0.1: at
-# alpha = 0 the leak scales with W S_B W' and the sides with ||Wp z1||^2, so the share can be a few per cent
+RATE_TOLERANCE = 0.02  # relative tolerance of a fitted decay rate
+SOLVER_TOLERANCE = 1e-6  # relative tolerance of a matrix at the end of the solved flow
+# Without stop-gradient the identity must fail by more than this fraction, seven orders above EXACT. Not 0.1: at
+# alpha = 0 the leak scales with W S_B W' and the sides with ||Wp z1||^2, so it can be a few per cent
 MIN_LEAK_FRACTION = 1e-3
-TIME_POINTS = 41  # times at which the flow is looked at
+TIME_POINTS = 41  # times at which the flow is evaluated
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -70,7 +70,7 @@ def aligned_gradients(settings: Settings, formulas: Formulas) -> list[Check]:
         leak, leaked = formulas.leak(world, w, wp, alpha), right - left
         leaking.append(compare(STATEMENT, "dL/dW W' - Wp' dL/dWp without stop-gradient", leak, leaked, EXACT, cell))
         fraction = (torch.linalg.matrix_norm(leaked) / torch.linalg.matrix_norm(left)).item()
-        # or the rows above would prove nothing
+        # otherwise the rows above would prove nothing
         quantity, note = (
             "share by which it fails without stop-gradient",
             f"{cell}; asserted to exceed {MIN_LEAK_FRACTION:g}",
@@ -153,7 +153,7 @@ def follow(flow: Flow, world: World, seed: int) -> Path:
 
 
 def decay(settings: Settings, formulas: Formulas) -> list[Check]:
-    """Wp'Wp - WW' falls as exp(-2 eta t) and turns nowhere; its ratio to ||WW'|| falls too, if WW' does not vanish."""
+    """Wp'Wp - WW' falls as exp(-2 eta t) without rotating; its ratio to ||WW'|| falls too, if WW' does not vanish."""
     world = make_world(3, 5, 0.5, settings.seed)
     checks, final_differences = [], []
     flows = [Flow(alpha, eta) for alpha, eta in ((0.5, 0.05), (0.5, 0.1), (0.5, 0.15), (0.0, 0.1), (1.0, 0.1))]
@@ -180,7 +180,7 @@ def decay(settings: Settings, formulas: Formulas) -> list[Check]:
 
 
 def limits(settings: Settings, formulas: Formulas, world: World) -> list[Check]:
-    """Where the theorem's premises end: no weight decay, two learning rates, W that vanishes."""
+    """Outside the theorem's assumptions: no weight decay, two learning rates, W that vanishes."""
     no_decay = follow(Flow(decay=0.0), world, settings.seed)
     expected = formulas.decay_rate(0.0)
     error, note = abs(no_decay.rate - expected), "without weight decay the difference stays"

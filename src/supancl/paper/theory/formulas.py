@@ -1,6 +1,6 @@
-"""The closed forms of Sec. 4 and App. A, as printed except where a comment says otherwise.
+"""The closed forms of Sec. 4 and App. A, as printed unless a comment says otherwise.
 
-They are values of one dataclass, so that a test can put a wrong one in its place and see the checks fail.
+They are fields of one dataclass, so that a test can replace one by a wrong one and see the checks fail.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def coefficients(alpha: float) -> tuple[float, float, float]:
 
 
 def gain(between: Tensor, alpha: float, noise: float, lambda3: float) -> Tensor:
-    """What Wp* does to W v, for an eigenvector v of S_B in the row space of W, by its eigenvalue."""
+    """The factor by which Wp* scales W v, for an eigenvector v of S_B in the row space of W, by its eigenvalue."""
     return (between + alpha * (1 - between)) / (1 + noise**2) / lambda3
 
 

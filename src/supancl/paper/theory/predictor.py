@@ -39,13 +39,13 @@ from supancl.paper.theory.world import (
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 NOISES = (0.2, 0.5, 1.0)
 MULTIPLIERS = (0.5, 1.0, 2.0)
-CLASSES, WIDTH, ROWS = 4, 8, 5  # more rows than C - 1, so that a rank of C - 1 says something
-RANK_THRESHOLD = 1e-8  # of the largest singular value: below it a direction counts as gone
+CLASSES, WIDTH, ROWS = 4, 8, 5  # more rows than C - 1, so that a rank of C - 1 is a finding
+RANK_THRESHOLD = 1e-8  # relative to the largest singular value; smaller ones count as zero
 STATEMENT = "Thm 4.6"
 
 
 def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) -> Tensor:
-    """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; alpha has no part in them."""
+    """Second derivatives of the shipped loss in Wp, or in X where Wp = X + X'; they do not depend on alpha."""
     rows = len(w)
     flat = torch.zeros(rows * rows, dtype=DTYPE, requires_grad=True)
     wp = flat.view(rows, rows)
@@ -58,7 +58,7 @@ def hessian(sample: Sample, w: Tensor, lambda3: float, symmetric: bool = False) 
 def minimiser(sample: Sample, w: Tensor, alpha: float, lambda3: float, symmetric: bool = False) -> Tensor:
     """The Wp at which the shipped loss is least, over all matrices or over the symmetric ones.
 
-    The squared form is quadratic in Wp, so one Newton step with autograd's derivatives ends at the minimum.
+    The squared form is quadratic in Wp, so one Newton step with autograd's derivatives reaches the minimum.
     """
     rows = len(w)
     gradient, _ = gradients(sample, w, torch.zeros(rows, rows, dtype=DTYPE), alpha, lambda3)
@@ -146,7 +146,7 @@ def gains(settings: Settings, formulas: Formulas) -> list[Check]:
 
 
 def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
-    """What the theorem needs or leaves open: convexity, W of any rank, the constraint's lambda3, M, sample size."""
+    """What the theorem assumes or leaves open: convexity, rank of W, the constraint's lambda3, M, sample size."""
     world = make_world(CLASSES, WIDTH, 0.5, settings.seed)
     sample = exact_sample(world, settings.seed)
     wide, tall = make_weights(ROWS, WIDTH, settings.seed), make_weights(WIDTH + 2, WIDTH, settings.seed)
@@ -154,7 +154,7 @@ def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
     for w, which in ((wide, "of full row rank"), (tall, "not of full row rank")):
         least = torch.linalg.eigvalsh(hessian(sample, w, 2.0))[0]
         predicted = formulas.curvature(world, w, 2.0).clamp(min=0)
-        # rounding leaves an eigenvalue of 1e-16 where there is none: 0 is compared as 0
+        # rounding turns an eigenvalue of 0 into 1e-16
         predicted = torch.where(predicted < 1e-12, 0.0, predicted)
         note = "" if w is wide else "many minimisers; Wp* is one of them"
         checks.append(compare(STATEMENT, f"least curvature in Wp, W {which}", predicted, least, EXACT, note))
@@ -162,9 +162,9 @@ def conditions(settings: Settings, formulas: Formulas) -> list[Check]:
         checks.append(compare(STATEMENT, f"dL/dWp at Wp*, W {which}", torch.zeros_like(by_wp), by_wp, EXACT))
     lambda3 = formulas.multiplier(world, wide, 0.5)
     minimum = minimiser(sample, wide, 0.5, lambda3)
-    quantity, one = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
+    quantity, unit_norm = "E ||Wp* z1||^2 at the constraint's own lambda3", torch.ones((), dtype=DTYPE)
     measured = norm_squared(features(sample, wide, minimum).anchors)
-    checks.append(compare(STATEMENT, quantity, one, measured, EXACT, f"lambda3={lambda3:.4f}"))
+    checks.append(compare(STATEMENT, quantity, unit_norm, measured, EXACT, f"lambda3={lambda3:.4f}"))
     single = minimiser(exact_sample(world, settings.seed, one_target_each=True), wide, 0.5, 1.0)
     predicted = formulas.optimal_predictor(world, wide, 0.5, 1.0)
     checks.append(compare(STATEMENT, "Wp* with M = 1 instead of all", predicted, single, EXACT))
@@ -193,7 +193,7 @@ def distances(settings: Settings, formulas: Formulas) -> list[Check]:
         symmetric = minimiser(exact_sample(world, settings.seed), w, alpha, 1.0, symmetric=True)
         checks.append(compare(STATEMENT, f"minimiser over symmetric Wp, alpha={alpha:g}", optimal, symmetric, None))
         minimum = _normalised_minimiser(sample, w, alpha, optimal)
-        # the normalised loss does not see the scale of Wp, so the scale that fits best is taken
+        # the normalised loss does not depend on the scale of Wp, so compare at the best scale
         scaled = minimum * ((minimum * optimal).sum() / minimum.square().sum())
         quantity, note = f"minimiser of the normalised loss, alpha={alpha:g}", f"best scale; N = {settings.samples}"
         checks.append(compare(STATEMENT, quantity, optimal, scaled, None, note))
@@ -201,7 +201,7 @@ def distances(settings: Settings, formulas: Formulas) -> list[Check]:
 
 
 def _normalised_minimiser(sample: Sample, w: Tensor, alpha: float, start: Tensor) -> Tensor:
-    """Of the loss that the library trains with: unit-norm features, here with all positives of the pool."""
+    """The minimiser of the loss used in training: unit-norm features, here with all positives of the pool."""
     sample = dataclasses.replace(sample, draws=None)
 
     def value(flat: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, object]:
@@ -222,7 +222,7 @@ def _combination(world: World, w: Tensor, weights: tuple[float, float, float]) -
 
 
 def _gain_check(wp: Tensor, inside: Tensor, predicted: Tensor, which: str, note: str) -> Check:
-    """Shows the gains of the leading and the last eigenvector; the error is that of the vectors Wp W v, all of them."""
+    """Report the gains of the first and last eigenvector; the error is over all vectors Wp W v."""
     mapped = wp @ inside
     measured = (mapped * inside).sum(0) / inside.square().sum(0)
     check = compare(STATEMENT, f"gains of Wp*, first and last v, {which}", inside * predicted, mapped, EXACT, note)

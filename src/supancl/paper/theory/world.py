@@ -1,7 +1,7 @@
 """The population of Assumptions 4.1-4.4, samples of it, and the shipped loss on a linear model.
 
-Everything is float64. A sample is either drawn (its moments are off by the Monte-Carlo error) or exact: a
-finite sample whose empirical moments are the population's, so that a mean over it is the expectation.
+Everything is float64. A sample is either drawn (its moments have a Monte-Carlo error) or exact: a finite
+sample whose empirical moments equal the population's, so that its mean is the expectation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_world(classes: int, width: int, noise: float, seed: int) -> World:
 def make_weights(rows: int, columns: int, seed: int, scale: float = 1.0, basis: Tensor | None = None) -> Tensor:
     """A matrix of full rank with singular values between 0.5 and 1.5 times `scale`.
 
-    Its right singular vectors are columns of `basis` if one is given; random ones otherwise.
+    Its right singular vectors are columns of `basis`, or random.
     """
     generator = torch.Generator().manual_seed(seed)
     left = torch.linalg.qr(torch.randn(rows, rows, generator=generator, dtype=DTYPE)).Q
@@ -84,7 +84,7 @@ def make_weights(rows: int, columns: int, seed: int, scale: float = 1.0, basis: 
 
 
 def make_predictor(rows: int, seed: int, scale: float = 1.0) -> Tensor:
-    """Not symmetric, but not far from a multiple of I, as a trained predictor is."""
+    """Not symmetric, but close to a multiple of I, like a trained predictor."""
     return scale * torch.eye(rows, dtype=DTYPE) + 0.3 * make_weights(rows, rows, seed, scale)
 
 
@@ -92,8 +92,8 @@ def make_predictor(rows: int, seed: int, scale: float = 1.0) -> Tensor:
 class Sample:
     """Two views (2, B, d) of inputs, and the inputs (P, d) whose targets fill the pool.
 
-    `draws` is M of Eq. 2: None takes all of a class. Where every anchor is to have a supervised target of its own
-    (M = 1 without the luck of the draw), `labels` number the anchors and the pool holds one target for each number.
+    `draws` is M of Eq. 2: None uses all targets of a class. For M = 1 without random draws, `labels` number the
+    anchors and the pool holds one target per number.
     """
 
     views: Tensor
@@ -122,7 +122,7 @@ def draw_sample(world: World, size: int, seed: int) -> Sample:
 def exact_sample(world: World, seed: int, one_target_each: bool = False) -> Sample:
     """A sample with the moments of the population: views and pool, first and second moments, class by class.
 
-    Independent parts (the input, the pool's input, three augmentations) become orthogonal columns.
+    Independent variables (the input, the pool's input, three augmentations) become orthogonal columns.
     """
     generator = torch.Generator().manual_seed(seed)
     width, rows = world.width, 6 * world.width
@@ -141,7 +141,7 @@ def exact_sample(world: World, seed: int, one_target_each: bool = False) -> Samp
 
 
 class Features(NamedTuple):
-    """What the loss is given: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
+    """Inputs of the loss: p = Wp z (2, B, k), z (2, B, k), and the filled pool."""
 
     anchors: Tensor
     targets: Tensor

@@ -19,13 +19,13 @@ from supancl.probes import Features
 from supancl.reports.tables import to_markdown
 from supancl.weights.provenance import commit, versions
 
-FIGURE_SAMPLES_PER_CLASS = 300  # training samples per class in the figure; more only hide one another
+FIGURE_SAMPLES_PER_CLASS = 300  # training samples per class in the figure; more would overlap
 
 
 def run(
     reading: Reading, size: Size, seeds: list[int], on_epoch: Callable[[int], None] = lambda epoch: None
 ) -> tuple[dict[str, Any], dict[str, Features]]:
-    """The study itself: its result, and the features the figure shows, of the first seed."""
+    """Run the study; returns its result, and the first seed's features for the figure."""
     started = time.perf_counter()
     toys = draw_data(reading, size, seeds)
     data_ready = time.perf_counter()
@@ -76,6 +76,6 @@ def write(result: dict[str, Any], folder: Path) -> None:
         "table1.md": to_markdown(tables.table(summary, tables.TABLE_1_COLUMNS)),
         "table2.md": to_markdown(tables.table(summary, tables.TABLE_2_COLUMNS)),
         "toy.json": json.dumps(jsonable(result), indent=2) + "\n",
-    }  # last: it says that the study is there
+    }  # toy.json comes last: it marks the study as complete
     for name, text in files.items():
         write_text(folder / name, text, "Make room, or choose another --out")

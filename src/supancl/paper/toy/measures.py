@@ -1,7 +1,7 @@
 """What Tables 1 and 2 measure, for every alpha and seed of a trained toy study.
 
-All of it is taken on L2-normalised projector features: S_W and S_T over the training set without masks, k-NN
-and the linear probe fitted there and judged on the test set.
+Everything is measured on L2-normalised projector features: S_W and S_T on the training set without masks; k-NN
+and the linear probe are fitted on that and evaluated on the test set.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Row = dict[str, float]
 def linear_accuracy(fit: Features, tests: Sequence[Features]) -> list[float]:
     """Multinomial logistic regression, in percent for each test set.
 
-    Not standardised: the features are unit vectors already, and to stretch the directions that alpha = 0 has
-    shrunk would undo what is being measured.
+    Not standardised: the features are unit vectors already, and rescaling would undo how far alpha = 0 shrinks some
+    directions, which is what we measure.
     """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    # products as small as these only wait for one another on several threads
+    # such small products are slower on several threads
     with threadpool_limits(limits=1, user_api="blas"):
         model = LogisticRegression(max_iter=2000).fit(fit.values.double().numpy(), fit.labels.numpy())
         return [100 * float(model.score(test.values.double().numpy(), test.labels.numpy())) for test in tests]
 
 
 def first_per_class(labels: Tensor, per_class: int) -> Tensor:
-    """Positions of the first samples of every class: the test set of the paper's own size within the larger one."""
+    """Positions of the first samples of every class: cuts the larger test set to the paper's size."""
     return torch.cat([(labels == label).nonzero()[:per_class, 0] for label in labels.unique()])
 
 

@@ -1,4 +1,4 @@
-"""The toy study beside the paper: the summary over seeds, and Tables 1 and 2 as text."""
+"""The toy study compared with the paper: the summary over seeds, and Tables 1 and 2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from supancl.stats import SeedStats, mean_interval, seed_stats_numpy
 
 TABLE_1_COLUMNS = ("l_ssl", "l_sup", "S_W", "S_W/S_T", "k-NN", "linear")
 TABLE_2_COLUMNS = TOY_TRANSFER
-ACCURACIES = ("k-NN", "linear", *TABLE_2_COLUMNS)  # where best and second-best are marked
+ACCURACIES = ("k-NN", "linear", *TABLE_2_COLUMNS)  # columns in which best and second-best are marked
 
 PAPER = {alpha: dict(zip((*TABLE_1_COLUMNS, *TABLE_2_COLUMNS), values, strict=True)) for alpha, values in TOY.items()}
 
-# how near to the paper is near enough: .05 for losses and for the ratio (in percent: 5), 3 points of accuracy
+# largest distance from the paper that counts as met: .05 for losses and ratio (in percent: 5), 3 points of accuracy
 TOLERANCES = {"l_ssl": 0.05, "S_W/S_T": 5.0, "k-NN": 3.0, "linear": 3.0}
 
 
@@ -66,7 +66,7 @@ def paired_differences(rows: Sequence[Row], measures: Sequence[str] = ("k-NN", "
 
 
 def trends(summary: Summary) -> dict[str, bool]:
-    """What the paper concludes from its tables, on the means over seeds."""
+    """Whether each conclusion of the paper holds for our means over seeds."""
 
     def means_by_alpha(name: str) -> list[float]:
         return [summary[alpha][name].mean for alpha in sorted(summary)]
@@ -95,7 +95,7 @@ def trends(summary: Summary) -> dict[str, bool]:
 
 
 def levels(summary: Summary) -> list[dict[str, Any]]:
-    """How far each mean is from the paper's number, and whether that is near enough."""
+    """How far each mean is from the paper's number, and whether that is within the tolerance."""
     return [
         {
             "measure": name,
@@ -112,7 +112,7 @@ def levels(summary: Summary) -> list[dict[str, Any]]:
 
 
 def conditions(result: Mapping[str, Any]) -> str:
-    """The reading, and the sizes that are not App. B's, of what toy.json holds.
+    """The reading, and the sizes that differ from App. B, of the content of toy.json.
 
     >>> conditions({"reading": {"name": "near"}, "size": {"epochs": 100, "batch": 256}})
     "reading 'near', not in App. B's size: epochs 100"
