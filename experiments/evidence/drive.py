@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from experiments.evidence.judge import TOLD, UNMEASURED, called, inside, judge, measured_by_log
+from experiments.evidence.judge import TRAINING_FILE, UNMEASURED, called, inside, judge, measured_by_log
 from experiments.evidence.plan import START_SECONDS, Plan, Step, kind_of, settings_of, words_of
 from experiments.evidence.results import (
     Results,
@@ -41,10 +41,10 @@ from supancl.training.cuda.reuse import one_step
 from supancl.weights.run_folder import RunFolder
 
 # success, collapse, a loss that is no number: what the settings did; anything else is a fault of ours or of the machine
-A_RESULT = (0, Collapsed.exit_code, NonFinite.exit_code)
-FEW = 4  # so many next runs of the plan may change places
-FAULTS = 2  # in a row, that are not the runs' own, before a driver gives up
-PAUSE = 0.5  # seconds between looks at what others do
+RESULT_CODES = (0, Collapsed.exit_code, NonFinite.exit_code)
+LOOK_AHEAD = 4  # so many next runs of the plan may change places
+MAX_FAULTS = 2  # in a row, that are not the runs' own, before a driver gives up
+POLL_SECONDS = 0.5  # seconds between looks at what others do
 
 
 def say(text: str) -> None:
@@ -60,57 +60,57 @@ class RunLocks:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mine: dict[str, int] = {}  # what is locked -> the open file
+        self.own_locks: dict[str, int] = {}  # what is locked -> the open file
 
-    def take(self, what: str, **told: Any) -> bool:
+    def take(self, name: str, **content: Any) -> bool:
         """False where somebody has it; `told` is for the others to read."""
-        if what in self.mine:
+        if name in self.own_locks:
             return True
-        with self._alone():
-            opened = os.open(self.folder / what, os.O_RDWR | os.O_CREAT, 0o644)
-            if not _locked(opened):
-                os.close(opened)
+        with self._exclusive():
+            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o644)
+            if not _try_lock(descriptor):
+                os.close(descriptor)
                 return False
-            self.mine[what] = opened
-            os.ftruncate(opened, 0)
-            os.pwrite(opened, json.dumps({"pid": os.getpid(), **told}).encode(), 0)
+            self.own_locks[name] = descriptor
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), **content}).encode(), 0)
         return True
 
-    def release(self, what: str) -> None:
-        opened = self.mine.pop(what, None)
-        if opened is not None:
-            fcntl.flock(opened, fcntl.LOCK_UN)  # whoever else may have inherited it
-            os.close(opened)
+    def release(self, name: str) -> None:
+        descriptor = self.own_locks.pop(name, None)
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # whoever else may have inherited it
+            os.close(descriptor)
 
     def leave(self) -> None:
         """Nothing is locked here any more; what a judging process has inherited stays locked until its end."""
-        for opened in self.mine.values():
-            os.close(opened)
-        self.mine.clear()
+        for descriptor in self.own_locks.values():
+            os.close(descriptor)
+        self.own_locks.clear()
 
     def others(self) -> list[dict[str, Any]]:
         """What the others have said of what they hold."""
-        found: list[dict[str, Any]] = []
-        with self._alone():
+        contents: list[dict[str, Any]] = []
+        with self._exclusive():
             for path in sorted(self.folder.iterdir()):
-                if path.name.startswith(".") or path.name in self.mine:
+                if path.name.startswith(".") or path.name in self.own_locks:
                     continue
-                opened = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY)
                 try:
-                    if not _locked(opened):
-                        found.append(json.loads(path.read_text()))
+                    if not _try_lock(descriptor):
+                        contents.append(json.loads(path.read_text()))
                 finally:
-                    os.close(opened)  # and with it the lock, where nobody had it
-        return found
+                    os.close(descriptor)  # and with it the lock, where nobody had it
+        return contents
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
         """One at a time looks at the locks, since looking takes them for a moment."""
         return held(self.folder / ".lock", lambda owner: None, every=0.01)
 
 
-def _locked(opened: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -173,7 +173,7 @@ class Driver:
         elif self.judging is not None:
             self.wait()  # what is being judged may be the last of the pilots that others wait for
         elif self.worth_waiting():
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
         else:
             self.tell_stuck()
             return False
@@ -188,7 +188,7 @@ class Driver:
             return
         self.locks.release(self.locked[step.name])
         self.in_a_row += 1
-        if self.in_a_row >= FAULTS:
+        if self.in_a_row >= MAX_FAULTS:
             raise BadInput("; ".join(self.faults))
 
     def tell_stuck(self) -> None:
@@ -218,18 +218,20 @@ class Driver:
             if step.follows is None or choose(self.plan, known, step.follows) is not None
         ]
         if self.judging is not None and self.judging[0].stage == "pilot":  # in seconds it may free what comes earlier
-            near = waiting(self.plan, known)[:FEW]
-            free = [step for step in free if step in near]
+            next_steps = waiting(self.plan, known)[:LOOK_AHEAD]
+            free = [step for step in free if step in next_steps]
         busy = self.compiled_by_others() - set(self.kinds) if free else set()
-        for _, _, step in sorted((self.rank(step, place, busy), place, step) for place, step in enumerate(free)):
-            what = self.lock_of(step, known)
+        for _, _, step in sorted(
+            (self.rank(step, position, busy), position, step) for position, step in enumerate(free)
+        ):
+            lock = self.lock_of(step, known)
             compiles = kind_of(step) not in self.kinds
-            if not self.locks.take(what, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
+            if not self.locks.take(lock, run=step.name, kind=kind_of(step), compiles=compiles, since=time.time()):
                 continue
             if step not in waiting(self.plan, self.known()):  # judged by somebody else since we looked
-                self.locks.release(what)
+                self.locks.release(lock)
                 continue
-            self.locked[step.name] = what
+            self.locked[step.name] = lock
             return step
         return None
 
@@ -237,7 +239,9 @@ class Driver:
         """The kinds of which another driver has just begun its first run; later their kernels are in the cache."""
         begin = self.plan.speeds.compile_seconds + START_SECONDS
         return {
-            told["kind"] for told in self.locks.others() if told["compiles"] and time.time() - told["since"] < begin
+            content["kind"]
+            for content in self.locks.others()
+            if content["compiles"] and time.time() - content["since"] < begin
         }
 
     def possible(self, known: Results) -> list[Step]:
@@ -247,19 +251,19 @@ class Driver:
             step
             for step in waiting(self.plan, known)
             if step.name not in self.tried
-            and self.wanted(step)
+            and self.is_selected(step)
             and self.has_encoder(step)
             and self.expected(step, known) + owed <= self.left
         ]
 
-    def rank(self, step: Step, place: int, busy: set[str]) -> int:
+    def rank(self, step: Step, position: int, busy: set[str]) -> int:
         """What only lacks its judging, then a pilot whose kernels are at hand, then what nobody else compiles.
 
         Final runs come as the plan has them: one that waited for its kind would cost more than compiling does.
         """
         if self.is_trained(step):
             return 0
-        if self.kinds and kind_of(step) == self.kinds[-1] and place < FEW and step.stage == "pilot":
+        if self.kinds and kind_of(step) == self.kinds[-1] and position < LOOK_AHEAD and step.stage == "pilot":
             return 1
         return 3 if kind_of(step) in busy else 2
 
@@ -282,20 +286,22 @@ class Driver:
         )
 
     def is_trained(self, step: Step) -> bool:
-        return (self.work / "runs" / step.name / TOLD).exists()
+        return (self.work / "runs" / step.name / TRAINING_FILE).exists()
 
     def expected(self, step: Step, known: Results) -> float:
         """Judging included; what was compiled here before is compiled quickly."""
         if self.is_trained(step):
             return judging_seconds(step, self.plan, known)
-        measured = {**self.told_by_runs(), **known}
+        measured = {**self.training_files(), **known}
         return expected_seconds(step, self.plan, measured, compiled=kind_of(step) in self.kinds, shared=self.shared)
 
-    def told_by_runs(self) -> dict[str, dict[str, Any]]:
+    def training_files(self) -> dict[str, dict[str, Any]]:
         """What the runs of this machine say of their training, those that are not judged yet among them."""
-        return {path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TOLD}")}
+        return {
+            path.parent.name: json.loads(path.read_text()) for path in (self.work / "runs").glob(f"*/{TRAINING_FILE}")
+        }
 
-    def wanted(self, step: Step) -> bool:
+    def is_selected(self, step: Step) -> bool:
         return not self.only or any(word in step.name for word in self.only)
 
     # --- training -----------------------------------------------------------------------------------------------------
@@ -303,12 +309,12 @@ class Driver:
     def train(self, step: Step) -> bool:
         """False where it failed for a reason that is not the run's own: nothing of it is kept then."""
         known = self.known()
-        chosen = None if step.follows is None else choose(self.plan, known, step.follows)
-        settings = settings_of(step, self.plan, chosen)
+        setting = None if step.follows is None else choose(self.plan, known, step.follows)
+        settings = settings_of(step, self.plan, setting)
         words, folder = words_of(step, self.plan, settings), RunFolder(Path("runs") / step.name)
         same = identity_of(step, self.plan, known) or step.name
-        if (folder.path / TOLD).exists():  # trained before on this machine, and not judged
-            if json.loads((folder.path / TOLD).read_text())["identity"] != same:
+        if (folder.path / TRAINING_FILE).exists():  # trained before on this machine, and not judged
+            if json.loads((folder.path / TRAINING_FILE).read_text())["identity"] != same:
                 raise BadInput(
                     f"{self.work / folder.path} was trained with other settings than the plan has now; remove it"
                 )
@@ -319,7 +325,7 @@ class Driver:
         self.kinds = [*(kind for kind in self.kinds if kind != kind_of(step)), kind_of(step)]
         code, lines, seconds = called([*words, *["--resume"] * resumed, "--quiet"])
         why = lines[-1] if code and lines else ""
-        told = {
+        training = {
             "name": step.name,
             "stage": step.stage,
             "method": step.method,
@@ -338,7 +344,7 @@ class Driver:
             "commit": self.commit,
             **(measured_by_log(folder) if step.needs is None else UNMEASURED),
         }
-        if code not in A_RESULT:
+        if code not in RESULT_CODES:
             self.faults.append(
                 f"{step.name}: {why or f'exit {code}'}; nothing of it was kept, mend that and start again"
             )
@@ -346,7 +352,7 @@ class Driver:
             free_memory()
             return False
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(folder.path / TOLD, json.dumps(told))
+        write_text(folder.path / TRAINING_FILE, json.dumps(training))
         finished = code == 0 and (step.needs is not None or is_finished(folder, folder.read_recipe()[0]))
         self.tell(f"{step.name}: trained in {seconds:.0f} s" if finished else f"{step.name}: exit {code}: {why}")
         free_memory()
@@ -369,33 +375,37 @@ class Driver:
         self.trained.remove(step)
         if not self.beside:
             judge(self.plan, step.name, Path("runs") / step.name, self.results, called)
-            self.told(step)
+            self.report_result(step)
             return
         words = [sys.executable, "-m", "experiments.evidence", "judge", step.name, "--plan", self.plan.name]
         words += ["--results", str(self.results), "--work", str(self.work)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        lock = self.locks.mine[self.locked[step.name]]
+        lock = self.locks.own_locks[self.locked[step.name]]
         self.judging = step, subprocess.Popen(words, env=environment, pass_fds=(lock,))
 
     def wait(self) -> None:
         if self.judging is not None:
             (step, process), self.judging = self.judging, None
             process.wait()
-            self.told(step)
+            self.report_result(step)
 
-    def told(self, step: Step) -> None:
-        found = self.known().get(step.name)
-        if found is None and step.name not in self.unjudged:
+    def report_result(self, step: Step) -> None:
+        result = self.known().get(step.name)
+        if result is None and step.name not in self.unjudged:
             self.unjudged.add(step.name)
             self.trained.append(step)  # a process may die of what is over a minute later
             return
         self.locks.release(self.locked[step.name])
-        if found is None:
+        if result is None:
             self.tell(f"{step.name}: could not be judged")
             return
-        shown = ", ".join(f"{key} {value:.2f}" for key, value in found["values"].items() if "interval" not in key)
-        lacking = "".join(f"; {task} failed: {why}" for task, why in found["not_measured"].items())
-        self.tell(f"{step.name}: {found['status']}; {shown}; judged in {found['judge_seconds']:.0f} s{lacking}")
+        values_text = ", ".join(
+            f"{key} {value:.2f}" for key, value in result["values"].items() if "interval" not in key
+        )
+        failures = "".join(f"; {task} failed: {why}" for task, why in result["not_measured"].items())
+        self.tell(
+            f"{step.name}: {result['status']}; {values_text}; judged in {result['judge_seconds']:.0f} s{failures}"
+        )
 
 
 def free_memory() -> None:

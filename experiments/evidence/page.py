@@ -11,27 +11,27 @@ from experiments.evidence.claims import (
     ALPHA_QUESTION,
     ANCL,
     ANCL_QUESTION,
-    ASKED,
     COLLAPSE_QUESTION,
     CONTRASTIVE,
     CONTRASTIVE_QUESTION,
     PAIRS,
+    QUESTIONS,
     STANDING,
     STANDING_QUESTION,
-    TESTED,
+    TEST_IMAGES,
     VARIANCE_QUESTION,
-    best_alpha,
+    best_alpha_lines,
     best_alphas,
     collapse_cells,
     collapse_lines,
+    count_verdicts,
     differences,
     missing,
     pair_lines,
     pair_title,
-    tallied,
+    significant_measures,
     variance_lines,
     variance_summary,
-    widened,
 )
 from experiments.evidence.results import (
     ACCURACIES,
@@ -50,22 +50,22 @@ from experiments.evidence.tables import (
     alpha_table,
     collapse_table,
     every_run,
+    image_uncertainty,
     main_table,
     not_finished,
     paper_columns,
     pilot_table,
-    second,
+    separate_simsiam,
     stated_alphas,
     table,
-    uncertain,
     unique,
 )
 from supancl.files import put_between
 from supancl.paper.numbers import SIX
 
-SHOWN = ("knn", "linear", "crossed", "pets", "omniglot_5", "traffic-signs_5")
+README_MEASURES = ("knn", "linear", "crossed", "pets", "omniglot_5", "traffic-signs_5")
 PAGE = "RESULTS.md"
-PETS_TESTED = 3_669
+PETS_TEST_IMAGES = 3_669
 
 BEST = """The alpha inside with the highest mean against the better end. It was picked by these same numbers, so its
 interval is widened to allow for the choice (Bonferroni over the alphas inside; "where all 8 are allowed for" over those
@@ -80,7 +80,7 @@ VIEWS = """
   through the view of transfer and few-shot learning (short side 32, bicubic, the centre), which is torchvision's to the
   pixel. The evaluation crop that began at half pixels on most images larger than the input ([changelog](CHANGELOG.md))
   is used for none of these columns, so none has to be measured again for it."""
-KINDS_TOLD = " ".join(
+METRIC_GROUPS = " ".join(
     f"{kind.capitalize()}: {', '.join(MEASURES[one][0] for one in measures)}." for kind, measures in KINDS.items()
 )
 COMMITS = """Runs were trained and judged by the code of
@@ -94,26 +94,26 @@ the tables. Right of the line the first method is better. Each panel has its own
 """
 
 
-def write_page(known: Evidence, figures: Sequence[str]) -> str:
-    of_alpha = [name for name in figures if "differences" not in name]
-    parts = [
-        head(known, figures),
-        conditions(known),
-        answers(known),
-        main_table(known),
-        alpha_table(known, of_alpha),
-        collapse_table(known),
-        pilot_table(known),
-        not_finished(known),
-        every_run(known),
+def write_page(evidence: Evidence, figures: Sequence[str]) -> str:
+    alpha_figures = [name for name in figures if "differences" not in name]
+    sections = [
+        head(evidence, figures),
+        conditions(evidence),
+        answers(evidence),
+        main_table(evidence),
+        alpha_table(evidence, alpha_figures),
+        collapse_table(evidence),
+        pilot_table(evidence),
+        not_finished(evidence),
+        every_run(evidence),
     ]
-    return "\n".join(parts)
+    return "\n".join(sections)
 
 
-def head(known: Evidence, figures: Sequence[str]) -> str:
-    steps = len(known.plan.steps)
-    done = steps - len(waiting(known.plan, known.results))
-    shown = "".join(
+def head(evidence: Evidence, figures: Sequence[str]) -> str:
+    steps = len(evidence.plan.steps)
+    done = steps - len(waiting(evidence.plan, evidence.results))
+    pictures = "".join(
         f"\n![differences with intervals](docs/figures/{name})\n{FOREST}" for name in figures if "differences" in name
     )
     return f"""# Results
@@ -123,16 +123,16 @@ number here is typed, and every verdict follows from the numbers by a rule. {don
 
 ## In short
 
-{summary_table(known)}
-{chr(10).join(summary_lines(known))}
+{summary_table(evidence)}
+{chr(10).join(summary_lines(evidence))}
 
-{certainty(known)}
-{KINDS_TOLD} "Cannot be told apart" is not "equal".
-{shown}"""
+{certainty(evidence)}
+{METRIC_GROUPS} "Cannot be told apart" is not "equal".
+{pictures}"""
 
 
-def conditions(known: Evidence) -> str:
-    results = list(known.results.values())
+def conditions(evidence: Evidence) -> str:
+    results = list(evidence.results.values())
     versions = "; ".join(
         dict.fromkeys(
             ", ".join(f"{name} {version}" for name, version in result["versions"].items()) for result in results
@@ -145,7 +145,7 @@ def conditions(known: Evidence) -> str:
 
 - Pretraining on CIFAR-100 (lossless, all 50,000 training images; pilots without the 5,000 that are held out), CIFAR
   ResNet-18, batch 256, bf16, the same augmentations for every method.
-- Alpha is {stated_alphas(known.plan)}, as App. H has it; pilots did not look for a better one.
+- Alpha is {stated_alphas(evidence.plan)}, as App. H has it; pilots did not look for a better one.
 - Choices (learning rate, weight decay) were made by pilots on the 5,000 held-out images alone, between settings that
   an earlier prototype suggested and that are not the same for all methods. They are in the commands below; the recipes
   keep App. H's rates ([deviations](docs/deviations.md)). A final run has
@@ -163,146 +163,146 @@ def conditions(known: Evidence) -> str:
   have several (pooled; not from runs that collapsed). That a method with one seed varies as much as those is an
   assumption, and so is, without "*", that the two methods vary alike: see
   [what the verdicts hang on](#what-the-verdicts-hang-on).
-- Intervals are about seeds: other test images, other settings or longer training are not in them. {TESTED:,} test
-  images alone leave an accuracy uncertain by up to {uncertain(TESTED)} points, Pets' {PETS_TESTED:,} by up to
-  {uncertain(PETS_TESTED)}{episodes}; a difference on the same images by less. Each interval is meant by
+- Intervals are about seeds: other test images, other settings or longer training are not in them. {TEST_IMAGES:,} test
+  images alone leave an accuracy uncertain by up to {image_uncertainty(TEST_IMAGES)} points, Pets' {PETS_TEST_IMAGES:,} by up to
+  {image_uncertainty(PETS_TEST_IMAGES)}{episodes}; a difference on the same images by less. Each interval is meant by
   itself: of twenty one may miss by chance. Bold: also with an interval that allows for all differences between methods
   (not for the lines on alpha, variance and collapse), 0 is left out; a cell of the short table is bold where all its
   accuracies are.
-- Hardware: {unique(known, "hardware")}. Commits: {unique(known, "commit")}.{several}
+- Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.{several}
 - Versions: {versions or "none yet"}.
 """
 
 
-def answers(known: Evidence) -> str:
+def answers(evidence: Evidence) -> str:
     everything = ("in-domain", "crossed", "few-shot")
     sections = [
-        (ANCL_QUESTION, [*pair_lines(known, ANCL, everything), *second_simsiam(known)], ANCL),
+        (ANCL_QUESTION, [*pair_lines(evidence, ANCL, everything), *simsiam_of_sweep(evidence)], ANCL),
         (
             CONTRASTIVE_QUESTION,
-            [crossed_in_the_paper(), "", *pair_lines(known, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))],
+            [crossed_in_the_paper(), "", *pair_lines(evidence, CONTRASTIVE, ("crossed", "few-shot", "in-domain"))],
             CONTRASTIVE,
         ),
-        (ALPHA_QUESTION, [BEST, "", *best_alpha(known)], ()),
-        (VARIANCE_QUESTION, variance_lines(known), ()),
-        (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(known)], ()),
-        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(known, STANDING, everything, AHEAD)], STANDING),
+        (ALPHA_QUESTION, [BEST, "", *best_alpha_lines(evidence)], ()),
+        (VARIANCE_QUESTION, variance_lines(evidence), ()),
+        (COLLAPSE_QUESTION, [COLLAPSE, "", *collapse_lines(evidence)], ()),
+        (STANDING_QUESTION, [AT_ITS_ALPHA, "", *pair_lines(evidence, STANDING, everything, AHEAD)], STANDING),
     ]
     lines = ["## Answers", "", papers_rows(), ""]
-    for question, told_lines, pairs in sections:
-        lines += [f"### {question}", "", *told_lines, "", *pair_table(known, pairs)]
-    return "\n".join([*lines, "", "### What the verdicts hang on", "", *sensitivity_lines(known), ""])
+    for question, answer, pairs in sections:
+        lines += [f"### {question}", "", *answer, "", *pair_table(evidence, pairs)]
+    return "\n".join([*lines, "", "### What the verdicts hang on", "", *sensitivity_lines(evidence), ""])
 
 
 def papers_rows() -> str:
     """What the rows of the paper are, and what they would be if two of its columns are in each other's place."""
     swapped = {"simsiam": "byol", "byol": "simsiam"}
-    told = " and ".join(
-        f"{', '.join(f'{of[ours] - of[swapped[theirs]]:+.2f}' for of in paper_columns().values())} "
-        f"({NAMES[ours]} - {NAMES[theirs]})"
-        for ours, theirs in ANCL
+    text = " and ".join(
+        f"{', '.join(f'{by_method[method] - by_method[swapped[other]]:+.2f}' for by_method in paper_columns().values())} "
+        f"({NAMES[method]} - {NAMES[other]})"
+        for method, other in ANCL
     )
     return f"""Rows "paper" are differences in its Table H.1: 1000 epochs instead of our 100, rates and a probe of its
 own, no intervals. What longer training leaves of a difference was not measured here. If its SimSiam and BYOL columns
-are exchanged, as they look beside solo-learn's, linear and CIFAR-10 linear would be {told}."""
+are exchanged, as they look beside solo-learn's, linear and CIFAR-10 linear would be {text}."""
 
 
 def crossed_in_the_paper() -> str:
-    of = paper_columns()["crossed"]
-    apart = of["supcon"] - of["simclr"]
-    return f"""The paper's App. H finds "a decline or slight increase" on CIFAR ({apart:+.2f} in its table). Of encoders
+    by_method = paper_columns()["crossed"]
+    difference = by_method["supcon"] - by_method["simclr"]
+    return f"""The paper's App. H finds "a decline or slight increase" on CIFAR ({difference:+.2f} in its table). Of encoders
 of ImageNet-100 it says the contrary: labels help every method in transfer (Table 5) and few-shot learning (Table 6),
 Pets, Omniglot and GTSRB among them; those are of 224 px, ours of 32."""
 
 
-def second_simsiam(known: Evidence) -> list[str]:
+def simsiam_of_sweep(evidence: Evidence) -> list[str]:
     """Where alpha 1 is another SimSiam than the main table's: SupSiam against that one, at equal settings."""
-    plain, ours = second(known), known.methods["supsiam"]
-    if plain is None:
+    simsiam, ours = separate_simsiam(evidence), evidence.methods["supsiam"]
+    if simsiam is None:
         return []
-    found = known.row_gaps(ours, plain)
-    linear = f"; linear {found['linear'].text()}" if "linear" in found else ""
+    gaps = evidence.row_gaps(ours, simsiam)
+    linear = f"; linear {gaps['linear'].text()}" if "linear" in gaps else ""
     return [
         f"- **{TITLES['supsiam']} - SimSiam with SupSiam's settings** (alpha 1 below, one learning rate and weight "
-        f"decay for both): {tallied({measure: one.verdict for measure, one in found.items()})} accuracies{linear}."
+        f"decay for both): {count_verdicts({measure: difference.verdict for measure, difference in gaps.items()})} accuracies{linear}."
     ]
 
 
-def pair_table(known: Evidence, pairs: Sequence[tuple[str, str]]) -> list[str]:
+def pair_table(evidence: Evidence, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """The differences themselves, for the pairs that have any; below each, what the paper's table makes of it."""
-    found = {pair: each for pair in pairs if (each := known.gaps(*pair))}
-    measures = [measure for measure in ACCURACIES if any(measure in each for each in found.values())]
+    by_pair = {pair: gaps for pair in pairs if (gaps := evidence.gaps(*pair))}
+    measures = [measure for measure in ACCURACIES if any(measure in gaps for gaps in by_pair.values())]
     if not measures:
         return []
     rows = []
-    for pair, each in found.items():
-        sure = widened(known, *pair)
-        texts = {m: f"**{one.text()}**" if m in sure else one.text() for m, one in each.items()}
+    for pair, gaps in by_pair.items():
+        bold = significant_measures(evidence, *pair)
+        texts = {m: f"**{difference.text()}**" if m in bold else difference.text() for m, difference in gaps.items()}
         rows.append([pair_title(*pair), *(texts.get(m, "-") for m in measures)])
         if all(method in SIX for method in pair):
-            apart = {m: of[pair[0]] - of[pair[1]] for m, of in paper_columns().items()}
-            rows.append(["paper", *(f"{apart[m]:+.2f}" if m in apart else "-" for m in measures)])
+            paper = {m: by_method[pair[0]] - by_method[pair[1]] for m, by_method in paper_columns().items()}
+            rows.append(["paper", *(f"{paper[m]:+.2f}" if m in paper else "-" for m in measures)])
     return [table(["difference", *(MEASURES[m][0] for m in measures)], rows)]
 
 
 # --- in short ---------------------------------------------------------------------------------------------------------
 
 
-def summary_table(known: Evidence, page: str = "") -> str:
+def summary_table(evidence: Evidence, page: str = "") -> str:
     """One row a pair; `page` is where the questions are answered at length. Bold: the whole cell stands widened."""
     rows = []
-    for question, pairs, words in ASKED:
+    for question, pairs, words in QUESTIONS:
         for number, pair in enumerate(pairs):
-            found, sure = known.gaps(*pair), widened(known, *pair)
+            gaps, bold = evidence.gaps(*pair), significant_measures(evidence, *pair)
             cells = (
-                [cell(found, sure, measures, words) for measures in KINDS.values()]
-                if found
-                else [missing(known, pair), *[""] * (len(KINDS) - 1)]
+                [cell(gaps, bold, measures, words) for measures in KINDS.values()]
+                if gaps
+                else [missing(evidence, pair), *[""] * (len(KINDS) - 1)]
             )
             rows.append([f"[{question}]({page}#{slug(question)})" if not number else "", pair_title(*pair), *cells])
     return table(["question", "difference", *KINDS], rows)
 
 
-def cell(found: Mapping[str, Gap], sure: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
+def cell(gaps: Mapping[str, Gap], bold: set[str], measures: Sequence[str], words: Mapping[str, str]) -> str:
     verdicts = {
-        measure: words.get(found[measure].verdict, found[measure].verdict) for measure in measures if measure in found
+        measure: words.get(gaps[measure].verdict, gaps[measure].verdict) for measure in measures if measure in gaps
     }
-    told = tallied(verdicts) or "not measured yet"
-    return f"**{told}**" if verdicts and set(verdicts) <= sure else told
+    text = count_verdicts(verdicts) or "not measured yet"
+    return f"**{text}**" if verdicts and set(verdicts) <= bold else text
 
 
-def summary_lines(known: Evidence, page: str = "") -> list[str]:
+def summary_lines(evidence: Evidence, page: str = "") -> list[str]:
     """The other questions, a line each."""
-    found = best_alphas(known)
-    inside = tallied({one.measure: one.inside for one in found})
-    sure = sum(one.inside == "yes" and one.strict.verdict == "helps" for one in found)
+    bests = best_alphas(evidence)
+    inside = count_verdicts({best.measure: best.inside for best in bests})
+    strict_count = sum(best.inside == "yes" and best.strict.verdict == "helps" for best in bests)
     collapse: dict[tuple[str, str], list[str]] = {}
-    for one in collapse_cells(known):
-        collapse.setdefault((one.decay, one.verdict), []).append(one.what)
-    told = {
-        ALPHA_QUESTION: f"{inside} accuracies (yes: {sure} where all {len(found)} are allowed for)"
+    for best in collapse_cells(evidence):
+        collapse.setdefault((best.decay, best.verdict), []).append(best.setup)
+    answers = {
+        ALPHA_QUESTION: f"{inside} accuracies (yes: {strict_count} where all {len(bests)} are allowed for)"
         if inside
         else "not measured yet",
-        VARIANCE_QUESTION: variance_summary(known) or "not measured yet",
+        VARIANCE_QUESTION: variance_summary(evidence) or "not measured yet",
         COLLAPSE_QUESTION: "; ".join(
             f"with weight decay {decay} {', '.join(what)}: {verdict}" for (decay, verdict), what in collapse.items()
         ),
     }
-    return [f"- [{question}]({page}#{slug(question)}) {answer}." for question, answer in told.items()]
+    return [f"- [{question}]({page}#{slug(question)}) {answer}." for question, answer in answers.items()]
 
 
-def certainty(known: Evidence) -> str:
+def certainty(evidence: Evidence) -> str:
     """What the verdicts rest on: how many differences, how many of them on borrowed spreads, and whose."""
-    found = differences(known)
-    if not found:
+    gaps = differences(evidence)
+    if not gaps:
         return "No two methods can be compared yet."
-    sure = sum(len(widened(known, *pair)) for pair in PAIRS)
-    given = sum(one.excludes_zero for one in found)
+    bold_count = sum(len(significant_measures(evidence, *pair)) for pair in PAIRS)
+    clear_count = sum(difference.excludes_zero for difference in gaps)
     return (
-        f"Of {len(found)} differences {given} have a 95% interval that leaves 0 out; {sure} still do where each "
-        f"interval is widened to allow for all {len(found)} (Bonferroni): these are bold. "
-        f"{sum(one.borrowed for one in found)} have one seed on a side and borrow the spread of "
-        f"{lender_names(known.lenders)}."
+        f"Of {len(gaps)} differences {clear_count} have a 95% interval that leaves 0 out; {bold_count} still do where each "
+        f"interval is widened to allow for all {len(gaps)} (Bonferroni): these are bold. "
+        f"{sum(difference.borrowed for difference in gaps)} have one seed on a side and borrow the spread of "
+        f"{lender_names(evidence.lender_rows)}."
     )
 
 
@@ -312,8 +312,8 @@ def lender_names(rows: Sequence[Row]) -> str:
         return "nobody yet"
     freedom = sum(len(row.results) - 1 for row in rows)
     *others, last = (row.name for row in rows)
-    named = f"{', '.join(others)} and {last}" if others else last
-    return f"{named} ({freedom} degrees of freedom)"
+    names = f"{', '.join(others)} and {last}" if others else last
+    return f"{names} ({freedom} degrees of freedom)"
 
 
 def slug(title: str) -> str:
@@ -325,26 +325,26 @@ def slug(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def short_text(known: Evidence) -> str:
+def readme_block(evidence: Evidence) -> str:
     """Methods that are not measured are left out here; RESULTS.md says what is missing."""
-    there = {method: row for method, row in known.methods.items() if row.results}
-    if not there:
+    measured = {method: row for method, row in evidence.methods.items() if row.results}
+    if not measured:
         return "Nothing is measured yet.\n"
     rows = [
-        [TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in SHOWN)]
-        for method, row in there.items()
+        [TITLES[method], str(len(row.results)), *(mean_text(row.values(measure), 1) for measure in README_MEASURES)]
+        for method, row in measured.items()
     ]
-    columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in SHOWN)]
-    lines = "\n".join(summary_lines(known, PAGE))
+    columns = ["pretraining", "seeds", *(MEASURES[measure][0] for measure in README_MEASURES)]
+    lines = "\n".join(summary_lines(evidence, PAGE))
     return f"""{table(columns, rows)}
 How many accuracies of a kind say what:
 
-{summary_table(known, PAGE)}
+{summary_table(evidence, PAGE)}
 {lines}
 
-{certainty(known)}
+{certainty(evidence)}
 """
 
 
-def put_short(document: Path, known: Evidence) -> None:
-    put_between(document, "results", short_text(known))
+def update_readme(document: Path, evidence: Evidence) -> None:
+    put_between(document, "results", readme_block(evidence))

@@ -66,26 +66,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="python -m experiments.evidence.remote", description=(__doc__ or "").partition("\n")[0]
     )
-    made.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
-    made.add_argument("--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/")
-    made.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
-    made.add_argument(
+    arguments.add_argument("folders", nargs="*", type=Path, help="files that were sent: data sets, unpack.py, kernels")
+    arguments.add_argument(
+        "--work", type=Path, default=ROOT / "runs" / "remote", help="gets data/, runs/, results/, logs/"
+    )
+    arguments.add_argument("--start", type=int, default=0, metavar="N", help="drivers side by side, if none is running")
+    arguments.add_argument(
         "--memory",
         type=Path,
         default=Path("/dev/shm"),
         help="folder in memory for run folders, if it has room: a ResNet-50 writes a checkpoint of 300 MB a second",
     )
-    made.add_argument("--plan", default="imagenet")
-    made.add_argument("--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers")
-    made.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
-    made.add_argument("--commit", default="", help="of the code")
-    made.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
-    made.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
-    made.add_argument("--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine")
-    return made
+    arguments.add_argument("--plan", default="imagenet")
+    arguments.add_argument(
+        "--until", type=float, default=1500.0, metavar="SECONDS", help="--until-seconds of the drivers"
+    )
+    arguments.add_argument("--only", action="append", default=[], help="as of python -m experiments.evidence run")
+    arguments.add_argument("--commit", default="", help="of the code")
+    arguments.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="or until every driver has ended")
+    arguments.add_argument("--collect", type=Path, metavar="DIR", help="gets results.tar.gz and logs.tar.gz")
+    arguments.add_argument(
+        "--kernels", action="store_true", help="collect the compiler's kernels too, for the next machine"
+    )
+    return arguments
 
 
 class Remote:

@@ -79,11 +79,11 @@ TITLES = NAMES | {
 
 def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
     """By name, in the order of the names; results of another plan are refused, a rehearsal's above all."""
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            found[str(content["name"])] = content
+            results[str(content["name"])] = content
         except (ValueError, KeyError, TypeError):
             raise BadInput(f"{path}: not the result of a run; remove it, and the run is made again") from None
         if plan is not None and content["plan"] != plan.name:
@@ -93,7 +93,7 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
             raise BadInput(
                 f"{path} was made with other settings than the plan has now; remove it, and the run is made again"
             )
-    return found
+    return results
 
 
 def write_result(folder: Path, result: Result) -> None:
@@ -120,8 +120,8 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
     if not all(name in results for name in names):
         return None
     scores = [results[name]["values"].get(CHOSEN_BY) for name in names]
-    known = [number for number, score in enumerate(scores) if score is not None]
-    return max(known, key=lambda number: (scores[number], -number)) if known else None
+    measured = [number for number, score in enumerate(scores) if score is not None]
+    return max(measured, key=lambda number: (scores[number], -number)) if measured else None
 
 
 def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:
@@ -142,23 +142,23 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
         for number, (lr, _) in enumerate(grid)
         if lr == stated
     }
-    known = {number: score for number, score in scores.items() if score is not None}
-    if not known:
+    measured = {number: score for number, score in scores.items() if score is not None}
+    if not measured:
         return None
-    return {"optimizer.weight_decay": grid[max(known, key=lambda number: (known[number], -number))][1]}
+    return {"optimizer.weight_decay": grid[max(measured, key=lambda number: (measured[number], -number))][1]}
 
 
 def default_lines(plan: Plan, results: Results) -> list[str]:
     """One line a method: the fields, as recipes/cifar.py should have them."""
     lines = []
     for method in plan.pilots:
-        found = default_of(plan, results, method)
-        told = (
+        fields = default_of(plan, results, method)
+        text = (
             "its pilots are not all known"
-            if found is None
-            else ", ".join(f"{key} = {value:g}" for key, value in found.items())
+            if fields is None
+            else ", ".join(f"{key} = {value:g}" for key, value in fields.items())
         )
-        lines.append(f"{plan.family}.{method}: {told}")
+        lines.append(f"{plan.family}.{method}: {text}")
     return [*lines, f"source of each: {SOURCE!r}"]
 
 
@@ -169,10 +169,10 @@ def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
     """None while the pilots it follows are not known."""
     if step.needs is not None:
         return f"{step.stage} {step.method}"
-    chosen = None if step.follows is None else choose(plan, results, step.follows)
-    if step.follows is not None and chosen is None:
+    setting = None if step.follows is None else choose(plan, results, step.follows)
+    if step.follows is not None and setting is None:
         return None
-    settings = tuple(settings_of(step, plan, chosen).items())
+    settings = tuple(settings_of(step, plan, setting).items())
     return _identity(plan.family, plan.suffix, step.method, step.epochs, settings)
 
 
@@ -184,38 +184,38 @@ def _identity(family: str, suffix: str, method: str, epochs: int, settings: tupl
 
 def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
     """Its own result, or that of a run which differs in its name alone; not one that pilots of now would not give."""
-    own, wanted = results.get(step.name), identity_of(step, plan, results)
-    if own is not None and (wanted is None or step.stage == "pilot" or own["identity"] == wanted):
-        return own
-    return next((result for result in alike(step, plan, results) if result["seed"] == step.seed), None)
+    result, expected = results.get(step.name), identity_of(step, plan, results)
+    if result is not None and (expected is None or step.stage == "pilot" or result["identity"] == expected):
+        return result
+    return next((other for other in same_run_results(step, plan, results) if other["seed"] == step.seed), None)
 
 
-def alike(step: Step, plan: Plan, results: Results) -> list[Result]:
+def same_run_results(step: Step, plan: Plan, results: Results) -> list[Result]:
     """The results of this run with any seed, by seed; pilots are like nothing else."""
-    wanted = None if step.stage == "pilot" else identity_of(step, plan, results)
-    found = [
+    expected = None if step.stage == "pilot" else identity_of(step, plan, results)
+    matches = [
         result
         for result in results.values()
-        if wanted is not None and result["identity"] == wanted and result["stage"] != "pilot"
+        if expected is not None and result["identity"] == expected and result["stage"] != "pilot"
     ]
-    by_seed = {int(result["seed"]): result for result in reversed(found)}  # the same run twice is no further seed
+    by_seed = {int(result["seed"]): result for result in reversed(matches)}  # the same run twice is no further seed
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:
     """Steps without a result, in the plan's order; of two that are the same run, the first."""
-    found: list[Step] = []
-    taken: set[tuple[str, int]] = set()
+    steps: list[Step] = []
+    planned: set[tuple[str, int]] = set()
     for step in plan.steps:
         if result_of(step, plan, results) is not None:
             continue
-        one = identity_of(step, plan, results)
-        if one is not None and step.stage != "pilot":
-            if (one, step.seed) in taken:
+        run_identity = identity_of(step, plan, results)
+        if run_identity is not None and step.stage != "pilot":
+            if (run_identity, step.seed) in planned:
                 continue
-            taken.add((one, step.seed))
-        found.append(step)
-    return found
+            planned.add((run_identity, step.seed))
+        steps.append(step)
+    return steps
 
 
 # --- how long a run will take -----------------------------------------------------------------------------------------
@@ -242,26 +242,26 @@ def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -
     corrected by the slowest run of any pace, beside what was guessed for that one. A single run corrects it downwards
     only: if it was alone for most of its time, it says nothing of two side by side.
     """
-    share = SHARERS if shared else 1
+    sharers = SHARERS if shared else 1
     measured = [
         (pace_of(result["method"], result["settings"]), float(result["images_per_second"]))
         for result in results.values()
         if result["images_per_second"] and result["shared"] == shared and result["stage"] != "detect"
     ]
-    mine = [speed for one, speed in measured if one == pace]
-    ratios = [speed * share / guesses.of(one) for one, speed in measured]
+    same_pace = [speed for other_pace, speed in measured if other_pace == pace]
+    ratios = [speed * sharers / guesses.of(other_pace) for other_pace, speed in measured]
     scale = min(ratios) if shared and len(ratios) > 1 else min([1.0, *ratios])
-    guess = guesses.of(pace) / share * scale
-    return min([*mine, guess] if shared else mine or [guess])
+    guess = guesses.of(pace) / sharers * scale
+    return min([*same_pace, guess] if shared else same_pace or [guess])
 
 
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
     """A guess, or the longest that a run with as many evaluations took."""
     tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
-    alike_ones = (
+    similar_runs = (
         float(result["judge_seconds"]) for result in results.values() if len(result.get("commands", ())) == 1 + tasks
     )  # one that is trained and not judged has none
-    return max([plan.speeds.task_seconds * tasks, *alike_ones])
+    return max([plan.speeds.task_seconds * tasks, *similar_runs])
 
 
 # --- differences with their intervals ---------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class Row(NamedTuple):
         return sum(result["status"] == "collapsed" for result in self.results)
 
     @property
-    def lacking(self) -> str:
+    def missing_reason(self) -> str:
         """Why there are no numbers: no run was made, or it ended without them."""
         return "" if self.results else "failed" if self.failed else "missing"
 
@@ -375,9 +375,9 @@ class Evidence:
     def row(self, title: str, name: str) -> Row:
         """The run of that name with every seed there is."""
         step = self.plan.step(name)
-        found = [] if step is None else alike(step, self.plan, self.results)
-        kept = [one for one in found if one["status"] != "failed"]
-        return Row(title, kept, len(found) - len(kept))
+        results = [] if step is None else same_run_results(step, self.plan, self.results)
+        finished = [result for result in results if result["status"] != "failed"]
+        return Row(title, finished, len(results) - len(finished))
 
     @cached_property
     def methods(self) -> dict[str, Row]:
@@ -395,28 +395,28 @@ class Evidence:
         return {key: self.row(name, cell_name(*key, harsh=harsh)) for key, name in CELLS.items()}
 
     @cached_property
-    def lenders(self) -> list[Row]:
+    def lender_rows(self) -> list[Row]:
         """The methods and alphas that have several seeds and so tell how far seeds lie apart; one in both, once."""
         rows: dict[str, Row] = {}
-        named = {f"alpha {alpha:g}": row for alpha, row in self.alphas.items()}
-        for name, row in {**{row.name: row for row in self.methods.values()}, **named}.items():
+        alpha_rows = {f"alpha {alpha:g}": row for alpha, row in self.alphas.items()}
+        for name, row in {**{row.name: row for row in self.methods.values()}, **alpha_rows}.items():
             if len(row.results) > 1 and not row.collapsed:
                 rows.setdefault(row.results[0]["identity"], row._replace(name=name))
         return list(rows.values())
 
     def seed_spread(self, measure: str) -> Pooled | None:
         """How far seeds lie apart, over every method and alpha that has several."""
-        return pooled(row.values(measure) for row in self.lenders)
+        return pooled(row.values(measure) for row in self.lender_rows)
 
     def row_gaps(
         self, ours: Row, theirs: Row, measures: Sequence[str] = ACCURACIES, picked_of: int = 1
     ) -> dict[str, Gap]:
         """ours - theirs, for every measure that both have; `picked_of`: see `gap`."""
-        found = {
+        gaps = {
             measure: gap(ours.values(measure), theirs.values(measure), self.seed_spread(measure), picked_of)
             for measure in measures
         }
-        return {measure: one for measure, one in found.items() if one is not None}
+        return {measure: difference for measure, difference in gaps.items() if difference is not None}
 
     def gaps(self, ours: str, theirs: str, picked_of: int = 1) -> dict[str, Gap]:
         """The same of two methods, in the accuracies."""

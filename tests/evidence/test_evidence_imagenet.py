@@ -100,9 +100,9 @@ def test_commands_make_the_recipes_that_are_meant(plan) -> None:
 
 
 def test_pilots_try_the_recipes_rate_first_and_nothing_else_differs() -> None:
-    first, second = (built(PLAN.step(f"pilot-supsiam-{number}")) for number in range(2))
+    first, separate_simsiam = (built(PLAN.step(f"pilot-supsiam-{number}")) for number in range(2))
     assert first.optimizer == recipe("imagenet100.supsiam-256").optimizer
-    assert second == replace(first, optimizer=replace(first.optimizer, lr=0.1))
+    assert separate_simsiam == replace(first, optimizer=replace(first.optimizer, lr=0.1))
 
 
 def test_the_sgd_probe_is_asked_once_a_method_and_a_classifier_has_no_projector() -> None:

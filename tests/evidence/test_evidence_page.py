@@ -10,19 +10,19 @@ from scipy import stats
 from experiments.evidence import page, results
 from experiments.evidence.__main__ import ROOT, main
 from experiments.evidence.claims import (
-    best_alpha,
+    best_alpha_lines,
     best_alphas,
     collapse_lines,
+    describe_verdicts,
     differences,
     pair_lines,
-    summed_up,
+    significant_measures,
     variance_lines,
     variance_summary,
-    widened,
 )
-from experiments.evidence.figures import draw, drawn_names
+from experiments.evidence.figures import draw, figure_names
 from experiments.evidence.imagenet_page import imagenet_part
-from experiments.evidence.page import put_short, short_text, slug, write_page
+from experiments.evidence.page import readme_block, slug, update_readme, write_page
 from experiments.evidence.plans import cifar_plan
 from experiments.evidence.results import (
     ACCURACIES,
@@ -66,17 +66,17 @@ LEVELS = {
 def test_results_md_is_what_the_files_give() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
     page = write_page(
-        Evidence(PLAN, results), drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps")
+        Evidence(PLAN, results), figure_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps")
     )
     page += imagenet_part(ROOT / "experiments" / "results" / "imagenet")
     assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == page, "write it anew: make results"
     (shown,) = re.findall(r"<!-- results -->\n(.*?)<!-- end results -->", (ROOT / "README.md").read_text(), re.S)
-    assert shown == short_text(Evidence(PLAN, results)), "write it anew: make results"
+    assert shown == readme_block(Evidence(PLAN, results)), "write it anew: make results"
 
 
 def test_every_figure_that_it_shows_is_there() -> None:
     results = read_results(ROOT / "experiments" / "results", PLAN)
-    for name in drawn_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps"):
+    for name in figure_names(Evidence(PLAN, results), ROOT / "experiments" / "results" / "maps"):
         assert (ROOT / "docs" / "figures" / name).stat().st_size > 5_000
 
 
@@ -129,12 +129,12 @@ def test_the_words_follow_the_numbers() -> None:
     )
     assert line == "- **SupSiam (alpha 0.5) - SimSiam**: in-domain: helps; few-shot: helps."
     assert "in-domain: cannot be told apart" in none
-    lines = best_alpha(Evidence(PLAN, results))
+    lines = best_alpha_lines(Evidence(PLAN, results))
     assert len(lines) == 1 + len(ACCURACIES)
     assert lines[0].startswith("- **In 8 accuracies**: yes: 8 (k-NN, linear, ")
     assert lines[2].startswith("- linear: highest mean at 0.5; 0.5 - 0 = +4.00 [")
     assert lines[2].endswith("]: yes")
-    assert best_alpha(Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0})))[2].endswith(": no")
+    assert best_alpha_lines(Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0})))[2].endswith(": no")
     told = collapse_lines(Evidence(PLAN, results))
     assert told[0] == (
         "- Weight decay 0.0001, the pool alone: did not collapse where the run with neither did, one seed each "
@@ -210,7 +210,7 @@ def test_an_example_worked_by_hand() -> None:
 
 def test_what_is_missing_of_a_sweep_or_a_cell_is_said() -> None:
     results = {name: one for name, one in whole(LEVELS).items() if not name.startswith("alpha-0.2-")}
-    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha(Evidence(PLAN, results))[1:])
+    assert all(line.endswith(": yes (alpha 0.2 missing)") for line in best_alpha_lines(Evidence(PLAN, results))[1:])
     results["collapse-ema-0"] = {**results["collapse-ema-0"], "status": "collapsed", "values": {}}  # stopped by the run
     assert collapse_lines(Evidence(PLAN, results))[1] == (
         "- Weight decay 0.0001, EMA alone: collapsed as the run with neither did, one seed each (k-NN - against 0.90 "
@@ -314,8 +314,11 @@ def test_a_result_that_the_plan_would_make_otherwise_does_not_count(tmp_path: Pa
 
 def test_measures_that_disagree_are_named() -> None:
     found = {"knn": Gap(1, 0.5, 1.5), "linear": Gap(-1, -1.5, -0.5)}
-    assert summed_up(found, ("knn", "linear"), {"helps": "ahead", "hurts": "behind"}) == "ahead (k-NN), behind (linear)"
-    assert summed_up({}, ("knn",), {}) == "not measured yet"
+    assert (
+        describe_verdicts(found, ("knn", "linear"), {"helps": "ahead", "hurts": "behind"})
+        == "ahead (k-NN), behind (linear)"
+    )
+    assert describe_verdicts({}, ("knn",), {}) == "not measured yet"
 
 
 def test_seeds_of_a_method_are_one_row_and_a_run_in_two_tables_counts_once_in_the_spread() -> None:
@@ -347,8 +350,8 @@ def test_a_verdict_is_bold_where_it_stands_with_an_interval_for_all_differences_
         "+5.00 [+0.03, +9.97]*",
     }  # 4.303 * sqrt(1 + 1/3) = 4.97; widened 20.6
     assert stats.t.ppf(1 - 0.025 / 16, 2) * (4 / 3) ** 0.5 == pytest.approx(20.6, abs=0.1)
-    assert widened(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
-    assert widened(Evidence(PLAN, results), "supsiam", "supcon") == set()
+    assert significant_measures(Evidence(PLAN, results), "supsiam", "simsiam") == set(ACCURACIES)
+    assert significant_measures(Evidence(PLAN, results), "supsiam", "supcon") == set()
     page = write_page(Evidence(PLAN, results), [])
     assert "| SupSiam (alpha 0.5) - SimSiam | **+21.00 [+16.03, +25.97]*** |" in page
     assert "| SupSiam (alpha 0.5) - SupCon | +5.00 [+0.03, +9.97]* |" in page
@@ -382,7 +385,7 @@ def test_a_whole_plan_leaves_nothing_open(tmp_path: Path) -> None:
     results = whole(LEVELS)
     figures = draw(Evidence(PLAN, results), tmp_path / "none", tmp_path / "figures")
     assert figures == ["cifar100-alpha.png", "cifar100-differences.png"]
-    assert drawn_names(Evidence(PLAN, results), tmp_path / "none") == figures
+    assert figure_names(Evidence(PLAN, results), tmp_path / "none") == figures
     assert all((tmp_path / "figures" / name).stat().st_size > 5_000 for name in figures)
     page = write_page(Evidence(PLAN, results), figures)
     assert "not measured yet" not in page
@@ -448,9 +451,9 @@ def test_the_command_writes_page_and_figures(tmp_path: Path, capsys) -> None:
 
 
 def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
-    assert short_text(Evidence(PLAN, {})) == "Nothing is measured yet.\n"
+    assert readme_block(Evidence(PLAN, {})) == "Nothing is measured yet.\n"
     results = {name: one for name, one in whole(LEVELS).items() if "moco" not in name and "byol" not in name}
-    told = short_text(Evidence(PLAN, results))
+    told = readme_block(Evidence(PLAN, results))
     assert "| SupSiam (alpha 0.5) | 3 | 74.0 ± 0.2 |" in told
     assert "| SupBYOL (alpha 0.8) |" not in told
     assert "|  | SupBYOL (alpha 0.8) - BYOL | not measured yet (SupBYOL and BYOL missing) |  |  |" in told
@@ -467,18 +470,18 @@ def test_the_short_table_has_what_is_known_and_nothing_else(tmp_path: Path) -> N
         "the pool alone, "
     ) in told
     few = {name: one for name, one in results.items() if name.startswith(("pilot-", "final-sup"))}
-    assert "inside-0-1) not measured yet.\n" in short_text(Evidence(PLAN, few))
-    assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in short_text(
+    assert "inside-0-1) not measured yet.\n" in readme_block(Evidence(PLAN, few))
+    assert "inside-0-1) no: 8 of 8 accuracies (yes: 0 where" in readme_block(
         Evidence(PLAN, whole({**LEVELS, "alpha-0": 80.0}))
     )
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- results -->\nold\n<!-- end results -->\nafter\n")
     for _ in range(2):
-        put_short(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results))
         assert page.read_text() == f"before\n<!-- results -->\n{told}<!-- end results -->\nafter\n"
     page.write_text("nothing")
     with pytest.raises(BadInput, match="has no marks <!-- results -->"):
-        put_short(page, Evidence(PLAN, results))
+        update_readme(page, Evidence(PLAN, results))
 
 
 # --- defaults ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from experiments.evidence.sensitivity import (
     by_lender,
     by_methods_alone,
     by_welch,
-    lenders_apart,
+    lender_deviation_range,
     on_the_edge,
     sensitivity_lines,
 )
@@ -73,7 +73,7 @@ def test_lenders_that_are_alphas_are_left_out_in_turn() -> None:
 def test_a_verdict_that_hangs_on_one_lender_is_named() -> None:
     results = linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 70.0), supcon=(71.0,))
     assert by_lender(Evidence(PLAN, results)) == (1, {("supsiam", "supcon"): ["linear"]})  # 3 points, of .1 and of 7
-    assert lenders_apart(Evidence(PLAN, results)) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
+    assert lender_deviation_range(Evidence(PLAN, results)) == pytest.approx((50**0.5 / 0.1, 50**0.5 / 0.1))
     assert by_lender(Evidence(PLAN, linear(supsiam=(74.0, 74.1, 74.2), simsiam=(60.0, 60.1), supcon=(71.0,))))[1] == {}
 
 

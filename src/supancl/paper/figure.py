@@ -71,7 +71,7 @@ class FigureRequest(NamedTuple):
 
 
 class FigureClasses(NamedTuple):
-    """The classes of a figure in order, and the positions of each group's classes; without groups: one group, no name."""
+    """The classes of a figure in order, and each group's positions; without groups: one nameless group."""
 
     classes: list[str]
     groups: dict[str, list[int]]
