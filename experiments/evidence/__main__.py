@@ -92,7 +92,7 @@ def judge_one(plan: Plan, args: argparse.Namespace) -> None:
 
 def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.evidence.figures import draw
-    from experiments.evidence.imagenet_page import imagenet_part
+    from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
     from experiments.evidence.page import update_readme, write_page
 
     if plan.family == "imagenet100":  # its part alone, to look at: RESULTS.md has all of them
@@ -100,7 +100,9 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
         return
     evidence = Evidence(plan, read_results(args.results, plan))
     figure_names = draw(evidence, args.results / "maps", args.figures)
-    args.out.write_text(write_page(evidence, figure_names) + imagenet_part(args.results / "imagenet"), encoding="utf-8")
+    second = args.results / "imagenet"
+    text = write_page(evidence, figure_names, imagenet_line(second)) + imagenet_part(second)
+    args.out.write_text(text, encoding="utf-8")
     if args.readme:
         update_readme(args.readme, evidence)
     print(f"{args.out}: {len(evidence.results)} runs; figures: {', '.join(figure_names) or 'none yet'}")

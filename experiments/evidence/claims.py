@@ -1,4 +1,4 @@
-"""The paper's claims, answered from the numbers by rule: no word here is chosen after seeing them."""
+"""The paper's claims, answered from the numbers by rule; no verdict is typed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from experiments.evidence.results import (
 from supancl.stats import Pooled
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
-CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"
+CONTRASTIVE_QUESTION = "Does supervision help contrastive methods in transfer? (The paper: not on CIFAR.)"
 ALPHA_QUESTION = "Is the best alpha inside (0, 1)?"
 VARIANCE_QUESTION = "Does S_W/S_T fall with the supervised term? (The paper's theorems: S_W does, at a fixed S_T.)"
 COLLAPSE_QUESTION = "Does the pool or EMA prevent collapse?"
-STANDING_QUESTION = "How do SupSiam and SupBYOL stand against SupCon and cross-entropy?"
+STANDING_QUESTION = "How do SupSiam and SupBYOL compare with SupCon and cross-entropy?"
 
 ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
@@ -116,7 +116,7 @@ def missing(evidence: Evidence, methods: Sequence[str]) -> str:
                 row.name
             )
     reasons = "; ".join(f"{' and '.join(names)} {why}" for why, names in without.items())
-    answer = "cannot be told" if without and "missing" not in without else "not measured yet"
+    answer = "no answer" if without and "missing" not in without else "not measured yet"
     return f"{answer} ({reasons})" if reasons else answer
 
 
@@ -223,7 +223,7 @@ def variance_cause(evidence: Evidence) -> list[str]:
             if falls and grows
             else "S_W falls"
             if falls
-            else ("S_T grows; that S_W falls cannot be told")
+            else ("S_T grows; whether S_W falls is not clear")
         )
         lines.append(f"- **On {images} images S_W/S_T falls because {cause}.**")
     return lines
@@ -302,9 +302,9 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     """Verdict and numbers. One seed a cell: the interval borrows the spread of the longer runs' seeds."""
     missing_reasons = {cell.missing_reason for cell in (without, row)} - {""}
     if missing_reasons:
-        return "not measured yet" if "missing" in missing_reasons else "cannot be told, a run failed", ""
+        return "not measured yet" if "missing" in missing_reasons else "no answer, a run failed", ""
     if None in (has_collapsed(without), has_collapsed(row)):
-        return "cannot be told, k-NN was not measured", ""
+        return "no answer, k-NN was not measured", ""
     ours, theirs = row.values("knn"), without.values("knn")
     numbers = f"k-NN {mean_text(ours)} against {mean_text(theirs)} with neither"
     if (
@@ -318,10 +318,10 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     ranks = [mean_text(cell.last("target_effective_rank"), 1) for cell in (row, without)]
     numbers += f"; effective rank of the targets {ranks[0]} against {ranks[1]}"
     if not has_collapsed(without):
-        return "cannot be told: with neither nothing collapsed here, while in the paper it did", f" ({numbers})"
+        return "no answer, because the run with neither did not collapse here, unlike in the paper", f" ({numbers})"
     seeds = min(len(row.results), len(without.results))
     return (
-        f"{'collapsed as' if has_collapsed(row) else 'did not collapse where'} the run with neither did, "
+        f"{'collapsed, as did' if has_collapsed(row) else 'did not collapse, unlike'} the run with neither; "
         f"{'one seed' if seeds == 1 else f'{seeds} seeds'} each",
         f" ({numbers})",
     )

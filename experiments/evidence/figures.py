@@ -1,4 +1,4 @@
-"""The figures of the page: what alpha does, and the maps of related classes."""
+"""The figures of the page: what labels add, the effect of alpha, all differences, and maps of related classes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.evidence.claims import PAIRS, QUESTIONS, pair_title, significant_measures
-from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Row
+from experiments.evidence.findings import LABELLED, SMALL_TABLE
+from experiments.evidence.results import ACCURACIES, MEASURES, NAMES, Evidence, Row
 from supancl.reports.pictures import COLOURS, MARKERS, Panel, Sheet, draw_panels
 from supancl.stats import seed_stats, t_half_width
 
-# a measure has its own scale, or a course of one point beside one of thirty could not be seen
+# one scale per panel, so that small changes stay visible
 LOSSES = {"ssl": "l_ssl", "sup": "l_sup"}
 PANELS = (
     ("loss of the last epoch", tuple(LOSSES)),
     ("S_W/S_T", ("ratio", "train_ratio")),
     ("in-domain accuracy (%)", ("knn", "linear")),
-    ("crossed accuracy (%)", ("crossed",)),
-    ("crossed accuracy (%)", ("pets",)),
+    ("transfer accuracy (%)", ("crossed",)),
+    ("transfer accuracy (%)", ("pets",)),
     ("5-way accuracy (%)", ("omniglot_1",)),
     ("5-way accuracy (%)", ("omniglot_5",)),
     ("5-way accuracy (%)", ("traffic-signs_1",)),
@@ -33,7 +34,7 @@ PANELS = (
 
 
 def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
-    """The names of the figures that could be drawn; what there is no number for is left out."""
+    """Draw the figures that there are numbers for; returns their names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = figure_names(evidence, maps)
     rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
@@ -42,21 +43,29 @@ def draw(evidence: Evidence, maps: Path, folder: Path) -> list[str]:
             curves(rows, folder / name)
         elif name.endswith("-differences.png"):
             forest(evidence, folder / name)
+        elif name.endswith("-labels.png"):
+            with_and_without_labels(evidence, folder / name)
         else:
             panels(map_files(rows, maps), folder / name)
     return names
 
 
 def figure_names(evidence: Evidence, maps: Path) -> list[str]:
-    """What `draw` would draw."""
+    """The names of the figures that `draw` can draw."""
     rows = {alpha: row for alpha, row in evidence.alphas.items() if row.results}
     has_differences = any(evidence.gaps(*pair) for pair in PAIRS)
-    available = {"alpha": len(rows) > 1, "differences": has_differences, "maps": map_files(rows, maps)}
+    has_pairs = any(evidence.gaps(*pair) for pair in LABELLED.items())
+    available = {
+        "alpha": len(rows) > 1,
+        "differences": has_differences,
+        "labels": has_pairs,
+        "maps": map_files(rows, maps),
+    }
     return [f"{evidence.plan.name}-{name}.png" for name, is_available in available.items() if is_available]
 
 
 def map_files(rows: dict[float, Row], maps: Path) -> dict[str, dict[str, Any]]:
-    """By title; of the run with seed 0."""
+    """Title -> map of the run with seed 0."""
     maps_by_title = {}
     for alpha, row in rows.items():
         path = maps / f"{row.results[0]['name']}.json"
@@ -101,15 +110,44 @@ def curve(axis: Axes, values_by_alpha: Mapping[float, Sequence[float]], style: M
         if len(values) > 1:
             half = t_half_width(seed_stats(values).sd, len(values))
             axis.errorbar([alpha], [means[alpha]], yerr=[half], capsize=3, color=style["color"])
-            positions = [alpha + 0.025] * len(values)  # on the bar they could not be seen
+            positions = [alpha + 0.025] * len(values)  # next to the bar, to be visible
             axis.scatter(positions, values, s=12, facecolors="none", edgecolors=style["color"], linewidths=0.8)
     if ringed:
         best = max(means, key=lambda alpha: means[alpha])
         axis.plot([best], [means[best]], "o", markersize=12, fillstyle="none", color=style["color"])
 
 
+def with_and_without_labels(evidence: Evidence, path: Path) -> None:
+    """Each method without labels (hollow) and with them (filled), a panel per column of the small table."""
+    rows = evidence.methods
+    pairs = [(ours, theirs) for ours, theirs in LABELLED.items() if rows[ours].results and rows[theirs].results]
+    figure = Figure(figsize=(13, 1.2 + 0.45 * len(pairs)), layout="constrained")
+    for axis, (measure, title) in zip(
+        figure.subplots(1, len(SMALL_TABLE), sharey=True), SMALL_TABLE.items(), strict=True
+    ):
+        for height, pair in enumerate(pairs):
+            values = {method: rows[method].values(measure) for method in pair if rows[method].values(measure)}
+            means = {method: statistics.fmean(seeds) for method, seeds in values.items()}
+            axis.plot(list(means.values()), [height] * len(means), color="0.7", linewidth=2, zorder=1)
+            for method, mean in means.items():
+                seeds, colour = values[method], COLOURS[height]
+                half = t_half_width(seed_stats(seeds).sd, len(seeds)) if len(seeds) > 1 else 0.0
+                face = colour if method == pair[0] else "white"
+                axis.errorbar([mean], [height], xerr=[half], fmt="o", color=colour, markerfacecolor=face, markersize=7)
+        if "crossentropy" in rows and rows["crossentropy"].values(measure):
+            axis.axvline(
+                statistics.fmean(rows["crossentropy"].values(measure)), color="0.3", linestyle="--", linewidth=1
+            )
+        axis.set_title(title, fontsize=11)
+        axis.set_yticks(range(len(pairs)), [f"{NAMES[theirs]} / {NAMES[ours]}" for ours, theirs in pairs], fontsize=9)
+        axis.set_ylim(len(pairs) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+    figure.supxlabel("accuracy (%)", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
 def forest(evidence: Evidence, path: Path) -> None:
-    """Every difference between two methods with its interval: a panel an accuracy, a line a pair."""
+    """Every difference between two methods with its interval: a panel per accuracy, a line per pair."""
     by_pair = {pair: gaps for pair in PAIRS if (gaps := evidence.gaps(*pair))}
     bold = {pair: significant_measures(evidence, *pair) for pair in by_pair}
     colours = {pair: COLOURS[number] for number, (_, pairs, _) in enumerate(QUESTIONS) for pair in pairs}
@@ -145,7 +183,7 @@ def forest(evidence: Evidence, path: Path) -> None:
 
 
 def panels(contents: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw one map an alpha, a class with the same colour and marker in all of them."""
+    """Draw one map per alpha; a class has the same colour and marker in all of them."""
     maps = [
         Panel(title, np.array(content["points"]), np.array(content["labels"])) for title, content in contents.items()
     ]

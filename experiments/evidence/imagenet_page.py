@@ -31,6 +31,7 @@ RATIOS: dict[str, str] = {
     "projector_ratio": "S_W/S_T, projector, train",
     "effective_rank": "effective rank, test",
 }
+ANCHOR = "imagenet-photographs-resnet-50"
 PAIRS = (
     ("supsiam", "simsiam"),
     ("supbyol", "byol"),
@@ -57,19 +58,38 @@ def imagenet_part(folder: Path, plan: Plan | None = None) -> str:
     return "\n" + "\n".join(section for section in sections if section)
 
 
+def imagenet_line(folder: Path) -> str:
+    """One sentence about this study for the first page; empty while the folder holds no result."""
+    plan = imagenet_plan()
+    evidence = Evidence(plan, read_results(folder, plan))
+    if not evidence.results:
+        return ""
+    rows = [evidence.row(NAMES[method], f"final-{method}-0") for method in IMAGENET_METHODS]
+    several = [row.name for row in rows if len(row.results) > 1]
+    collapsed = [row.name for row in rows if row.collapsed]
+    done = len(plan.steps) - len(waiting(plan, evidence.results))
+    return (
+        f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
+        f"{counted(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
+        + f", and collapsed runs of {' and '.join(collapsed)}" * bool(collapsed)
+        + "."
+    )
+
+
 def head(evidence: Evidence) -> str:
     done = len(evidence.plan.steps) - len(waiting(evidence.plan, evidence.results))
     return f"""## ImageNet photographs, ResNet-50
 
-{done} of the plan's {len(evidence.plan.steps)} runs are there (`python -m experiments.evidence plan --plan imagenet`).
+{done} of the plan's {len(evidence.plan.steps)} runs are done (`python -m experiments.evidence plan --plan imagenet`).
 
 - 100 classes of ImageNet (mini-ImageNet), 300 training and 50 test images each, at 64 px. ResNet-50 with the ImageNet
   stem, batch 256, 200 epochs, bf16, the augmentations of the recipe `imagenet100.METHOD-256` with views of 64 px.
 - Every method has its recipe's learning rate (App. C; cross-entropy, which the paper does not train, the usual 0.1) and
-  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is {stated_alphas(evidence.plan)}.
-- 10% of the training images are held out of pretraining: monitor and pilots look at them, and the ridge of the linear
-  probe is chosen on them. Test images are used once, when a final run is judged.
-- CIFAR-10, CIFAR-100 and Pets: transfer as App. E has it, images brought to 64 px; Pets has a short side of 64 px.
+  weight decay 1e-4. SupSiam and SimSiam warm up for 10 epochs (the recipe: 40). Alpha is
+  {stated_alphas(evidence.plan)}.
+- 10% of the training images are held out of pretraining, for the monitor, the pilots and the ridge of the linear probe.
+  Test images are used once, when a final run is evaluated.
+- CIFAR-10, CIFAR-100 and Pets: transfer as in App. E, images resized to 64 px; Pets has a short side of 64 px.
   Omniglot and GTSRB: 5-way, 2000 episodes, the same for all.
 - "±" is half a 95% t-interval over seeds; a number without it is one seed.
 - Hardware: {unique(evidence, "hardware")}. Commits: {unique(evidence, "commit")}.
@@ -85,7 +105,8 @@ def main_table(rows: Mapping[str, Row]) -> str:
     columns = ["method", "seeds", *ACCURACIES.values(), "linear, SGD probe", "average rank"]
     return f"""### Methods
 
-Average rank over the accuracies that every method here has, without the SGD probe; 1 is the best. It has no interval.
+The average rank is over the accuracies that every method here has, without the SGD probe; 1 is best. It has no
+interval.
 {describe_collapse(rows)}
 {table(columns, lines)}"""
 
@@ -99,9 +120,9 @@ def describe_collapse(rows: Mapping[str, Row]) -> str:
     names = [row.name for row in rows.values() if row.collapsed]
     return (
         f"""
-† {" and ".join(names)}: the monitor called it collapsed while it trained (a batch's targets use fewer than 10
-directions). It was trained to its end and judged all the same. Differences from it say that labels kept a network from
-collapsing at this learning rate, not how far labels help one that trains well at its best rate.
+† {" and ".join(names)}: the monitor reported collapse during training (a batch's targets use fewer than 10
+directions). Training went on to the end, and the encoder was evaluated. A difference to it shows that labels prevent
+collapse at this learning rate, not how much they help a network that trains well.
 """
         if names
         else ""
@@ -109,7 +130,7 @@ collapsing at this learning rate, not how far labels help one that trains well a
 
 
 def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
-    """How far seeds lie apart, over the methods that have several."""
+    """The deviation over seeds, pooled over the methods that have several."""
     return pooled(row.values(measure) for row in rows.values() if not row.collapsed)
 
 
@@ -124,8 +145,8 @@ def differences(rows: Mapping[str, Row]) -> str:
         lines.append([f"{mark(rows[ours])} - {mark(rows[theirs])}", *cells])
     return f"""### Differences
 
-In points, "[low, high]" a 95% interval over seeds; "*": one side has one seed, and the spread is pooled over the
-methods that have several. "(one seed)": no method has several yet. Intervals are not about other test images or
+In points; "[low, high]" is a 95% interval over seeds. "*": one side has one seed, and the deviation is pooled over the
+methods that have several. "(one seed)": too few seeds for an interval. Intervals do not cover other test images or
 settings.
 
 {table(["difference", *ACCURACIES.values()], lines)}"""
@@ -158,8 +179,8 @@ def pilot_table(evidence: Evidence) -> str:
     return (
         f"""### Pilots
 
-20 epochs, judged on held-out images. The first rate is the recipe's, at batch 128. No final run follows them: tuning
-two of nine methods would favour these two.
+20 epochs, evaluated on held-out images. The first rate is the recipe's, at batch 128. Final runs do not use them:
+tuning two of nine methods would favour these two.
 
 {table(["method", "learning rate", "linear", "k-NN"], lines)}"""
         if lines
@@ -199,7 +220,7 @@ Not run: {missing}
 
 
 def every_run(evidence: Evidence) -> str:
-    """Detectors are among the commands alone: they have no epochs and no rates of a recipe."""
+    """All runs and their commands; detectors are only among the commands, as they have no epochs and rates."""
     rows = [
         run_row(name, with_rates(evidence.plan, result))
         for name, result in evidence.results.items()
@@ -215,7 +236,7 @@ def every_run(evidence: Evidence) -> str:
 {commands}
 ```
 
-Judged with, RUN standing for the folder that `--out` names:
+Evaluated with (RUN is the folder of `--out`):
 
 ```
 {judging}
@@ -224,7 +245,7 @@ Judged with, RUN standing for the folder that `--out` names:
 
 
 def with_rates(plan: Plan, result: Result) -> Result:
-    """The result with its recipe's learning rate and weight decay among the settings, where it set no other."""
+    """The result with the recipe's learning rate and weight decay in its settings, unless it sets others."""
     optimizer = recipe(plan.recipe_name(str(result["method"]))).optimizer
     rates = {"optimizer.lr": optimizer.lr, "optimizer.weight_decay": optimizer.weight_decay}
     return {**result, "settings": {**rates, **result["settings"]}}

@@ -53,7 +53,7 @@ MEASURES: dict[str, tuple[str, int]] = {
 ACCURACIES = ("knn", "linear", "crossed", "pets", "omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5")
 KINDS = {
     "in-domain": ("knn", "linear"),
-    "crossed": ("crossed", "pets"),
+    "transfer": ("crossed", "pets"),
     "few-shot": ("omniglot_1", "omniglot_5", "traffic-signs_1", "traffic-signs_5"),
 }
 NAMES = {
@@ -72,6 +72,10 @@ TITLES = NAMES | {
     method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
     for method in ("supsiam", "supbyol")
 }
+
+
+NO_CLEAR_DIFFERENCE = "no clear difference"
+ONE_SEED = "one seed only"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -282,10 +286,10 @@ class Gap(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """helps, hurts, or what cannot be told."""
+        """helps, hurts, no clear difference, or one seed only."""
         if self.low is None or self.high is None:
-            return "cannot be told with one seed"
-        return "helps" if self.low > 0 else "hurts" if self.high < 0 else "cannot be told apart"
+            return ONE_SEED
+        return "helps" if self.low > 0 else "hurts" if self.high < 0 else NO_CLEAR_DIFFERENCE
 
     @property
     def excludes_zero(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the verdicts hang on: each assumption is dropped or changed in turn, and the words that change are named."""
+"""What the verdicts depend on: drop each assumption in turn and list the verdicts that change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
 from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
 from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
 
-NEAR_ZERO = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
+NEAR_ZERO = 0.02  # points; with two decimals such an interval seems to end at 0
 
 
 def list_pairs(changed: dict[tuple[str, str], list[str]], words: bool = True) -> str:
-    """Pair -> what of it, as a list; `words` puts the measures' titles."""
+    """Pairs with their measures as text; `words` replaces measures by their titles."""
     return "; ".join(
         f"{pair_title(*pair)}: {', '.join(MEASURES[m][0] if words else m for m in measures)}"
         for pair, measures in changed.items()
@@ -21,7 +21,7 @@ def list_pairs(changed: dict[tuple[str, str], list[str]], words: bool = True) ->
 
 
 class Difference(NamedTuple):
-    """One of the page's, with the seeds' values that it was made from."""
+    """One difference of the page, with the values of its seeds."""
 
     pair: tuple[str, str]
     measure: str
@@ -47,7 +47,7 @@ def by_pair(differences: Iterable[Difference]) -> dict[tuple[str, str], list[str
 
 
 def by_welch(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences have spreads of their own; those whose verdict is another without equal spreads."""
+    """How many differences have several seeds on both sides; those whose verdict changes with Welch's interval."""
     several_seeds = [
         difference for difference in all_differences(evidence) if min(len(difference.ours), len(difference.theirs)) > 1
     ]
@@ -61,7 +61,7 @@ def by_welch(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]
 
 
 def bold_by_welch(evidence: Evidence) -> tuple[int, int]:
-    """Of the differences with spreads of their own: how many are bold, and how many would be without equal spreads."""
+    """Of the differences with several seeds on both sides: how many are bold, and how many of these with Welch's."""
     differences = all_differences(evidence)
     several_seeds = [
         difference for difference in differences if len(set(difference.ours)) > 1 and len(set(difference.theirs)) > 1
@@ -77,7 +77,7 @@ def bold_by_welch(evidence: Evidence) -> tuple[int, int]:
 
 
 def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
-    """Where alphas lend too: how many words would be others without them, and how many differences would be bold."""
+    """If deviations are borrowed from alphas too: how many verdicts change without them, and how many are bold."""
     methods = {row.name for row in evidence.methods.values()}
     rows = evidence.lender_rows
     lent = [row for row in rows if row.name in methods]
@@ -100,7 +100,7 @@ def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
 
 
 def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
-    """How many differences borrow; those whose verdict is another where one of the lenders is left out."""
+    """How many differences borrow a deviation; those whose verdict changes if one of the lenders is left out."""
     lenders = evidence.lender_rows
 
     def others(difference: Difference) -> list[Gap]:
@@ -123,7 +123,7 @@ def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]
 
 
 def on_the_edge(evidence: Evidence) -> dict[tuple[str, str], list[str]]:
-    """Differences whose interval ends next to 0, with their word."""
+    """Differences whose interval ends next to 0, with their verdict."""
     differences: dict[tuple[str, str], list[str]] = {}
     for difference in all_differences(evidence):
         if any(end is not None and abs(end) < NEAR_ZERO for end in (difference.gap.low, difference.gap.high)):
@@ -153,42 +153,44 @@ def sensitivity_lines(evidence: Evidence) -> list[str]:
     count, changed = by_welch(evidence)
     if count:
         lines.append(
-            f"- {count} differences have several seeds on both sides; their interval takes the two to vary "
-            "alike. Without that (Welch's interval) another word would stand for "
+            f"- {count} differences have several seeds on both sides; their interval assumes that both vary "
+            "equally. Without that (Welch's interval) the verdict changes for "
             f"{sum(map(len, changed.values())) or 'none'}"
             + f": {list_pairs(changed)}" * bool(changed)
-            + "; of {} that are bold {} would be.".format(*bold_by_welch(evidence))
+            + "; of {} bold ones {} stay bold.".format(*bold_by_welch(evidence))
         )
     count, changed = by_lender(evidence)
     deviation_range = lender_deviation_range(evidence)
     if count:
         range_note = (
-            f" The lenders' own deviations differ by a factor of {deviation_range[0]:.1f} to {deviation_range[1]:.1f}, by accuracy."
+            " The deviations that are pooled for this differ by a factor of {:.1f} to {:.1f}, depending on the "
+            "accuracy.".format(*deviation_range)
             if deviation_range
             else ""
         )
         lines.append(
-            f"- {count} differences borrow their spread.{range_note} Where one lender is left out, another word would "
-            f"stand for {sum(map(len, changed.values())) or 'none'}" + f": {list_pairs(changed)}" * bool(changed) + "."
+            f"- {count} differences borrow their deviation.{range_note} If one of the pooled rows is left out, the "
+            f"verdict changes for {sum(map(len, changed.values())) or 'none'}"
+            + f": {list_pairs(changed)}" * bool(changed)
+            + "."
         )
         without_alphas = by_methods_alone(evidence)
         if without_alphas is not None:
             lines.append(
-                "- Among the lenders are SupSiam's other alphas, which are of one method and have the same "
-                f"seeds: without them another word would stand for {without_alphas[0] or 'none'}, and {without_alphas[1]} "
-                "differences would be bold."
+                "- The pooled rows include SupSiam's other alphas, which are one method with the same seeds: without "
+                f"them the verdict changes for {without_alphas[0] or 'none'}, and {without_alphas[1]} differences are "
+                "bold."
             )
     near_zero = on_the_edge(evidence)
     if near_zero:
         lines.append(
-            f"- Intervals that end within {NEAR_ZERO} points of 0, so that the word hangs on a hair: "
-            f"{list_pairs(near_zero, words=False)}."
+            f"- Close calls, whose interval ends within {NEAR_ZERO} points of 0: {list_pairs(near_zero, words=False)}."
         )
     return [*lines, bold_line(evidence), WITNESSES]
 
 
 def bold_line(evidence: Evidence) -> str:
-    """How far a widened interval reaches, by how many degrees of freedom its spread has."""
+    """How wide a widened interval is, by the degrees of freedom of its deviation."""
     freedoms, differences = set[int](), all_differences(evidence)
     for difference in differences:
         lent = (row.values(difference.measure) for row in evidence.lender_rows)
@@ -198,10 +200,10 @@ def bold_line(evidence: Evidence) -> str:
         f"{t_quantile(many, len(differences)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)
     )
     return (
-        f"- Bold hangs on degrees of freedom too (a widened interval reaches {reach}), of which a borrowed spread "
-        "may have more than an own one: what is not bold is not for that smaller or less certain."
+        f"- Bold also depends on degrees of freedom (a widened interval reaches {reach}). A borrowed deviation may "
+        "have more of them, so a difference that is not bold is not necessarily smaller or less certain."
     )
 
 
-WITNESSES = """- The accuracies of a kind are of the same encoders and partly the same images: "4 of 4" is not four
-  independent witnesses."""
+WITNESSES = """- The accuracies of a group come from the same encoders and partly the same images: "4 of 4" is not four
+  independent results."""

@@ -1,4 +1,4 @@
-"""The page's tables: methods, alphas, collapse cells, pilots and all runs, each with what is needed to read it."""
+"""The page's tables: methods, alphas, collapse cells, pilots and all runs, with their explanations."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from supancl.recipes import recipe
 from supancl.reports.tables import Table, to_markdown
 from supancl.stats import accuracy_half_width
 
-# linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, as solo-learn's own page of results has it
+# linear accuracy on CIFAR-100 after 1000 epochs, CIFAR ResNet-18, from solo-learn's page of results
 SOLO_LEARN = {"simclr": 65.78, "supcon": 70.38, "simsiam": 66.04, "byol": 70.46, "moco2": 69.89}
-HELD_OUT = 5_000  # training images that pilots are judged on
+HELD_OUT = 5_000  # training images that pilots are evaluated on
 CURVES = """
-Lines join means over seeds; where there are several, each is a small ring beside and the bar is the mean's 95%
-interval, long where there are two. A large ring marks the highest mean. Each panel has its own scale.
+Lines join means over seeds. Small rings are single seeds, the bar is the mean's 95% interval (long with two seeds), a
+large ring marks the highest mean. Each panel has its own scale.
 """
 STAGES = {"pilot": "pilots", "final": "main table", "alpha": "alpha sweep", "collapse": "collapse cells"}
 COLUMNS = ("run", "seed", "epochs", "lr", "weight decay", "train s", "images/s", "images/s, whole", "judge s", "commit")
@@ -44,7 +44,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def image_uncertainty(images: int) -> str:
-    """Points: half the 95% interval of an accuracy on so many images, where it is widest."""
+    """Points: half the widest 95% interval of an accuracy on so many images."""
     return f"{accuracy_half_width(images, 50.0):.1f}"
 
 
@@ -65,17 +65,17 @@ def cells(row: Row, measures: Sequence[str]) -> list[str]:
 
 
 def average_ranks(rows: Iterable[Row], accuracies: Iterable[str]) -> dict[str, str]:
-    """Row name -> average rank over the accuracies that every row has; a row without any has none."""
+    """Row name -> average rank over the accuracies that every row has; rows without any are left out."""
     measured = {row.name: {m: row.values(m) for m in accuracies if row.values(m)} for row in rows}
     ranked = {
         name: values for name, values in measured.items() if values
-    }  # one without any would leave nothing to rank
+    }  # a row without any would leave nothing to rank
     ranks = dict(zip(ranked, rank_encoders(ranked).average_ranks, strict=True)) if ranked else {}
     return {name: f"{rank:.2f}" for name, rank in ranks.items() if not math.isnan(rank)}
 
 
 def stated_alphas(plan: Plan) -> str:
-    """The alphas of the recipes, as a sentence has them."""
+    """The alphas of the recipes, in words."""
     alphas = {method: recipe(plan.recipe_name(method)).fields()["loss.alpha"][0] for method in ("supsiam", "supbyol")}
     return " and ".join(f"{alpha:g} in {NAMES[method]}" for method, alpha in alphas.items())
 
@@ -109,9 +109,9 @@ def main_table(evidence: Evidence) -> str:
     epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "final"}))
     return f"""## Main table
 
-{epochs} epochs each. The paper's (Table H.1) and solo-learn's numbers are of 1000 epochs; solo-learn's MoCo is v2+. In
-the paper's table the SimSiam and BYOL columns look exchanged beside solo-learn's. Average rank over the
-accuracies that every method here has, 1 being the best; it has no interval.
+{epochs} epochs each. The paper (Table H.1) and solo-learn train for 1000 epochs; solo-learn's MoCo is v2+. Compared
+with solo-learn, the paper's SimSiam and BYOL columns look swapped. The average rank is over the accuracies that
+every method here has; 1 is best, and it has no interval.
 
 {table(columns, lines)}"""
 
@@ -156,14 +156,14 @@ def alpha_table(evidence: Evidence, figures: Sequence[str]) -> str:
     return f"""## Alpha
 
 SupSiam with the settings that its pilots chose at alpha .5. Losses are means of the last epoch. The paper's columns are
-of ImageNet-100 with a ResNet-50 (Table 1; S_W/S_T there is of projector features of the training set), so only their
-course can be compared.{simsiam_note(evidence)}{by_commit(rows)}
+for ImageNet-100 with a ResNet-50 (Table 1; its S_W/S_T is of projector features of the training set), so only the trend
+can be compared.{simsiam_note(evidence)}{by_commit(rows)}
 
 {table(columns, lines)}{note}{pictures}{maps}"""
 
 
 def by_commit(rows: Mapping[float, Row]) -> str:
-    """Which seeds of which alpha a commit made, where there are several."""
+    """Which commit made which seeds of an alpha; empty if there is only one commit."""
     seeds_by_commit: dict[str, dict[str, list[str]]] = {}
     for row in rows.values():
         for result in row.results:
@@ -175,11 +175,11 @@ def by_commit(rows: Mapping[float, Row]) -> str:
         for commit, by_alpha in seeds_by_commit.items()
     )
     return f"""
-By commit: {listed}. What a commit changes would look like an effect of alpha."""
+By commit: {listed}. A change between commits would look like an effect of alpha."""
 
 
 def separate_simsiam(evidence: Evidence) -> Row | None:
-    """Alpha 1, where SimSiam's pilots chose otherwise than SupSiam's, so that it is a second SimSiam."""
+    """The row of alpha 1, if it is a second SimSiam: its pilots chose other settings than SupSiam's."""
     at_one, simsiam = evidence.alphas[1.0], evidence.methods["simsiam"]
     if not at_one.results or not simsiam.results or at_one.results[0]["identity"] == simsiam.results[0]["identity"]:
         return None
@@ -187,7 +187,7 @@ def separate_simsiam(evidence: Evidence) -> Row | None:
 
 
 def simsiam_note(evidence: Evidence) -> str:
-    """What the choice of SimSiam's pilots was worth."""
+    """How SimSiam with SupSiam's settings compares with SimSiam at the settings of its pilots."""
     at_one, simsiam = separate_simsiam(evidence), evidence.methods["simsiam"]
     if at_one is None:
         return ""
@@ -196,8 +196,8 @@ def simsiam_note(evidence: Evidence) -> str:
     linear = f"; linear here - there = {gaps['linear'].text()}" if "linear" in gaps else ""
     higher = [MEASURES[measure][0] for measure, difference in gaps.items() if difference.verdict == "helps"]
     clear_text = f"{len(higher)} ({', '.join(higher)})" if higher else "none"
-    return f""" Alpha 1 is SimSiam with these settings, the main table's has those that SimSiam's own
-pilots chose: here its mean is higher on {above} of {len(gaps)} accuracies, told apart on {clear_text}{linear}."""
+    return f""" Alpha 1 is SimSiam with these settings; the main table has the settings of SimSiam's
+pilots. Here its mean is higher in {above} of {len(gaps)} accuracies, clearly in {clear_text}{linear}."""
 
 
 def collapse_table(evidence: Evidence) -> str:
@@ -232,20 +232,19 @@ def collapse_table(evidence: Evidence) -> str:
     epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "collapse"}))
     return f"""## Collapse
 
-Table 8's four cells: SupSiam, {epochs} epochs, one seed; pool and momentum branch are changed, nothing else. The
-paper states neither alpha (.5 here) nor weight decay nor epochs; the second four cells have a weight decay at
-which SimSiam collapsed in an earlier prototype, and were added to the plan after the first four had come out. The
-intervals of the differences borrow the spread of the longer runs' seeds; where a run collapsed, whose seeds would not
-vary as those do, they are over test images alone. A run counts as collapsed by the
-[monitor](docs/monitor.md)'s verdict, or where k-NN is below {MIN_KNN:g}. The loss is the last epoch's mean. The
-projector ends in batch norm without a scale, so features that are the same for all images become targets of length 0,
-and the loss 0.
+Table 8's four cells: SupSiam, {epochs} epochs, one seed; only pool and momentum branch change. The paper states neither
+alpha (.5 here) nor weight decay nor epochs. The second four cells have a weight decay at which SimSiam collapsed in an
+earlier prototype; they were added to the plan after the first four were known. The intervals of the differences borrow
+the deviation of the longer runs' seeds; next to a collapsed run they cover test images only. A run counts as collapsed
+by the [monitor](docs/monitor.md)'s verdict, or if k-NN is below {MIN_KNN:g}. The loss is the last epoch's mean. The
+projector ends in batch norm without a scale, so equal features for all images become targets of length 0, and the loss
+becomes 0.
 
 {table(columns, lines)}"""
 
 
 def ratio_cell(row: Row) -> str:
-    """S_W/S_T, where there is an S_T."""
+    """S_W/S_T, if S_T is not zero."""
     return mean_text(row.values("ratio"), 3) if min(row.values("total"), default=1.0) > 0 else "-"
 
 
@@ -267,27 +266,27 @@ def pilot_table(evidence: Evidence) -> str:
     epochs = ", ".join(sorted({str(step.epochs) for step in evidence.plan.steps if step.stage == "pilot"}))
     return f"""## Pilots
 
-{epochs} epochs, seed 0, judged on the {HELD_OUT:,} held-out training images; the highest linear accuracy is chosen, of
-equal ones the first. "By" is how far it lies above the next. With one seed, and {HELD_OUT:,} images that leave an
-accuracy uncertain by up to {image_uncertainty(HELD_OUT)} points, settings closer than that are as good as tied
-{tie_note(evidence)}; that the best after {epochs} epochs is the best of longer runs too is assumed (for SimSiam see
-[Alpha](#alpha)). Three settings span little: a better one may lie beyond them.
+{epochs} epochs, seed 0, evaluated on the {HELD_OUT:,} held-out training images. The highest linear accuracy is chosen,
+the first one if equal; "by" is its distance to the next. With one seed, and {HELD_OUT:,} images that leave an accuracy
+uncertain by up to {image_uncertainty(HELD_OUT)} points, closer settings are as good as tied {tie_note(evidence)}. We
+assume that the best after {epochs} epochs is also the best of longer runs (for SimSiam see [Alpha](#alpha)). Three
+settings are few: a better one may lie outside.
 
 {table(["method", "lr", "weight decay", "linear, held out", "k-NN, held out", "status", "choice"], lines)}"""
 
 
 def tie_note(evidence: Evidence) -> str:
-    """In how many methods the choice is closer than the images can tell."""
+    """In how many methods the choice is closer than the uncertainty of the held-out images."""
     methods = [
         method for method in evidence.plan.pilots if best_pilot(evidence.plan, evidence.results, method) is not None
     ]
     margins = [margin for method in methods if (margin := margin_of(evidence, method)) is not None]
     close = sum(margin < float(image_uncertainty(HELD_OUT)) for margin in margins)
-    return f"(so in {close} of {len(margins)} methods)" if margins else "(of none it is known yet)"
+    return f"({close} of {len(margins)} methods)" if margins else "(not known yet)"
 
 
 def margin_of(evidence: Evidence, method: str) -> float | None:
-    """How far the best pilot lies above the next; None of one alone."""
+    """Distance from the best pilot to the next; None if only one has a score."""
     names = [f"pilot-{method}-{number}" for number in range(len(evidence.plan.pilots[method]))]
     values = [evidence.results[name]["values"].get(CHOSEN_BY) for name in names]
     scores = sorted((float(score) for score in values if score is not None), reverse=True)
@@ -295,7 +294,7 @@ def margin_of(evidence: Evidence, method: str) -> float | None:
 
 
 def chosen_by(evidence: Evidence, method: str) -> str:
-    """How far the best pilot lies above the next: close ones may have been told apart by chance."""
+    """Distance from the best pilot to the next, in words."""
     margin = margin_of(evidence, method)
     if margin is None:
         return "chosen, the only one with a score"
@@ -332,11 +331,13 @@ def not_finished(evidence: Evidence) -> str:
     unfinished = waiting(evidence.plan, evidence.results)
     listed = {title: [step.name for step in unfinished if step.stage == stage] for stage, title in STAGES.items()}
     missing = [f"- {title}: {', '.join(names)}" for title, names in listed.items() if names]
+    count = f"{counted(len(unfinished), 'run')}."
+    text = "\n".join([count, "", *missing]) if unfinished else "nothing; the plan is done."
     return f"""## Failed, collapsed and missing
 
 {problem_lines(evidence)}
 
-Missing: {chr(10).join([f"{counted(len(unfinished), 'run')}.", "", *missing]) if unfinished else "nothing; the plan is done."}
+Missing: {text}
 """
 
 
@@ -368,7 +369,7 @@ def run_row(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def every_run(evidence: Evidence) -> str:
-    """The judging commands once a stage: they are the same for all of its runs."""
+    """All runs with their commands; evaluation commands are equal within a stage and listed once."""
     judging: dict[str, list[str]] = {}
     for name, result in evidence.results.items():
         if len(result["commands"]) > len(judging.get(result["stage"], ())):
@@ -390,19 +391,19 @@ def every_run(evidence: Evidence) -> str:
     trained = "\n".join(result["commands"][0] for result in evidence.results.values())
     return f"""## Every run
 
-{speed}Seconds are of the whole command; images/s is the median of the log's intervals, beside it what the whole command
-made of it, starting, compiling and checkpoints included. Of runs in a row that differ in seed, alpha or learning rate
-alone only the first compiled: the others took over its captured step. A run may have been judged while the next one
-trained, which slows both; where the speed is marked as shared, other runs of the plan or other work were on the GPU for
-some or all of the time. They are no benchmark: [performance](docs/performance.md) has one.
+{speed}Seconds are of the whole command; images/s is the median of the log, "whole" includes starting, compiling and
+checkpoints. Of consecutive runs that differ only in seed, alpha or learning rate, the first one compiled and the others
+reused its captured step. A run may have been evaluated while the next one trained, which slows both; "shared" means
+that other work was on the GPU for some or all of the time. These are no benchmark: see
+[performance](docs/performance.md).
 
 {table(COLUMNS, [run_row(name, result) for name, result in evidence.results.items()])}
-Trained with, a line a run, in a folder in which data/ holds the unpacked data sets:
+Trained with (one line per run, in a folder with the unpacked data sets in data/):
 
 ```
 {trained or "nothing yet"}
 ```
 
-Judged with, RUN standing for the folder that `--out` names:
+Evaluated with (RUN is the folder of `--out`):
 
 {listed or "nothing yet"}"""
