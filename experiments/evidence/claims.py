@@ -33,13 +33,13 @@ STANDING_QUESTION = "How do SupSiam and SupBYOL compare with SupCon and cross-en
 
 ANCL = (("supsiam", "simsiam"), ("supbyol", "byol"))
 CONTRASTIVE = (("supcon", "simclr"), ("supmoco", "moco2"))
-AHEAD = {"helps": "ahead", "hurts": "behind"}  # of two methods neither is the other with something added
+AHEAD = {"helps": "ahead", "hurts": "behind"}  # for two different methods
 STANDING = (("supsiam", "supcon"), ("supsiam", "crossentropy"), ("supbyol", "supcon"), ("supbyol", "crossentropy"))
-# part of S_W/S_T -> what makes the ratio fall
+# quantity -> how it makes S_W/S_T fall
 VARIANCE_PARTS = {"ratio": "S_W/S_T falls", "within": "S_W falls", "total": "S_T grows"}
 AGAINST_COLLAPSE = {(True, False): "the pool alone", (False, True): "EMA alone", (True, True): "both together"}
 TEST_IMAGES = 10_000  # test images of CIFAR-100, and of CIFAR-10
-MIN_KNN = 5.0  # k-NN in percent below which a run on 100 classes has learned nothing worth the name
+MIN_KNN = 5.0  # k-NN in percent; below it a run on 100 classes counts as collapsed
 Question = tuple[str, tuple[tuple[str, str], ...], Mapping[str, str]]  # question, pairs, words
 
 QUESTIONS: tuple[Question, ...] = (
@@ -63,20 +63,20 @@ def differences(evidence: Evidence) -> list[Gap]:
 
 
 def significant_measures(evidence: Evidence, ours: str, theirs: str) -> set[str]:
-    """The measures whose verdict stands with an interval that allows for all differences of the page (Bonferroni)."""
+    """The measures whose interval leaves out zero even if widened for all differences of the page (Bonferroni)."""
     family = max(1, len(differences(evidence)))
     gaps = evidence.gaps(ours, theirs, picked_of=family)
     return {measure for measure, difference in gaps.items() if difference.excludes_zero}
 
 
 def count_verdicts(verdicts: Mapping[str, str]) -> str:
-    """Name -> verdict, as how often each is given."""
+    """How often each verdict occurs, in words."""
     words = dict.fromkeys(verdicts.values())
     return "; ".join(f"{word}: {list(verdicts.values()).count(word)} of {len(verdicts)}" for word in words)
 
 
 def describe_verdicts(gaps: dict[str, Gap], measures: Sequence[str], words: Mapping[str, str]) -> str:
-    """One verdict where every measure gives it; the measures are named where they disagree."""
+    """The verdict if all measures agree, else each verdict with its measures."""
     verdicts = {
         measure: words.get(gaps[measure].verdict, gaps[measure].verdict) for measure in measures if measure in gaps
     }
@@ -107,7 +107,7 @@ def pair_lines(
 
 
 def missing(evidence: Evidence, methods: Sequence[str]) -> str:
-    """Which of them have no numbers, and whether any are to come."""
+    """Which of these methods have no numbers, and why."""
     rows, without = evidence.methods, dict[str, list[str]]()
     for method in methods:
         row = rows.get(method, Row(NAMES[method], []))
@@ -121,14 +121,14 @@ def missing(evidence: Evidence, methods: Sequence[str]) -> str:
 
 
 class Best(NamedTuple):
-    """For one accuracy: the best alpha, and how far the best one inside (0, 1) lies above the better end."""
+    """For one accuracy: the best alpha, and the difference of the best one inside (0, 1) to the better end."""
 
     measure: str
     alpha: float
     inner: float
     end: float
     between: Gap
-    strict: Gap  # as `between`, allowing for all accuracies too
+    strict: Gap  # `between`, widened for all accuracies too
     without: list[float]  # alphas that are missing
 
     @property
@@ -181,13 +181,12 @@ def best_alpha_lines(evidence: Evidence) -> list[str]:
 
 
 def variance_gaps(evidence: Evidence, part: str = "ratio", alpha: float = 0.0) -> dict[str, Gap]:
-    """S_W/S_T with the supervised term alone, or with this alpha, less that without it; or one `part` of it, within or
-    total."""
+    """S_W/S_T (or one `part`: within, total) at this alpha minus that at alpha 1, without the supervised term."""
     return evidence.row_gaps(evidence.alphas[alpha], evidence.alphas[1.0], (part, f"train_{part}"))
 
 
 def variance_verdicts(evidence: Evidence, part: str = "ratio") -> dict[str, str]:
-    """Whether this part is smaller with the supervised term alone than without it, or, of S_T, larger."""
+    """Whether this part is smaller (S_T: larger) with the supervised term alone than without it."""
     words = {"helps": "yes", "hurts": "no"} if part == "total" else {"helps": "no", "hurts": "yes"}
     return {
         measure: words.get(difference.verdict, difference.verdict)
@@ -196,7 +195,7 @@ def variance_verdicts(evidence: Evidence, part: str = "ratio") -> dict[str, str]
 
 
 def variance_summary(evidence: Evidence) -> str:
-    """Whether the ratio falls, and which of its parts makes it fall, on test and on training images."""
+    """Whether S_W/S_T and S_W fall and S_T grows, on test and on training images."""
     verdicts = {title: variance_verdicts(evidence, part) for part, title in VARIANCE_PARTS.items()}
     images = {
         part: "training images" if part.startswith("train") else "test images"
@@ -230,8 +229,7 @@ def variance_cause(evidence: Evidence) -> list[str]:
 
 
 def variance_lines(evidence: Evidence) -> list[str]:
-    """Which part of S_W/S_T makes it fall; then each part with the supervised term alone against without it, and its
-    course between them."""
+    """Why S_W/S_T falls; then each part at alpha 0 against alpha 1, and its trend between them."""
     rows, lines = evidence.alphas, variance_cause(evidence)
     for part, title in (("ratio", "S_W/S_T"), ("within", "S_W alone")):
         verdicts = variance_verdicts(evidence, part)
@@ -264,7 +262,7 @@ def gaps_of_both_splits(gaps: Mapping[str, Gap]) -> str:
 
 
 class Cell(NamedTuple):
-    """A cell of the collapse table beside the one with neither."""
+    """A cell of the collapse table compared with the cell that has neither pool nor EMA."""
 
     decay: str
     setup: str
@@ -273,7 +271,7 @@ class Cell(NamedTuple):
 
 
 def collapse_cells(evidence: Evidence) -> list[Cell]:
-    """With the settings of the pilots; then, where any of those cells was run, with a weight decay that is too high."""
+    """The cells with the pilots' settings; then, if any was run, those with a weight decay that is too high."""
     cells, others = [], evidence.seed_spread("knn")
     for harsh in (False, True):
         rows, decay = evidence.cells(harsh), cell_decay(evidence, harsh)
@@ -299,7 +297,7 @@ def collapse_lines(evidence: Evidence) -> list[str]:
 
 
 def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
-    """Verdict and numbers. One seed a cell: the interval borrows the spread of the longer runs' seeds."""
+    """Verdict and numbers. Cells have one seed: the interval borrows the deviation of the longer runs."""
     missing_reasons = {cell.missing_reason for cell in (without, row)} - {""}
     if missing_reasons:
         return "not measured yet" if "missing" in missing_reasons else "no answer, a run failed", ""
@@ -309,7 +307,7 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
     numbers = f"k-NN {mean_text(ours)} against {mean_text(theirs)} with neither"
     if (
         ours and theirs and (has_collapsed(row) or has_collapsed(without))
-    ):  # how far healthy seeds lie apart says nothing of these
+    ):  # the deviation of healthy seeds does not apply
         numbers += (
             f": {over_images(statistics.fmean(ours), statistics.fmean(theirs), TEST_IMAGES).text()} over test images"
         )
@@ -328,6 +326,6 @@ def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
 
 
 def has_collapsed(row: Row) -> bool | None:
-    """The monitor says so, or neighbours say nothing about the class; None where neither is known."""
+    """Whether the monitor reported collapse or k-NN is near chance; None if neither is known."""
     values = row.values("knn")
     return True if row.collapsed else statistics.fmean(values) < MIN_KNN if values else None

@@ -50,6 +50,7 @@ def first_page(evidence: Evidence, pictures: Sequence[str], imagenet: str = "") 
     """What anyone can read: the table, the picture, what is known, what is not, and under which conditions."""
     steps = len(evidence.plan.steps)
     done = steps - len(waiting(evidence.plan, evidence.results))
+    unlabelled = sum(method in LABELLED.values() for method in evidence.methods)
     picture = "".join(
         f"\n![accuracy with and without labels](docs/figures/{name})\n\n"
         "Hollow: without labels. Filled: the same method with labels. Dashed: cross-entropy. Bars are 95% intervals\n"
@@ -58,8 +59,8 @@ def first_page(evidence: Evidence, pictures: Sequence[str], imagenet: str = "") 
     )
     return f"""# Results
 
-Nine methods were pretrained on CIFAR-100, four of them without its labels. Each encoder was then frozen and tested:
-on CIFAR-100 itself, and on other data that it had not seen. `make results` makes this page from the files in
+{len(evidence.methods)} methods were pretrained on CIFAR-100, {unlabelled} of them without its labels. Each encoder was
+then frozen and tested: on CIFAR-100 itself, and on other data that it had not seen. `make results` makes this page from the files in
 experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
 {done} of the {steps} planned runs are done.
 
@@ -71,8 +72,8 @@ over seeds.
 {small_table(evidence)}{picture}
 ### What is known
 
-Eight accuracies decide: k-NN and a linear probe on CIFAR-100; on other data CIFAR-10 and Pets (linear probes), Omniglot
-and GTSRB (five classes, one or five examples of each).
+{len(ACCURACIES)} accuracies were measured: k-NN and a linear probe on CIFAR-100; on other data CIFAR-10 and Pets
+(linear probes), Omniglot and GTSRB (five classes, one or five examples of each).
 
 {known_lines(evidence)}
 
@@ -230,7 +231,8 @@ def open_lines(evidence: Evidence, imagenet: str) -> str:
     lines = [
         f"Longer training: the paper trains for 1000 epochs, these runs had {epochs(evidence)}. What longer training "
         "leaves of a difference was not measured.",
-        f"Better settings: three were tried for each method, and the best was often as good as tied "
+        f"Better settings: only {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best "
+        "was often as good as tied "
         f"{tie_note(evidence)}.",
         "SupBYOL at other alphas, larger images, larger networks.",
     ]

@@ -1,4 +1,4 @@
-"""What is known: one file a run, the settings that pilots chose, rows by seed, and differences with their intervals."""
+"""The results: one file per run, the settings that pilots chose, rows by seed, differences with their intervals."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from supancl.stats import Pooled, accuracy_half_width, difference_interval, pool
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]
-SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"  # of a default that a pilot settled
-CHOSEN_BY = "linear"  # of a pilot's values, on the images it held out
+SOURCE = "our choice: best of the pilots on held-out images (RESULTS.md)"  # of a default that pilots chose
+CHOSEN_BY = "linear"  # the value by which the best pilot is chosen, on held-out images
 DETECTED_IMAGES, DETECTED_PER_SECOND = 800, 250.0  # a pass of a detector, and a guess of its speed (docs/detection.md)
 
 
@@ -67,7 +67,7 @@ NAMES = {
     "supbyol": "SupBYOL",
     "crossentropy": "cross-entropy",
 }
-# as rows and differences are called: a number of these two is of the alpha that App. H has for the method
+# titles of rows and differences; these two have the alpha of App. H
 TITLES = NAMES | {
     method: f"{NAMES[method]} (alpha {recipe(f'cifar100.{method}').fields()['loss.alpha'][0]:g})"
     for method in ("supsiam", "supbyol")
@@ -82,7 +82,7 @@ ONE_SEED = "one seed only"
 
 
 def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
-    """By name, in the order of the names; results of another plan are refused, a rehearsal's above all."""
+    """Read results by name, sorted; results of another plan (such as a rehearsal) are refused."""
     results: dict[str, Result] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -101,7 +101,7 @@ def read_results(folder: Path, plan: Plan | None = None) -> dict[str, Result]:
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """Never half: a driver may be killed, and results are carried away, at any moment."""
+    """Write atomically: a driver may be killed, and results may be copied, at any moment."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{result['name']}.json", json.dumps(jsonable(result), indent=1) + "\n")
 
@@ -110,10 +110,10 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def choose(plan: Plan, results: Results, method: str) -> Setting | None:
-    """The setting of the best pilot; None until all of them are known, or where none of them trained.
+    """The setting of the best pilot; None until all of them are done, or if none of them trained.
 
-    Best is the highest linear accuracy on the images held out of training; of equal ones the first, which is the
-    recipe's own.
+    Best is the highest linear accuracy on the images held out of training; the first one if equal, which is
+    the recipe's.
     """
     best = best_pilot(plan, results, method)
     return None if best is None else plan.pilots[method][best]
@@ -129,10 +129,10 @@ def best_pilot(plan: Plan, results: Results, method: str) -> int | None:
 
 
 def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | None:
-    """Fields of the recipe that a pilot settles; None until its pilots are known.
+    """Fields of the recipe that pilots choose; None until its pilots are done.
 
-    App. H states a learning rate for its six methods, and that one stays: their weight decay is that of the best pilot
-    at that rate. The methods that App. H does not run take both values of the best pilot.
+    App. H states a learning rate for its six methods, which is kept: their weight decay is that of the best pilot at
+    that rate. The methods that App. H does not run take both values of the best pilot.
     """
     best = best_pilot(plan, results, method)
     if best is None:
@@ -140,7 +140,7 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
     grid = plan.pilots[method]
     if method in BEYOND:
         return {"optimizer.lr": grid[best][0], "optimizer.weight_decay": grid[best][1]}
-    stated = grid[0][0]  # the first pilot is the recipe's own
+    stated = grid[0][0]  # the first pilot has the recipe's rate
     scores = {
         number: results[f"pilot-{method}-{number}"]["values"].get(CHOSEN_BY)
         for number, (lr, _) in enumerate(grid)
@@ -153,7 +153,7 @@ def default_of(plan: Plan, results: Results, method: str) -> dict[str, float] | 
 
 
 def default_lines(plan: Plan, results: Results) -> list[str]:
-    """One line a method: the fields, as recipes/cifar.py should have them."""
+    """One line per method: the fields that recipes/cifar.py should have."""
     lines = []
     for method in plan.pilots:
         fields = default_of(plan, results, method)
@@ -170,7 +170,7 @@ def default_lines(plan: Plan, results: Results) -> list[str]:
 
 
 def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
-    """None while the pilots it follows are not known."""
+    """The identity of a step's run; None while its pilots are not done."""
     if step.needs is not None:
         return f"{step.stage} {step.method}"
     setting = None if step.follows is None else choose(plan, results, step.follows)
@@ -182,12 +182,12 @@ def identity_of(step: Step, plan: Plan, results: Results) -> str | None:
 
 @cache
 def _identity(family: str, suffix: str, method: str, epochs: int, settings: tuple[tuple[str, Any], ...]) -> str:
-    """Kept, since every table asks for the same ones."""
+    """Cached, because every table needs the same ones."""
     return identity(recipe_of(family, f"{method}{suffix}", epochs, dict(settings)), method)
 
 
 def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
-    """Its own result, or that of a run which differs in its name alone; not one that pilots of now would not give."""
+    """The step's result, or that of an equal run with another name; None if the pilots now choose other settings."""
     result, expected = results.get(step.name), identity_of(step, plan, results)
     if result is not None and (expected is None or step.stage == "pilot" or result["identity"] == expected):
         return result
@@ -195,19 +195,19 @@ def result_of(step: Step, plan: Plan, results: Results) -> Result | None:
 
 
 def same_run_results(step: Step, plan: Plan, results: Results) -> list[Result]:
-    """The results of this run with any seed, by seed; pilots are like nothing else."""
+    """The results of the same run with any seed, sorted by seed; a pilot equals no other run."""
     expected = None if step.stage == "pilot" else identity_of(step, plan, results)
     matches = [
         result
         for result in results.values()
         if expected is not None and result["identity"] == expected and result["stage"] != "pilot"
     ]
-    by_seed = {int(result["seed"]): result for result in reversed(matches)}  # the same run twice is no further seed
+    by_seed = {int(result["seed"]): result for result in reversed(matches)}  # a repeated run is not another seed
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def waiting(plan: Plan, results: Results) -> list[Step]:
-    """Steps without a result, in the plan's order; of two that are the same run, the first."""
+    """Steps without a result, in the plan's order; equal runs are listed once."""
     steps: list[Step] = []
     planned: set[tuple[str, int]] = set()
     for step in plan.steps:
@@ -228,7 +228,7 @@ def waiting(plan: Plan, results: Results) -> list[Step]:
 def expected_seconds(
     step: Step, plan: Plan, results: Results, compiled: bool = True, judged: bool = True, shared: bool = False
 ) -> float:
-    """Training, and judging where it is to be waited for."""
+    """Seconds for training and, if `judged`, for the evaluation."""
     judging = judging_seconds(step, plan, results) * judged
     if step.needs is not None:
         passes = step.epochs * DETECTED_IMAGES / DETECTED_PER_SECOND
@@ -240,11 +240,10 @@ def expected_seconds(
 
 
 def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -> float:
-    """Images a second: the least that runs of its pace had under like conditions, else a first guess.
+    """Images per second: the lowest of similar runs under the same conditions, else a first guess.
 
-    The least, since a run that does not end in time is lost, and one that ends early loses nothing. A guess is
-    corrected by the slowest run of any pace, beside what was guessed for that one. A single run corrects it downwards
-    only: if it was alone for most of its time, it says nothing of two side by side.
+    The lowest, because a run that does not end in time is lost. A guess is scaled by the slowest run of any pace
+    relative to its guess. A single run only lowers the guess: it may have been alone on the GPU for most of the time.
     """
     sharers = SHARERS if shared else 1
     measured = [
@@ -260,11 +259,11 @@ def expected_speed(pace: str, results: Results, shared: bool, guesses: Speeds) -
 
 
 def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
-    """A guess, or the longest that a run with as many evaluations took."""
+    """A guess, or the longest time of a run with as many evaluations."""
     tasks = len(plan.tasks_of(step.stage, step.method, step.seed))
     similar_runs = (
         float(result["judge_seconds"]) for result in results.values() if len(result.get("commands", ())) == 1 + tasks
-    )  # one that is trained and not judged has none
+    )  # a run that is not evaluated yet has none
     return max([plan.speeds.task_seconds * tasks, *similar_runs])
 
 
@@ -272,12 +271,12 @@ def judging_seconds(step: Step, plan: Plan, results: Results) -> float:
 
 
 class Gap(NamedTuple):
-    """A difference of means with its 95% interval; without one where nothing says how seeds differ."""
+    """A difference of means with its 95% interval; no interval if the deviation over seeds is unknown."""
 
     mean: float
     low: float | None = None
     high: float | None = None
-    borrowed: bool = False  # the spread is that of other methods' seeds, for want of own ones
+    borrowed: bool = False  # the deviation is that of other methods' seeds
 
     def text(self, decimals: int = 2) -> str:
         if self.low is None or self.high is None:
@@ -297,9 +296,9 @@ class Gap(NamedTuple):
 
 
 def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None, picked_of: int = 1) -> Gap | None:
-    """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;
-    else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known. `picked_of`:
-    between how many such differences this one was picked by its size."""
+    """ours - theirs. With two seeds or more on both sides: Student's interval for two samples of equal variance.
+    Otherwise the deviation of other methods' seeds is borrowed, if it has two degrees of freedom. `picked_of`: from how
+    many differences this one was picked by its size (Bonferroni)."""
     if not ours or not theirs:
         return None
     if min(len(ours), len(theirs)) > 1:
@@ -310,7 +309,7 @@ def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = 
 
 
 def over_images(ours: float, theirs: float, images: int) -> Gap:
-    """A difference of two accuracies in percent, with the 95% interval that so many test images leave.
+    """A difference of two accuracies in percent, with its 95% interval over so many test images.
 
     >>> over_images(60.0, 1.0, 10_000).text()
     '+59.00 [+58.02, +59.98]'
@@ -320,7 +319,7 @@ def over_images(ours: float, theirs: float, images: int) -> Gap:
 
 
 def mean_text(values: Sequence[float], decimals: int = 2) -> str:
-    """Mean and half its 95% t-interval over seeds; a single value as it is.
+    """Mean and half its 95% t-interval over seeds; a single value has no interval.
 
     >>> mean_text([70.0, 71.0, 72.0])
     '71.00 ± 2.48'
@@ -348,7 +347,7 @@ class Row(NamedTuple):
         return [float(result["values"][measure]) for result in self.results if measure in result["values"]]
 
     def last(self, term: str) -> list[float]:
-        """A training loss of the last epoch; without a pool and without labels l_sup is l_ssl, so there is none."""
+        """A training loss of the last epoch; self-supervised methods have no l_sup (the log repeats l_ssl)."""
         return [
             float(result["last"][term])
             for result in self.results
@@ -365,19 +364,19 @@ class Row(NamedTuple):
 
     @property
     def missing_reason(self) -> str:
-        """Why there are no numbers: no run was made, or it ended without them."""
+        """Why there are no numbers: the run is missing, or it failed."""
         return "" if self.results else "failed" if self.failed else "missing"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A plan with the results that are there: what tables, answers and figures are made from."""
+    """A plan and its results: the input of all tables, answers and figures."""
 
     plan: Plan
     results: Results
 
     def row(self, title: str, name: str) -> Row:
-        """The run of that name with every seed there is."""
+        """The run of this name with all its seeds."""
         step = self.plan.step(name)
         results = [] if step is None else same_run_results(step, self.plan, self.results)
         finished = [result for result in results if result["status"] != "failed"]
@@ -385,13 +384,13 @@ class Evidence:
 
     @cached_property
     def methods(self) -> dict[str, Row]:
-        """By method, in the order of the paper's table; a method without a result has no results in its row."""
+        """Method -> row, in the order of the paper's table; a row may have no results."""
         order = [method for method in NAMES if method in self.plan.pilots]
         return {method: self.row(NAMES[method], f"final-{method}-0") for method in order}
 
     @cached_property
     def alphas(self) -> dict[float, Row]:
-        """alpha .5 is SupSiam's final run; alpha 1 may be SimSiam's, where the pilots chose the same for both."""
+        """Alpha .5 is SupSiam's final run; alpha 1 is SimSiam's if the pilots chose the same settings for both."""
         steps = {alpha: "final-supsiam-0" if alpha == 0.5 else f"alpha-{alpha:g}-0" for alpha in ALPHAS}
         return {alpha: self.row(f"{alpha:g}", name) for alpha, name in steps.items()}
 
@@ -400,7 +399,7 @@ class Evidence:
 
     @cached_property
     def lender_rows(self) -> list[Row]:
-        """The methods and alphas that have several seeds and so tell how far seeds lie apart; one in both, once."""
+        """The methods and alphas with several seeds, whose deviation others borrow; each run counts once."""
         rows: dict[str, Row] = {}
         alpha_rows = {f"alpha {alpha:g}": row for alpha, row in self.alphas.items()}
         for name, row in {**{row.name: row for row in self.methods.values()}, **alpha_rows}.items():
@@ -409,7 +408,7 @@ class Evidence:
         return list(rows.values())
 
     def seed_spread(self, measure: str) -> Pooled | None:
-        """How far seeds lie apart, over every method and alpha that has several."""
+        """The deviation over seeds, pooled over every method and alpha that has several."""
         return pooled(row.values(measure) for row in self.lender_rows)
 
     def row_gaps(
@@ -423,7 +422,7 @@ class Evidence:
         return {measure: difference for measure, difference in gaps.items() if difference is not None}
 
     def gaps(self, ours: str, theirs: str, picked_of: int = 1) -> dict[str, Gap]:
-        """The same of two methods, in the accuracies."""
+        """The differences of two methods in all accuracies."""
         rows = self.methods
         if ours not in rows or theirs not in rows:
             return {}
