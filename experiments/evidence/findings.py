@@ -60,8 +60,8 @@ def first_page(evidence: Evidence, pictures: Sequence[str], imagenet: str = "") 
     return f"""# Results
 
 {len(evidence.methods)} methods were pretrained on CIFAR-100, {unlabelled} of them without its labels. Each encoder was
-then frozen and tested: on CIFAR-100 itself, and on other data that it had not seen. `make results` makes this page from the files in
-experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
+then frozen and tested: on CIFAR-100 itself, and on other data that it had not seen. `make results` makes this page from
+the files in experiments/results/; no number is typed, and every verdict follows from the numbers by a rule.
 {done} of the {steps} planned runs are done.
 
 ## Findings
@@ -231,7 +231,7 @@ def open_lines(evidence: Evidence, imagenet: str) -> str:
     lines = [
         f"Longer training: the paper trains for 1000 epochs, these runs had {epochs(evidence)}. What longer training "
         "leaves of a difference was not measured.",
-        f"Better settings: only {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best "
+        f"Better settings: {max(map(len, evidence.plan.pilots.values()))} were tried for each method, and the best "
         "was often as good as tied "
         f"{tie_note(evidence)}.",
         "SupBYOL at other alphas, larger images, larger networks.",

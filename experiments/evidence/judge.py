@@ -49,7 +49,7 @@ def judge(plan: Plan, name: str, run: Path, results: Path, called: Called) -> di
         for _ in range(ATTEMPTS):
             code, lines, _ = called([*words, "--quiet", "--json", str(answer)])
             if code == 0:
-                values |= task.keeps(json.loads(answer.read_text()))
+                values |= task.read_values(json.loads(answer.read_text()))
                 break
         else:
             failures[shlex.join(words[1:])] = lines[-1] if lines else f"exit {code}"

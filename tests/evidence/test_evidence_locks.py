@@ -13,7 +13,7 @@ import pytest
 
 from experiments.evidence.drive import Driver, RunLocks
 from experiments.evidence.judge import TRAINING_FILE, inside
-from experiments.evidence.plan import Task, kind_of, rehearsed
+from experiments.evidence.plan import Task, kind_of, rehearsal_task
 from experiments.evidence.plans import CIFAR_FINAL, PLANS, accuracy, final, pilots, sweep
 from experiments.evidence.results import read_results
 
@@ -171,7 +171,7 @@ def test_a_task_says_which_data_it_lacks(tmp_path: Path) -> None:
     with inside(tmp_path):
         lacking = [task.lacks() for task in CIFAR_FINAL]
         assert lacking == [[], [], [], [], ["data/cifar10.npz"], ["pets"], ["omniglot", "traffic-signs"]]
-        assert [rehearsed(task).lacks() for task in CIFAR_FINAL] == lacking
+        assert [rehearsal_task(task).lacks() for task in CIFAR_FINAL] == lacking
         (tmp_path / "data" / "pets" / "trainval" / "Abyssinian").mkdir(parents=True)
         (tmp_path / "data" / "gtsrb" / "test" / "00000").mkdir(parents=True)
         (tmp_path / "data" / "cifar10.npz").touch()
