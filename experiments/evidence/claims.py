@@ -22,7 +22,7 @@ from experiments.evidence.results import (
     mean_text,
     over_images,
 )
-from supancl.stats import Pooled
+from supancl.stats import PooledDeviation
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
 CONTRASTIVE_QUESTION = "Does supervision help contrastive methods in transfer? (The paper: not on CIFAR.)"
@@ -296,7 +296,7 @@ def collapse_lines(evidence: Evidence) -> list[str]:
     ]
 
 
-def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
+def prevents(without: Row, row: Row, others: PooledDeviation | None) -> tuple[str, str]:
     """Verdict and numbers. Cells have one seed: the interval borrows the deviation of the longer runs."""
     missing_reasons = {cell.missing_reason for cell in (without, row)} - {""}
     if missing_reasons:

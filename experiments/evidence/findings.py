@@ -29,7 +29,7 @@ from experiments.evidence.results import (
     waiting,
 )
 from experiments.evidence.tables import stated_alphas, table, tie_note, unique
-from supancl.errors import counted
+from supancl.errors import plural
 
 PAGE = "RESULTS.md"
 # measure -> title in the small table
@@ -245,7 +245,7 @@ def open_lines(evidence: Evidence, imagenet: str) -> str:
         lines.append(f"Anything about {join_names(absent)}: no run is done.")
     if unfinished:
         names = ", ".join(step.name for step in unfinished[:4]) + ", ..." * (len(unfinished) > 4)
-        lines.append(f"{counted(len(unfinished), 'planned run')} not done: {names}.")
+        lines.append(f"{plural(len(unfinished), 'planned run')} not done: {names}.")
     return "\n".join(f"- {line}" for line in [*lines, *([imagenet] if imagenet else [])])
 
 

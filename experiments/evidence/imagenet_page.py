@@ -9,9 +9,9 @@ from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
 from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.recipes import recipe
-from supancl.stats import Pooled, pooled
+from supancl.stats import PooledDeviation, pooled_deviation
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
@@ -70,7 +70,7 @@ def imagenet_line(folder: Path) -> str:
     done = len(plan.steps) - len(waiting(plan, evidence.results))
     return (
         f"Whether it holds for photographs: [a study of ImageNet images of 64 px](#{ANCHOR}) has {done} of "
-        f"{counted(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
+        f"{plural(len(plan.steps), 'run')}, several seeds of {' and '.join(several) or 'no method'} only"
         + f", and collapsed runs of {' and '.join(collapsed)}" * bool(collapsed)
         + "."
     )
@@ -129,9 +129,9 @@ collapse at this learning rate, not how much they help a network that trains wel
     )
 
 
-def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
+def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
     """The deviation over seeds, pooled over the methods that have several."""
-    return pooled(row.values(measure) for row in rows.values() if not row.collapsed)
+    return pooled_deviation(row.values(measure) for row in rows.values() if not row.collapsed)
 
 
 def differences(rows: Mapping[str, Row]) -> str:
@@ -209,7 +209,7 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
 def left_over(evidence: Evidence) -> str:
     unfinished = waiting(evidence.plan, evidence.results)
     missing = (
-        f"{counted(len(unfinished), 'run')}: {', '.join(step.name for step in unfinished)}." if unfinished else "none."
+        f"{plural(len(unfinished), 'run')}: {', '.join(step.name for step in unfinished)}." if unfinished else "none."
     )
     return f"""### Failed, collapsed and not run
 

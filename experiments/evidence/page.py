@@ -59,7 +59,7 @@ from experiments.evidence.tables import (
     table,
     unique,
 )
-from supancl.files import put_between
+from supancl.files import replace_section
 from supancl.paper.numbers import SIX
 
 PETS_TEST_IMAGES = 3_669
@@ -318,4 +318,4 @@ def slug(title: str) -> str:
 
 
 def update_readme(document: Path, evidence: Evidence) -> None:
-    put_between(document, "results", readme_block(evidence))
+    replace_section(document, "results", readme_block(evidence))

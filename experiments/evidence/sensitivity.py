@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
 from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
-from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
+from supancl.stats import pooled_deviation, seed_stats, t_quantile, welch_interval
 
 NEAR_ZERO = 0.02  # points; with two decimals such an interval seems to end at 0
 
@@ -84,7 +84,7 @@ def by_methods_alone(evidence: Evidence) -> tuple[int, int] | None:
     if len(lent) in (0, len(rows)):
         return None
     differences = all_differences(evidence)
-    others = [pooled(row.values(difference.measure) for row in lent) for difference in differences]
+    others = [pooled_deviation(row.values(difference.measure) for row in lent) for difference in differences]
     without_alphas = [
         gap(difference.ours, difference.theirs, other) for difference, other in zip(differences, others, strict=True)
     ]
@@ -108,7 +108,7 @@ def by_lender(evidence: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]
             gap(
                 difference.ours,
                 difference.theirs,
-                pooled(row.values(difference.measure) for row in lenders if row is not left),
+                pooled_deviation(row.values(difference.measure) for row in lenders if row is not left),
             )
             for left in lenders
         ]
@@ -194,7 +194,7 @@ def bold_line(evidence: Evidence) -> str:
     freedoms, differences = set[int](), all_differences(evidence)
     for difference in differences:
         lent = (row.values(difference.measure) for row in evidence.lender_rows)
-        used = pooled(lent if difference.gap.borrowed else (difference.ours, difference.theirs))
+        used = pooled_deviation(lent if difference.gap.borrowed else (difference.ours, difference.theirs))
         freedoms |= {used.freedom} if used is not None and difference.gap.low is not None else set()
     reach = ", ".join(
         f"{t_quantile(many, len(differences)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)

@@ -21,7 +21,7 @@ from experiments.evidence.results import (
     mean_text,
     waiting,
 )
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.paper.numbers import CIFAR, COLLAPSE, METRIC_IMAGENET, SIX
 from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
@@ -331,7 +331,7 @@ def not_finished(evidence: Evidence) -> str:
     unfinished = waiting(evidence.plan, evidence.results)
     listed = {title: [step.name for step in unfinished if step.stage == stage] for stage, title in STAGES.items()}
     missing = [f"- {title}: {', '.join(names)}" for title, names in listed.items() if names]
-    count = f"{counted(len(unfinished), 'run')}."
+    count = f"{plural(len(unfinished), 'run')}."
     text = "\n".join([count, "", *missing]) if unfinished else "nothing; the plan is done."
     return f"""## Failed, collapsed and missing
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
 from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
 from supancl.files import jsonable, write_text
@@ -213,9 +213,7 @@ def choose_classes(
         groups["others"] = ungrouped
     classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
     if len(classes) < 2:
-        raise BadInput(
-            f"{source}: {counted(len(classes), 'class', 'classes')} to show; name two or more with --classes"
-        )
+        raise BadInput(f"{source}: {plural(len(classes), 'class', 'classes')} to show; name two or more with --classes")
     groups = groups or {"": classes}
     return FigureClasses(
         classes, {group: [classes.index(name) for name in members] for group, members in groups.items()}
@@ -264,7 +262,7 @@ def find_class(name: str, class_names: Sequence[str], source: str) -> str:
             *class_names,
             *(CLASS_TITLES[class_name] for class_name in class_names if class_name in CLASS_TITLES),
         }
-        raise BadInput(f"{source}: no class {name!r}{nearest(name, spellings)}")
+        raise BadInput(f"{source}: no class {name!r}{did_you_mean(name, spellings)}")
     return match
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.paper.tables.runs import package_recipe, package_recipe_forms
 from supancl.recipes import Recipe
@@ -389,5 +389,5 @@ def table_name(text: str) -> str:
     short_names = {name.lower().replace(".", ""): name for name in LAYOUTS}
     if short not in short_names:
         requested = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
-        raise BadInput(f"unknown table {text!r}{nearest(requested, LAYOUTS)}")
+        raise BadInput(f"unknown table {text!r}{did_you_mean(requested, LAYOUTS)}")
     return short_names[short]

@@ -9,7 +9,7 @@ from typing import Any
 
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import present_benchmarks
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.paper.collapse import cell_name, cell_recipe, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
 from supancl.paper.tables.entries import MONITOR, PROJECTOR_FEATURES
@@ -130,7 +130,7 @@ class Plan:
         if not untrained:
             return "nothing is left to train"
         epochs = max(run.recipe.train.epochs for run in untrained)
-        to_train = f"{counted(len(untrained), 'run')} of {counted(epochs, 'epoch')} to train"
+        to_train = f"{plural(len(untrained), 'run')} of {plural(epochs, 'epoch')} to train"
         started = [run for run in self.runs if run.images_per_second]
         if not started and trial is None:
             return f"{to_train}; how long that takes is measured once the data are open"
