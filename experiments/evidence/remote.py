@@ -316,8 +316,8 @@ class Remote:
             for chunk in chunks:
                 file.write(chunk.read_bytes())
         try:
-            with tarfile.open(archive) as archive:
-                archive.extractall(self.kernels, filter="data")
+            with tarfile.open(archive) as tar:
+                tar.extractall(self.kernels, filter="data")
             say(f"kernels of an earlier machine: {sum(1 for _ in self.kernels.rglob('*'))} files")
         except (OSError, EOFError, tarfile.TarError) as error:
             say(f"kernels of an earlier machine could not be read: {error}")

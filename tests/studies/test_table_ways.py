@@ -216,7 +216,7 @@ def test_a_detector_of_a_moved_run_is_known_by_its_weights(tmp_path: Path, monke
     stale = make_detector(tmp_path / "stale", str(run), 60.0, weights="bbbb")
     filled = laid("4", run, stale)
     assert not cells(filled, "ap")
-    assert any("stale: is of other weights" in note for note in filled.notes)
+    assert any("stale: has other weights" in note for note in filled.notes)
 
 
 def test_detectors_of_other_settings_are_not_ranked_together(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from supancl.paper.tables.runs import read_entries
 from supancl.weights.encoder_file import load_encoder, save_encoder
 from tests.files import TINY, class_folders, supancl
 
-CHANGED = "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
+CHANGED = "was measured with other weights than the run has now (before its last epoch?); measure it again"
 
 
 def table_of(run: Path) -> FilledTable:

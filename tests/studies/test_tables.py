@@ -339,7 +339,7 @@ def test_the_command_prints_and_gives_json(tmp_path: Path, capsys) -> None:
     assert main(["tables", "f1", str(run), "--json", str(kept)]) == 0
     printed_text = capsys.readouterr().out
     assert "Table F.1" in printed_text
-    assert "nothing measured yet of alpha 0.5: supancl evaluate transfer would fill it" in printed_text
+    assert "not measured yet: alpha 0.5; supancl evaluate transfer would fill it" in printed_text
     content = json.loads(kept.read_text())
     assert content["label"] == "table:alpha"
     assert content["lines"][0]["paper"]["average"]["mean"] == 69.33
@@ -367,7 +367,7 @@ PETS = {
 @pytest.mark.parametrize(("change", "why"), [
     ({"metric": "top-1"}, "has other settings (metric top-1)"),
     ({"view": "margin", "layer": "layer3"}, "has other settings (view margin, layer layer3)"),
-    ({"partial": True}, "is of a data set that was not whole"),
+    ({"partial": True}, "was measured on an incomplete data set"),
     ({"overlaps_training": True}, "was measured on images that the run was trained on"),
     ({"source": "mine/pets"}, "is of mine/pets, not of pets@ROOT, the data set that the table means"),
 ])  # fmt: skip

@@ -32,8 +32,8 @@ def check_base(base: Recipe) -> None:
     check_supervised_target(base)
     if base.train.on_collapse == "stop":
         raise BadInput(
-            "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN to set "
-            "beside the paper's; leave it at warn"
+            "train.on_collapse = 'stop' would end a run when it collapses, before its k-NN is measured; "
+            "leave it at warn"
         )
     check_monitored(base)
 

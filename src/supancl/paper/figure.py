@@ -206,9 +206,9 @@ def choose_classes(
     grouped_names = [name for group in groups.values() for name in group]
     outside = [name for name in grouped_names if name not in listed]
     if requested and outside:
-        raise BadInput(f"--groups: {outside[0]!r} is not in --classes; add it there, or leave --classes out")
+        raise BadInput(f"--groups: {outside[0]!r} is not in --classes; add it there or omit --classes")
     if repeated := next((name for name in grouped_names if grouped_names.count(name) > 1), None):
-        raise BadInput(f"--groups: {repeated!r} is named twice; a class has one group")
+        raise BadInput(f"--groups: {repeated!r} is in two groups; a class has one group")
     if groups and (ungrouped := [name for name in listed if name not in grouped_names]):
         groups["others"] = ungrouped
     classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
@@ -228,7 +228,7 @@ def default_classes(class_names: Sequence[str], source: str) -> tuple[list[str],
     if len(class_names) <= MAX_DEFAULT_CLASSES:
         return list(class_names), {}
     raise BadInput(
-        f"{source}: it has not the paper's 15 dog and 5 bird classes; name some of its {len(class_names)} classes "
+        f"{source}: does not have the paper's 15 dog and 5 bird classes; choose from its {len(class_names)} classes "
         f"with --classes, such as {','.join(class_names[:3])}"
     )
 
@@ -283,7 +283,7 @@ def extract_panel(
     for name, label in zip(figure_classes.classes, ids, strict=True):
         if not bool((split.labels == label).any()):
             raise BadInput(
-                f"{evaluated.where}: no image of class {name!r} among those to show ({split_name}); name "
+                f"{evaluated.where}: no image of class {name!r} in {split_name}; choose "
                 "other --classes, or another --split"
             )
     images = split.take(positions)
@@ -309,8 +309,8 @@ def check_same_images(first: PanelImages, other: PanelImages, split: str) -> Non
     if first_names != other_names or not torch.equal(first.features.labels, other.features.labels):
         raise BadInput(
             f"{first.evaluated.where} and {other.evaluated.where} would show different images (--split "
-            f"{split}): their data or their held-out images differ; name a source that has "
-            "a test split with --data, and --split test"
+            f"{split}), because their data or held-out images differ; give --data with a source that has a test split, "
+            "and --split test"
         )
 
 

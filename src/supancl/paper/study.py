@@ -70,9 +70,9 @@ def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Ro
         data = data_of(base)
         if data.test is None:
             source = base.data.source
-            raise BadInput(f"--on-test: {source} has no test split; leave it out to judge on held-out images")
+            raise BadInput(f"--on-test: {source} has no test split; omit --on-test to evaluate on held-out images")
         return rows, data
-    with_holdout, data = open_held_out(base, "study", sweep.reporter, " (--on-test judges on the test split)")
+    with_holdout, data = open_held_out(base, "study", sweep.reporter, " (--on-test uses the test split)")
     if with_holdout is not base:
         rows = {
             name: row.with_set({"data.holdout": with_holdout.data.holdout}, because="study")

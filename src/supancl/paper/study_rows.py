@@ -79,15 +79,15 @@ def check_supervised_target(base: Recipe) -> None:
     if not isinstance(base.loss, Align) or base.heads.predictor is None:
         raise BadInput(f"{base.name} is not a SupSiam or SupBYOL recipe; this study varies their supervised target")
     if not base.loss.supervised:
-        raise BadInput(f"{base.name} has alpha = 1, so a supervised target has nothing to do; take supsiam or supbyol")
+        raise BadInput(f"{base.name} has alpha = 1, so it has no supervised target; use supsiam or supbyol")
 
 
 def check_pool(base: Recipe) -> None:
     check_supervised_target(base)
     if base.pool.kind not in ("queue", "class-queues"):
         raise BadInput(
-            f"{base.name} has pool.kind = {base.pool.kind!r}, from which no M targets can be drawn; "
-            "take supsiam or supbyol, or --set pool.kind=queue"
+            f"{base.name} has pool.kind = {base.pool.kind!r}, which has no M targets to draw; "
+            "use supsiam or supbyol, or --set pool.kind=queue"
         )
 
 
@@ -95,9 +95,7 @@ def check_supcon(base: Recipe) -> None:
     loss = base.loss
     is_supcon = isinstance(loss, Contrast) and loss.supervised and loss.against == "both-views"
     if not is_supcon or base.pool.kind != "none":
-        raise BadInput(
-            f"{base.name} is not a SupCon recipe without a pool; a memory bank is added to one, such as cifar100.supcon"
-        )
+        raise BadInput(f"{base.name} is not a SupCon recipe without a pool; use one, such as cifar100.supcon")
 
 
 # --- the paper's averages ---------------------------------------------------------------------------------------------
@@ -131,7 +129,7 @@ STUDIES: dict[str, Study] = {
         pool_average,
     ),
     "positives": Study(
-        "M, how many positives are drawn from the pool (Table F.2)",
+        "M, the number of positives drawn from the pool (Table F.2)",
         "positives",
         "Table F.2",
         "f2",
@@ -164,7 +162,7 @@ STUDIES: dict[str, Study] = {
         batch_average,
     ),
     "alpha": Study(
-        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one take `supancl alpha`",
+        "alpha, trained on all classes (Tables 1, 3, F.1); to choose one, use `supancl alpha`",
         "alpha",
         "Table F.1",
         "f1",

@@ -20,30 +20,30 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", nargs="?", metavar="N", help="of the paper's figure; without one: which there are")
-    parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"a panel each: {ENCODER}")
-    parser.add_argument("--data", help="the images: anything that pretrain's --data takes (default: the runs' own)")
+    parser.add_argument("number", nargs="?", metavar="N", help="number of the paper's figure (default: list them)")
+    parser.add_argument("runs", nargs="*", metavar="[TITLE=]RUN", help=f"one panel each: {ENCODER}")
+    parser.add_argument("--data", help="the images: as for pretrain's --data (default: the runs' training data)")
     parser.add_argument(
         "--classes",
         metavar="A,B|FILE",
-        help="class names, or a file with one in a line (default: the "
-        "paper's 15 dogs and 5 birds where the data have them, else all where they are at most 20)",
+        help="class names, or a file with one per line (default: the "
+        "paper's 15 dogs and 5 birds if the data have them, else all if at most 20)",
     )
     parser.add_argument(
         "--groups",
         action="append",
         default=[],
         metavar="GROUP=A,B",
-        help="classes with a family of colours of their own; may be given several times",
+        help="classes that share a family of colours; may be repeated",
     )
     parser.add_argument("--split", default="held-out", choices=("held-out", "test", "train"), help="(default held-out)")
-    parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images of a class at most (default 50)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of images and of t-SNE (default 0)")
+    parser.add_argument("--per-class", type=int, default=50, metavar="N", help="images per class at most (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of images and of t-SNE (default 0)")
     parser.add_argument(
         "--out",
         default="figure3.png",
         metavar="FILE",
-        help="a .png, .svg or .pdf (default figure3.png); a .json with the numbers goes beside it",
+        help="a .png, .svg or .pdf (default figure3.png); the numbers go to a .json next to it",
     )
     add_feature_flags(parser)
 
@@ -56,7 +56,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         raise BadInput(f"unknown figure {args.number!r}{did_you_mean(number, descriptions)}")
     if number != "3" or not args.runs:
         if args.runs:
-            raise BadInput(f"figure {number} takes no run: {descriptions[number]}")
+            raise BadInput(f"figure {number} needs no run: {descriptions[number]}")
         descriptions = {number: descriptions[number]} if number else descriptions
         for name, text in descriptions.items():
             console.print(f"Figure {name}: {text}")
@@ -98,7 +98,7 @@ def check_out(out: Path) -> None:
     if out.suffix.lower() not in FORMATS:
         raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
     if out.is_dir():
-        raise BadInput(f"--out {out}: is a folder; name a file")
+        raise BadInput(f"--out {out}: is a folder; give a file")
     check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
 
@@ -124,8 +124,8 @@ def requested_classes(classes: str | None, groups: Sequence[str]) -> tuple[list[
     for text in groups:
         group, equals, members = text.partition("=")
         if not equals or not group.strip() or not names(members):
-            raise BadInput(f"--groups {text}: wanted GROUP=A,B, such as dogs=Doberman,Rottweiler")
+            raise BadInput(f"--groups {text}: must be GROUP=A,B, such as dogs=Doberman,Rottweiler")
         grouped.setdefault(group.strip(), []).extend(names(members))
     if classes is not None and not listed:
-        raise BadInput(f"--classes {classes}: no class is named")
+        raise BadInput(f"--classes {classes}: no class name in it; give names or a file with one per line")
     return listed, grouped

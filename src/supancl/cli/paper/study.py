@@ -25,16 +25,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="|".join(STUDIES),
         help="; ".join(f"{name}: {study.help}" for name, study in STUDIES.items()),
     )
-    parser.add_argument("recipe", help="a recipe; all rows share its settings but for what the study varies")
+    parser.add_argument("recipe", help="a recipe; rows differ from it only in what the study varies")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all of the study's)")
+    parser.add_argument("--rows", metavar="A,B", help="only these rows (default: all)")
     add_run_flags(parser)
     parser.add_argument(
         "--on-test",
         action="store_true",
-        help="judge on the test split, to report and not to choose by (default: held-out images)",
+        help="evaluate on the test split, to report, not to choose (default: held-out images)",
     )
-    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same one again goes on")
+    parser.add_argument("--out", help="folder (default: runs/study-WHAT-NNN); the same folder again continues")
     add_recipe_flags(parser)
 
 

@@ -28,14 +28,14 @@ ENDINGS = {"text": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     table_names = ", ".join(LAYOUTS)
-    parser.add_argument("name", metavar="NAME", help=f"one of {table_names}; table5 and f1 are understood too")
+    parser.add_argument("name", metavar="NAME", help=f"one of {table_names}; table5 and f1 work too")
     parser.add_argument(
         "runs",
         metavar="RUN",
         nargs="*",
         default=[],
-        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; with neither "
-        "RUN nor --data: the paper's alone",
+        help="run folders, studies, detectors, toy studies, folders with evaluate/*.json; without "
+        "RUN and --data: the paper's numbers alone",
     )
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="of the table (default text)")
     parser.add_argument(
@@ -43,12 +43,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="file to write instead of the screen; with --data the folder of the runs (default runs/table-NAME)",
     )
-    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets that the columns are of")
-    parser.add_argument("--family", choices=FAMILIES, help="recipes that are trained (default: the paper's)")
-    parser.add_argument("--recipe", help="recipe whose rows are trained, for tables that vary one (default: supsiam)")
+    parser.add_argument("--benchmarks", metavar="ROOT", help="folder with the data sets of the columns")
+    parser.add_argument("--family", choices=FAMILIES, help="recipes to train (default: the paper's)")
+    parser.add_argument("--recipe", help="recipe to vary, for tables that vary one (default: supsiam)")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
-    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all of the table's)")
-    parser.add_argument("--dry-run", action="store_true", help="show the plan and its time, and stop")
+    parser.add_argument("--rows", metavar="A,B", help="train only these rows (default: all)")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and the expected time, then stop")
     add_run_flags(parser)
     add_recipe_flags(parser)
 
@@ -60,8 +60,8 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     trains = any((*for_training, args.dry_run, args.retry, args.jobs, args.seeds != 1))
     if trains and args.runs:
         raise BadInput(
-            f"{args.runs[0]}: runs that are there are laid out as they are; leave them out to train the "
-            "table's rows, or leave out the flags for training"
+            f"{args.runs[0]}: a table is filled from RUN or trained, not both; omit RUN to train the "
+            "table's rows, or omit the flags for training"
         )
     return make_table(layout, args, console) if trains else lay_out(layout, args, console)
 
@@ -70,7 +70,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
     """Print the table of these runs, or write it to a file."""
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
-        raise BadInput(f"--out {out}: is a folder; name a file")
+        raise BadInput(f"--out {out}: is a folder; give a file")
     if out is not None and (why := why_unwritable(out.parent)):
         raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
@@ -122,8 +122,8 @@ def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
     console.print(table(f"Table {plan.layout.name}: {plural(len(rows), 'run')}", ["run", "recipe", "state"], rows))
     console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
     if plan.without_recipe:
-        console.print(f"without a recipe, so not trained: {', '.join(plan.without_recipe)}")
+        console.print(f"not trained, because there is no recipe: {', '.join(plan.without_recipe)}")
     failed_before = [name for name, state in states.items() if state == FAILED]
     if failed_before and not sweep.retry:
-        console.print(f"failed before, and not tried again without --retry: {', '.join(failed_before)}")
+        console.print(f"failed before; --retry trains them again: {', '.join(failed_before)}")
     return states

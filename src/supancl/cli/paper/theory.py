@@ -14,7 +14,7 @@ from supancl.paper.theory.checks import Check, Settings
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="of the populations, weights and samples (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of populations, weights and samples (default 0)")
     parser.add_argument(
         "--samples",
         type=int,

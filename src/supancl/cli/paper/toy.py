@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--reading",
         choices=tuple(READINGS),
         default="near",
-        help="of App. B: literal, or near to the paper's levels (default; docs/toy-readings.md)",
+        help="of App. B: literal, or near (default), which matches the paper's levels better (docs/toy-readings.md)",
     )
     parser.add_argument("--out", metavar="DIR", help="folder for tables, figure and toy.json (default runs/toy-NNN)")
 
@@ -39,7 +39,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
     folder = Path(args.out) if args.out else next_folder("toy")
     if (folder / "toy.json").exists():
-        raise BadInput(f"{folder} holds a toy study already; give another --out")
+        raise BadInput(f"{folder} already holds a toy study; give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

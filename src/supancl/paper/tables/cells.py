@@ -149,8 +149,8 @@ def _lines_by_data_pair(layout: Layout, placed: Sequence[tuple[str, Group]]) -> 
         family = group.entries[0].pretrained_on
         if (family, method) in by_cell:
             raise BadInput(
-                f"Table {layout.name} has one cell for {family}.{method}, and the runs have two settings of "
-                f"it: {by_cell[family, method].description}; and {group.description}; give the runs of one of them"
+                f"Table {layout.name} has one cell for {family}.{method}, but the runs have two settings of "
+                f"it: {by_cell[family, method].description}; and {group.description}; give the runs of one setting"
             )
         by_cell[family, method] = group
     families = list(dict.fromkeys(family for family, _ in by_cell))
@@ -199,7 +199,7 @@ def _line_notes(layout: Layout, lines: Sequence[Line], placed: Sequence[tuple[st
     notes = [f"{name}: {group.description}" for name, group in named_groups]
     missing = list(dict.fromkeys(name for name, group in named_groups if id(group) in empty))
     if missing:
-        notes.append(f"nothing measured yet of {', '.join(missing)}: {_advice_to_fill(layout)}")
+        notes.append(f"not measured yet: {', '.join(missing)}; {_advice_to_fill(layout)}")
     return list(dict.fromkeys(notes))
 
 
@@ -238,7 +238,7 @@ def _summarize(layout: Layout, lines: Sequence[Line], section: Section) -> list[
     location = f" in {section.title}" if section.title else ""
     title = layout.column_title(kind)
     if not common or (kind == "rank" and len(our_lines) < 2):
-        return [f"{title}{location}: blank, it takes {'two lines with ' if kind == 'rank' else ''}a data set in common"]
+        return [f"{title}{location}: blank, it needs {'two lines with ' if kind == 'rank' else ''}a data set in common"]
     if kind == "rank":
         ranks = average_ranks([[line.ours[column].mean for column in common] for line in our_lines])
         for line, rank in zip(our_lines, ranks, strict=True):
@@ -314,7 +314,7 @@ def _procedure_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
             notes.setdefault(note, []).append(title)
     texts = [f"{', '.join(titles)}: {note}" for note, titles in notes.items()]
     if any("held-out images" in note and ("probe" in note or note.startswith("held-out")) for note in notes):
-        texts.append("the paper's k-NN and linear accuracies are of test images")
+        texts.append("the paper's k-NN and linear accuracies are on test images")
     return texts
 
 
@@ -332,7 +332,7 @@ def _deviation_notes(layout: Layout, lines: Sequence[Line]) -> list[str]:
         fewer = [column for column, score in line.ours.items() if column != "rank" and score.n < runs]
         if fewer:
             notes.append(
-                f"{layout.line_name(line.head)}: of fewer runs than n: "
+                f"{layout.line_name(line.head)}: fewer runs than n in "
                 f"{', '.join(f'{layout.column_title(column)} ({line.ours[column].n})' for column in fewer)}"
             )
     return notes

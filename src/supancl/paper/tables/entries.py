@@ -179,17 +179,15 @@ class Entry:
             {key: value for key, value in unusual(evaluation).items() if key not in free_settings},
         )
         if on_training_data and self.recipe is not None and source and not self._is_training_data(source):
-            return f"is of {source}, not of the data it was trained on"
+            return f"was measured on {source}, not on the data of the run"
         if not free_settings and data_set in BENCHMARKS and source and data_set not in (source, registered(source)):
-            return f"is of {source}, not of {data_set}@ROOT, the data set that the table means"
+            return f"was measured on {source}, not on {data_set}@ROOT, the data set of the table"
         if isinstance(evaluation.get("weights"), str) and self.encoder_checksum not in ("", evaluation["weights"]):
-            return (
-                "is of other weights than the run's encoder has now (judged before its last epoch?); measure it again"
-            )
+            return "was measured with other weights than the run has now (before its last epoch?); measure it again"
         if evaluation.get("overlaps_training"):
             return "was measured on images that the run was trained on"
         if evaluation.get("partial"):
-            return "is of a data set that was not whole"
+            return "was measured on an incomplete data set"
         if "layer" in free_settings:
             layer_and_split = str(evaluation.get("layer", "pooled")), str(evaluation.get("split", "held-out"))
             changed |= (
@@ -214,7 +212,7 @@ class Entry:
         by_setting: dict[str, dict[int, float]] = {}
         for detector in self.detectors:
             if detector.weights and self.encoder_checksum and detector.weights != self.encoder_checksum:
-                self.excluded.add(f"{detector.path}: is of other weights than {self.path} has now; train it again")
+                self.excluded.add(f"{detector.path}: has other weights than {self.path} now; train it again")
             elif detector.seed in by_setting.setdefault(detector.how, {}):
                 self.excluded.add(f"{detector.path}: not counted, it has seed {detector.seed} of another detector")
             elif (number := detector.scores.get(score)) is not None:

@@ -310,7 +310,7 @@ LAYOUTS: dict[str, Layout] = {
             "transfer to toy classes by alpha",
             "toy data (App. B)",
             row_of=by_alpha_of_toy,
-            requirement="it takes a toy study (supancl paper toy)",
+            requirement="it needs a toy study (supancl paper toy)",
         ),
         _ALPHA("3", "fine-grained transfer by alpha", RESNET),
         _METHOD(
@@ -356,7 +356,7 @@ LAYOUTS: dict[str, Layout] = {
             by_batch,
             batch_head_of,
             batch_head,
-            "every method has a place",
+            "every method has a row",
         ),
         _METHOD(
             "G.1",

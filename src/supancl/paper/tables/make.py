@@ -52,10 +52,10 @@ def notes(plan: Plan, failed: dict[str, Failed]) -> list[str]:
     absent = [name for name in plan.data_sets if name not in plan.available_data_sets]
     reason = f"not in {plan.benchmarks}" if plan.benchmarks else "no --benchmarks ROOT"
     if absent:
-        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data where NAME says how to lay one out)")
+        texts.append(f"{reason}, so blank: {', '.join(absent)} (supancl data where NAME shows how to lay one out)")
     if "ap" in plan.layout.paper.columns:
         texts.append("VOC AP: supancl detect train RUN --data VOC --out RUN/detect, then this command again")
-    return [*texts, *(f"failed, and in no line: {name}: {failure.reason}" for name, failure in failed.items())]
+    return [*texts, *(f"failed and left out: {name}: {failure.reason}" for name, failure in failed.items())]
 
 
 def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
@@ -68,8 +68,8 @@ def train(plan: Plan, sweep: Sweep) -> dict[str, Failed]:
         if not any(run.images_per_second for run in plan.runs):
             trial = len(data.train), time_steps(first.recipe, data)
             sweep.reporter.note(
-                f"{plan.estimate(sweep.jobs_for(first.recipe), trial)} (by trial steps of "
-                f"{first.name} that were not compiled; on a GPU runs are faster)"
+                f"{plan.estimate(sweep.jobs_for(first.recipe), trial)} (from uncompiled trial "
+                f"steps of {first.name}; on a GPU runs are faster)"
             )
         failed |= sweep.train({run.name: run.recipe for run in runs}, data).failed
     return failed

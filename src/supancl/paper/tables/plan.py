@@ -133,7 +133,7 @@ class Plan:
         to_train = f"{plural(len(untrained), 'run')} of {plural(epochs, 'epoch')} to train"
         started = [run for run in self.runs if run.images_per_second]
         if not started and trial is None:
-            return f"{to_train}; how long that takes is measured once the data are open"
+            return f"{to_train}; the time is measured when the data are open"
         images_per_epoch, rate = trial or (
             max(int(RunFolder(run.folder).read_data()[0].get("train") or 0) for run in started),
             sum(run.images_per_second or 0.0 for run in started) / len(started),
@@ -173,12 +173,12 @@ def make_plan(layout: Layout, request: Request, sweep: Sweep) -> Plan:
     check_overrides(request.overrides, {"train.seed": "--seeds N"})
     root = Path(request.benchmarks) if request.benchmarks else None
     if root is not None and not root.is_dir():
-        raise BadInput(f"--benchmarks {root}: no such folder; give the one that holds the data sets' folders")
+        raise BadInput(f"--benchmarks {root}: no such folder; give the folder that holds the data sets")
     rows, without_recipe = table_rows(layout, request)
     rows = {name: hold_out_for_ridge(layout, row) for name, row in choose_rows(rows, request.rows, "table").items()}
     for row in rows.values():
         if not row.data.source:
-            raise BadInput(f"Table {layout.name} trains {row.name}; name the data to train on with --data")
+            raise BadInput(f"Table {layout.name} trains {row.name}; give its training data with --data")
         check_monitored(row)
     recipes = sweep.with_seeds(rows, f"Table {layout.name}")
     runs = tuple(PlannedRun(name, recipe, sweep.out / name) for name, recipe in recipes.items())
@@ -199,7 +199,7 @@ def hold_out_for_ridge(layout: Layout, row: Recipe) -> Recipe:
 def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
     """The table's rows as recipes, and the names of the recipes that do not exist."""
     if layout.name == "2":
-        raise BadInput("Table 2 is of toy data: supancl paper toy --out DIR, then supancl paper table 2 DIR")
+        raise BadInput("Table 2 needs a toy study: supancl paper toy --out DIR, then supancl paper table 2 DIR")
     families = (request.family,) if request.family else PAPERS_FAMILY.get(layout.name, ("imagenet100",))
     if layout.by_method:
         return _cifar_rows(layout, families, request)
@@ -212,7 +212,9 @@ def table_rows(layout: Layout, request: Request) -> tuple[Rows, list[str]]:
         check_base(base)
         return {cell_name(key): cell_recipe(base, *key) for key in COLLAPSE_CELLS}, []
     if request.recipe:
-        raise BadInput(f"--recipe {request.recipe}: Table {layout.name} has a row a method; give --family or --rows")
+        raise BadInput(
+            f"--recipe {request.recipe}: Table {layout.name} has one row per method; give --family or --rows"
+        )
     methods = next(iter(layout.paper.rows.values()))
     return _rows_with_recipe({method: f"{families[0]}.{method}" for method in methods}, request)
 
@@ -248,7 +250,7 @@ def _cifar_rows(layout: Layout, families: Sequence[str], request: Request) -> tu
     """Table H.1: every method on CIFAR-10 and on CIFAR-100, from --benchmarks or, for one of them, from --data."""
     if "data.source" in request.overrides and len(families) > 1:
         raise BadInput(
-            "Table H.1 is trained on two data sets: give --benchmarks ROOT with both, or one of them with "
+            "Table H.1 needs two data sets; give --benchmarks ROOT with both, or train on one of them with "
             "--family cifar10 --data SOURCE"
         )
     rows, without_recipe = _rows_with_recipe(

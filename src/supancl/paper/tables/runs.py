@@ -169,7 +169,7 @@ def read_entries(paths: Sequence[str]) -> list[Entry]:
         path = Path(text)
         if not path.is_dir():
             raise BadInput(
-                f"{text}: no such folder; name run folders, studies, detectors, or folders with evaluate/*.json"
+                f"{text}: no such folder; give run folders, studies, detectors, or folders with evaluate/*.json"
             )
         entries, detectors_here = _entries_in(path)
         detectors += detectors_here
@@ -233,7 +233,7 @@ def _entries_in(path: Path) -> tuple[list[Entry], list[ScoredDetector]]:
     if not entries and not detectors:
         raise BadInput(
             f"{path}: no run (recipe.json), no evaluate/*.json, no toy.json and no detector (detect.json) "
-            "here or one folder below; name run folders, studies, or folders with evaluate/*.json"
+            "here or one folder below; give run folders, studies, or folders with evaluate/*.json"
         )
     return entries, detectors
 
@@ -293,7 +293,7 @@ def _toy_entries(path: Path) -> list[Entry]:
             entries.append(Entry(path, trained, values=values | {"alpha": float(row["alpha"])}, conditions=conditions))
     except (KeyError, TypeError, ValueError, AttributeError, BadInput):
         raise BadInput(
-            f"{path / 'toy.json'}: not what supancl paper toy writes; run it again with another --out"
+            f"{path / 'toy.json'}: not a result of supancl paper toy; run that again with another --out"
         ) from None
     return entries
 
