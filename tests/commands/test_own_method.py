@@ -38,7 +38,7 @@ from supancl.core.encoders import BUILDERS
 from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Stored
 from supancl.distributed import RowRange
-from supancl.paper.tables.layouts import BEYOND, LAYOUTS
+from supancl.paper.tables.layouts import LAYOUTS, NO_PAPER_ROW
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _failed_to_start
 from supancl.training.trainer import Trainer
@@ -665,7 +665,7 @@ def test_no_run_of_ones_own_stands_in_a_row_of_the_papers(name):
     ):
         assert layout.row_of(chosen) not in printed
         assert len(layout.head_of(chosen)) == len(layout.heads)
-    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == BEYOND
+    assert LAYOUTS["8"].row_of(replace(ours, loss=Distant(alpha=0.5))) == NO_PAPER_ROW
     assert LAYOUTS["8"].head_of(replace(ours, pool=Halved())) == LAYOUTS["8"].head_of(ours)
 
 
