@@ -278,7 +278,8 @@ def short(records: list[Record]) -> str:
     libraries = " and ".join(sorted({peer["name"].split()[0] for _, peer in measured}))
     works = ", ".join(record["work"].partition(":")[0].partition(".")[2] for record, _ in measured)
     return (
-        f"Training is {ratios[0]} to {ratios[-1]} times as fast as with {libraries} (images per second on one H200, CIFAR ResNet-18,\n"
+        f"Training is {ratios[0]} to {ratios[-1]} times as fast as with {libraries} (images per second on one H200, "
+        "CIFAR ResNet-18,\n"
         f"augmentation included, measured in one run: {works}; [performance](docs/performance.md)).\n"
     )
 
