@@ -161,8 +161,8 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
 
 def _lower_rank_reports(rank: int, store: Any, if_store_gone: bool) -> bool:
     """Whether a lower rank reports a failure too. Ranks that fail for the same reason fail at about the same time."""
-    until = time.monotonic() + REASON_WAIT
-    while time.monotonic() < until:
+    deadline = time.monotonic() + REASON_WAIT
+    while time.monotonic() < deadline:
         try:
             if any(store.check([f"{FAILURE_KEY}/{lower}"]) for lower in range(rank)):
                 return True
@@ -181,8 +181,8 @@ def _is_connection_error(error: BaseException) -> bool:
 
 def _failure_of_other_rank(ranks: Ranks, store: Any) -> RankFailed | None:
     """What a failed rank has written to the store; waits a second for it."""
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
         for rank in range(ranks.size):
             with suppress(RuntimeError):
                 if rank != ranks.rank and store.check([f"{FAILURE_KEY}/{rank}"]):
