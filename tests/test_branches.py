@@ -20,6 +20,7 @@ from supancl.data.views.specs import LocalCrops
 from supancl.errors import BadInput
 from supancl.recipes.recipe import recipe_from_json
 from supancl.training.trainer import Trainer
+from tests.files import assert_refused, mentions
 from tests.tiny import tiny_data, tiny_recipe
 
 BATCH, INPUT, WIDTH = 7, 4, 5
@@ -333,7 +334,7 @@ def test_a_run_trains_with_local_crops_and_two_views_go_to_the_pool(method):
 
 @pytest.mark.parametrize("method", ["simclr", "supcon", "moco2", "moco3", "supmoco"])
 def test_a_contrastive_method_with_local_crops_is_refused(method):
-    with pytest.raises(BadInput, match=rf"views.local: {method} takes two views .*; set views.local=null"):
+    with pytest.raises(BadInput, match=mentions(f"{method}", "views.local=null")):
         tiny_recipe(method, views__local={"count": 2, "size": 5})
 
 
@@ -342,10 +343,7 @@ def test_an_encoder_of_one_size_with_local_crops_is_refused(name):
     local = {"views.local": {"count": 2, "size": 96}, "encoder.name": name}
     with pytest.raises(BadInput) as caught:
         recipe("imagenet100.supsiam").with_set(local)
-    assert str(caught.value) == (
-        f"views.local.size = 96: encoder {name} takes 224 px only; set views.local=null, "
-        "or choose a convolutional encoder"
-    )
+    assert_refused(str(caught.value), "views.local.size", "96", name, "224 px", "views.local=null")
     same_size = {**local, "views.local": {"count": 2, "size": 224}}
     assert recipe("imagenet100.supsiam").with_set(same_size).views.local.size == 224
 

@@ -8,12 +8,13 @@ import torchvision
 from safetensors.torch import save_file
 
 from supancl.core.encoders import EncoderSpec
-from supancl.detect.export import detectron2_settings, export_detector, exported
+from supancl.detect.export import convert_weights, detectron2_settings, export_detector
 from supancl.detect.model import Normalization, build_detector, open_body
 from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.weights.encoder_file import read_safetensors, save_encoder
+from tests.files import mentions
 
 from .drawn import SIDE, TINY
 
@@ -65,7 +66,7 @@ def test_every_tensor_of_detectron2_s_r50_c4_is_there(tmp_path):
 def test_no_tensor_is_lost_or_told_twice():
     for arch in ("c4", "fpn"):
         detector = build_detector(open_body("random:resnet18")[0], detect_spec(arch), 20, NORMALIZATION)
-        state, what = exported(detector, "detectron2")
+        state, what = convert_weights(detector, "detectron2")
         assert what == arch
         assert len(state) == len(detector.state_dict())
         lost = sum(v.numel() for v in detector.state_dict().values()) - sum(v.numel() for v in state.values())
@@ -86,7 +87,7 @@ def test_anchors_are_put_into_detectron2_s_order():
     with torch.no_grad():
         detector.rpn.head.bbox_pred.bias.copy_(ours.flatten())
         detector.rpn.head.cls_logits.bias.copy_(ours[:, 2])
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     deltas = state["proposal_generator.rpn_head.anchor_deltas.bias"].reshape(-1, 4)
     expected = torch.tensor(theirs)
     assert bool(((deltas - expected).abs() <= 0.5).all())  # torchvision rounds its anchors to pixels
@@ -99,14 +100,14 @@ def test_the_background_moves_to_the_end():
     with torch.no_grad():
         detector.roi_heads.box_predictor.cls_score.bias.copy_(torch.tensor([9.0, 1.0, 2.0]))
         detector.roi_heads.box_predictor.bbox_pred.bias.copy_(torch.arange(12.0))
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     assert state["roi_heads.box_predictor.cls_score.bias"].tolist() == [1.0, 2.0, 9.0]
     assert state["roi_heads.box_predictor.bbox_pred.bias"].tolist() == list(range(4, 12))
 
 
 def test_the_pyramid_has_detectron2_s_names():
     detector = build_detector(open_body("random:resnet18")[0], detect_spec("fpn"), 2, NORMALIZATION)
-    state, _ = exported(detector, "detectron2")
+    state, _ = convert_weights(detector, "detectron2")
     inner = detector.state_dict()["backbone.fpn.inner_blocks.3.0.weight"]
     assert torch.equal(state["backbone.fpn_lateral5.weight"], inner)
     for name in ("backbone.bottom_up.stem.conv1.weight", "backbone.bottom_up.res5.1.conv2.norm.running_var",
@@ -199,20 +200,20 @@ def test_the_settings_know_the_width_of_the_resnet(name, told):
 
 def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     saved_detector(tmp_path / "detector.safetensors", "c4", **TINY)
-    with pytest.raises(BadInput, match="--format caffe: must be one of detectron2, torchvision"):
+    with pytest.raises(BadInput, match=mentions("--format", "caffe", "detectron2", "torchvision")):
         export_detector(str(tmp_path), "caffe", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match=r"x\.yaml: both libraries read \.pth"):
+    with pytest.raises(BadInput, match=mentions("x.yaml", ".pth")):
         export_detector(str(tmp_path), "detectron2", tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text("mine")
-    with pytest.raises(BadInput, match=r"x\.yaml exists"):
+    with pytest.raises(BadInput, match=mentions("x.yaml", "exists")):
         export_detector(str(tmp_path), "detectron2", tmp_path / "x.pth")
     export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match=r"x\.pth exists"):
+    with pytest.raises(BadInput, match=mentions("x.pth", "exists")):
         export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match="there is no folder"):
+    with pytest.raises(BadInput, match=mentions("no folder", "--out")):
         export_detector(str(tmp_path), "torchvision", tmp_path / "nowhere" / "x.pth")
     save_encoder(tmp_path / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
-    with pytest.raises(BadInput, match=r"encoder\.safetensors is no detector of supancl"):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "detector")):
         load_detector(tmp_path / "encoder.safetensors")
     with pytest.raises(BadInput, match="no file"):
         load_detector(tmp_path / "gone.safetensors")
@@ -224,11 +225,11 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"schema_version": "99"}, r"written by a newer supancl \(schema 99, known"),
-        ({"schema_version": "x"}, "its description is damaged"),
-        ({"classes": "["}, "its description is damaged"),
-        ({"classes": '["a"]'}, "its tensors do not fit its description"),
-        ({"spec": '{"iters": 0}'}, "iters = 0: must be at least 1"),
+        ({"schema_version": "99"}, ("schema 99", "newer")),
+        ({"schema_version": "x"}, ("description", "damaged")),
+        ({"classes": "["}, ("description", "damaged")),
+        ({"classes": '["a"]'}, ("description", "tensors")),
+        ({"spec": '{"iters": 0}'}, ("iters = 0", "at least 1")),
     ],
 )
 def test_a_damaged_detector_is_refused(tmp_path, changes, told):
@@ -236,5 +237,5 @@ def test_a_damaged_detector_is_refused(tmp_path, changes, told):
     saved_detector(file, "c4", **TINY)
     weights, metadata = read_safetensors(file)
     save_file(weights, file, metadata={**metadata, **changes})
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=mentions(*told)):
         load_detector(file)

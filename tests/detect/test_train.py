@@ -12,12 +12,13 @@ from supancl.detect.layouts import DetectData, read_voc
 from supancl.detect.metrics import coco_scores
 from supancl.detect.model import Normalization, build_detector
 from supancl.detect.saving import load_detector
-from supancl.detect.scenes import for_training
+from supancl.detect.scenes import prepare_for_training
 from supancl.detect.spec import detect_spec
-from supancl.detect.testing import detect, measure_norms
-from supancl.detect.train import Training, spread, train_detector
+from supancl.detect.testing import detect, recompute_norm_statistics
+from supancl.detect.train import Training, score_stats, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from tests.files import mentions
 
 from ..tiny import Notes
 from .drawn import TINY, annotation, tiny_resnet, write_coco, write_place, write_voc
@@ -35,7 +36,7 @@ def training_of(scenes, overrides, precision="fp32", seed=0):
 
 def scenes_of(root, count, keep_empty=False):
     write_voc(root, {"train": range(count)})
-    return for_training(read_voc(root, LIST), True, keep_empty, 1)
+    return prepare_for_training(read_voc(root, LIST), True, keep_empty, 1)
 
 
 def test_it_learns_sixteen_pictures_by_heart(tmp_path):
@@ -45,12 +46,12 @@ def test_it_learns_sixteen_pictures_by_heart(tmp_path):
     with Batches(scenes, training.spec, CPU, 80) as batches:
         for _ in range(80):
             training.advance(batches)
-        measure_norms(training.detector, batches, 4, "fp32")
+        recompute_norm_statistics(training.detector, batches, 4, "fp32")
     scores = coco_scores(scenes, detect(training.detector, scenes, CPU))
     assert untrained["AP50"] < 20
     assert scores["AP50"] >= 90
     assert scores["AP"] >= 40
-    assert training.mean_since()["loss"] < 2
+    assert training.drain_losses()["loss"] < 2
 
 
 def test_precise_statistics_are_the_mean_over_batches(tmp_path):
@@ -60,7 +61,7 @@ def test_precise_statistics_are_the_mean_over_batches(tmp_path):
     hook = detector.backbone.bn1.register_forward_hook(lambda module, given, out: seen.append(given[0]))
     weights = {name: value.clone() for name, value in detector.named_parameters()}
     with Batches(scenes, training.spec, CPU, 2) as batches:
-        measure_norms(detector, batches, 2, "fp32")
+        recompute_norm_statistics(detector, batches, 2, "fp32")
     hook.remove()
     mean = torch.stack([maps.mean((0, 2, 3)) for maps in seen]).mean(0)
     variance = torch.stack([maps.transpose(0, 1).flatten(1).var(1) for maps in seen]).mean(0)
@@ -75,12 +76,12 @@ def test_pictures_of_nothing_are_trained_on_without_harm(tmp_path):
     folder = write_voc(tmp_path, {"train": range(4)})
     for seed in (0, 1, 2):
         (folder / "Annotations" / f"{seed:06d}.xml").write_text(annotation([]))
-    scenes = for_training(read_voc(tmp_path, LIST), True, True, 1)
+    scenes = prepare_for_training(read_voc(tmp_path, LIST), True, True, 1)
     training = training_of(scenes, {"iters": 4, "batch_size": 2})
     with Batches(scenes, training.spec, CPU, 4) as batches:
         for _ in range(4):
             training.advance(batches)
-    means = training.mean_since()
+    means = training.drain_losses()
     assert set(means) == {"loss", "loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"}
     assert 0 < means["loss"] < 20
 
@@ -92,7 +93,7 @@ def test_half_precision_gives_nearly_the_same_loss(tmp_path):
         training = training_of(scenes, {"iters": 1}, precision)
         with Batches(scenes, training.spec, CPU, 1) as batches:
             training.advance(batches)
-        losses.append(training.mean_since()["loss"])
+        losses.append(training.drain_losses()["loss"])
         assert all(value.dtype == torch.float32 for value in training.detector.parameters())
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
     assert losses[1] != losses[0]
@@ -105,8 +106,8 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
         training.detector.roi_heads.box_predictor.cls_score.bias[0] = float("nan")
     with Batches(scenes, training.spec, CPU, 3) as batches:
         training.advance(batches)
-    with pytest.raises(NonFinite, match=r"not a finite number at or before step 1; try a lower --set lr"):
-        training.mean_since()
+    with pytest.raises(NonFinite, match=mentions("finite", "step 1", "--set lr")):
+        training.drain_losses()
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -145,12 +146,12 @@ def state(folder):
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     whole = run(place, tmp_path / "whole")
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at step 2 of 4, saved; continue with: supancl detect "):
+    with pytest.raises(Interrupted, match=mentions("SIGTERM", "step 2", "4", "supancl detect")):
         run(place, tmp_path / "parts", reporter=StopAt(1))
     assert not (tmp_path / "parts" / "detector.safetensors").exists()
     notes = Notes()
     parts = run(place, tmp_path / "parts", resume=True, reporter=notes)
-    assert "going on at step 2 of 4" in notes.notes
+    assert "continuing at step 2 of 4" in notes.notes
     (step, weights, optimizer), (other, others, moments) = state(tmp_path / "whole"), state(tmp_path / "parts")
     assert step == other == 4
     assert all(torch.equal(value, others[name]) for name, value in weights.items())
@@ -166,7 +167,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
 
 def test_a_signal_at_a_test_saves_first_and_the_test_is_made_up_for(place, tmp_path):
     whole = run(place, tmp_path / "whole", eval_every=2)
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at step 2 of 4, saved"):
+    with pytest.raises(Interrupted, match=mentions("SIGTERM", "step 2", "4")):
         run(place, tmp_path / "parts", reporter=StopAt(1), eval_every=2)
     assert '"test"' not in (tmp_path / "parts" / "metrics.jsonl").read_text()
     parts = run(place, tmp_path / "parts", resume=True, eval_every=2)
@@ -206,9 +207,9 @@ def test_what_a_run_leaves_behind(place, tmp_path):
     again = coco_scores(done.test, detect(saved.detector, done.test, CPU))
     assert again == done.scores
     assert (tmp_path / "run" / "evaluate" / "detect.json").exists()
-    with pytest.raises(BadInput, match="already holds a run; continue it with --resume"):
+    with pytest.raises(BadInput, match=mentions("holds a run", "--resume")):
         run(place, tmp_path / "run")
-    with pytest.raises(BadInput, match=r"lr = 0\.5 differs from 0\.02 in .*detect\.json"):
+    with pytest.raises(BadInput, match=mentions("lr", "0.5", "0.02", "detect.json")):
         run(place, tmp_path / "run", resume=True, lr=0.5, seed=1)
 
 
@@ -217,10 +218,10 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
     data = DetectData(str(tmp_path), "2012")
     train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run")
-    with pytest.raises(BadInput, match="encoder changed since"):
+    with pytest.raises(BadInput, match=mentions("encoder", "changed")):
         train_detector("random:resnet18", data, spec, tmp_path / "run", resume=True)
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
-    with pytest.raises(BadInput, match="the training images changed since"):
+    with pytest.raises(BadInput, match=mentions("training images", "changed")):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
 
 
@@ -229,7 +230,7 @@ def test_other_test_images_are_noticed_on_resume(place, tmp_path):
     files = [str(write_coco(tmp_path / f"{name}.json", seeds)) for name, seeds in (("a", [7]), ("b", [8]))]
     words = (str(place / "encoder.safetensors"), spec, tmp_path / "run")
     train_detector(words[0], DetectData(str(place), "2012", files[0]), *words[1:])
-    with pytest.raises(BadInput, match="the test images changed since"):
+    with pytest.raises(BadInput, match=mentions("test images", "changed")):
         train_detector(words[0], DetectData(str(place), "2012", files[1]), *words[1:], resume=True)
 
 
@@ -240,20 +241,20 @@ def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):
     checkpoints(tmp_path / "run" / "checkpoints")[-1].write_bytes(b"torn")
     again = train_detector(*words, resume=True, reporter=notes)
     assert "is damaged" in notes.warnings[0]
-    assert "going on at step 1 of 2" in notes.notes
+    assert "continuing at step 1 of 2" in notes.notes
     assert again.scores == first.scores
     for file in checkpoints(tmp_path / "run" / "checkpoints"):
         file.unlink()
     assert train_detector(*words, resume=True, reporter=notes).scores == first.scores
     assert any("holds no checkpoint yet: starting at step 0" in note for note in notes.notes)
     save_checkpoint(tmp_path / "run" / "checkpoints", 9, {"step": 9})
-    with pytest.raises(BadInput, match="holds checkpoints of another kind of run"):
+    with pytest.raises(BadInput, match=mentions("checkpoints", "kind of run")):
         train_detector(*words, resume=True)
     (tmp_path / "run" / "detect.json").write_text('{"spec": {"iters": 0}, "data": {"root": "."}, "encoder": "x"}')
-    with pytest.raises(BadInput, match=r"detect\.json: iters = 0: must be at least 1; bring it back"):
+    with pytest.raises(BadInput, match=mentions("detect.json", "iters", "0", "at least 1")):
         train_detector(*words, resume=True)
     (tmp_path / "run" / "detect.json").write_text("{")
-    with pytest.raises(BadInput, match=r"detect\.json: not as a run wrote it"):
+    with pytest.raises(BadInput, match=mentions("detect.json", "run")):
         train_detector(*words, resume=True)
 
 
@@ -261,7 +262,7 @@ def test_a_missing_library_is_told_before_the_work(place, tmp_path, monkeypatch)
     def missing():
         raise BadInput("not installed")
 
-    monkeypatch.setattr(train_module, "coco_counter", missing)
+    monkeypatch.setattr(train_module, "coco_evaluator", missing)
     with pytest.raises(BadInput, match="not installed"):
         run(place, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -269,7 +270,7 @@ def test_a_missing_library_is_told_before_the_work(place, tmp_path, monkeypatch)
 
 def test_the_spread_over_seeds():
     rows = [{"AP": 10.0, "AP50": 30.0, "AP75": None}, {"AP": 14.0, "AP50": 30.0, "AP75": 2.0}]
-    told = spread(rows)
+    told = score_stats(rows)
     assert told["AP"] == {"mean": 12.0, "std": pytest.approx(8**0.5), "n": 2}
     assert told["AP50"]["std"] == 0
     assert told["AP75"] == {"mean": 2.0, "std": None, "n": 1}

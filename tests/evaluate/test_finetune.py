@@ -13,7 +13,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate import EvaluatedEncoder, FineTuning, evaluate_finetuning
 from supancl.evaluate.sources import data_for
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, noise
+from tests.files import archive, assert_mentions, assert_refused, mentions, noise
 
 QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))
 
@@ -33,8 +33,8 @@ def message(call, *arguments):
 def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_path):
     before = {name: value.clone() for name, value in run.encoder.state_dict().items()}
     state = torch.get_rng_state()
-    short = evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e-6,)))
-    result = evaluate_finetuning(run, how=QUICK)
+    short = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e-6,)))
+    result = evaluate_finetuning(run, settings=QUICK)
     assert result["accuracy"] > 80 > short["accuracy"]
     assert all(torch.equal(value, before[name]) for name, value in run.encoder.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -49,37 +49,37 @@ def test_it_learns_and_leaves_the_encoder_and_the_random_state_alone(run, tmp_pa
 
 
 def test_the_same_seed_gives_the_same_result(run):
-    how = FineTuning(epochs=2, batch_size=16, lrs=(0.3,))
-    first, again = evaluate_finetuning(run, how=how), evaluate_finetuning(run, how=how)
+    settings = FineTuning(epochs=2, batch_size=16, lrs=(0.3,))
+    first, again = evaluate_finetuning(run, settings=settings), evaluate_finetuning(run, settings=settings)
     assert first["accuracy"] == again["accuracy"]
     assert first["mean_per_class"] == again["mean_per_class"]
 
 
 def test_the_learning_rate_is_chosen_without_the_test_images(run, tmp_path):
-    how = FineTuning(epochs=4, batch_size=16, lrs=(1e-6, 0.3))
+    settings = FineTuning(epochs=4, batch_size=16, lrs=(1e-6, 0.3))
     path = source(tmp_path / "x.npz", train=60, test=30)
-    first = evaluate_finetuning(run, str(path), how)
+    first = evaluate_finetuning(run, str(path), settings)
     assert first["lr"] == 0.3
     assert first["tried"]["0.3"] > first["tried"]["1e-06"]
     assert run.reporter.notes[-1] == f"learning rate 0.3: {first['tried']['0.3']:.2f}% on 6 held-out training images"
     with np.load(path) as arrays:
         content = dict(arrays) | {"test_images": noise(30, 8, 8, seed=9)}
-    second = evaluate_finetuning(run, str(archive(path, **content)), how)
+    second = evaluate_finetuning(run, str(archive(path, **content)), settings)
     assert (second["lr"], second["tried"]) == (first["lr"], first["tried"])
     assert second["accuracy"] < first["accuracy"]
 
 
 def test_a_rate_that_diverges_is_not_chosen_and_all_that_do_are_an_error(run):
-    result = evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
+    result = evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 0.1)))
     assert result["lr"] == 0.1
     assert np.isnan(result["tried"]["1e+30"])
     assert run.reporter.notes[0] == "learning rate 1e+30: the loss was no number"
-    with pytest.raises(NonFinite, match=r"no finite number at any of --lr 1e\+30, 1e\+31; try lower ones"):
-        evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
+    with pytest.raises(NonFinite, match=mentions("--lr 1e+30", "1e+31", "lower")):
+        evaluate_finetuning(run, settings=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
 
 
 def test_what_was_made_can_be_used(run, tmp_path):
-    result = evaluate_finetuning(run, how=QUICK, out=tmp_path / "tuned")
+    result = evaluate_finetuning(run, settings=QUICK, out=tmp_path / "tuned")
     encoder, head = load_encoder(tmp_path / "tuned"), load_file(tmp_path / "tuned/classifier.safetensors")
     assert head["weight"].shape == (3, 12)
     images, labels = bright(60, seed=2)
@@ -87,8 +87,8 @@ def test_what_was_made_can_be_used(run, tmp_path):
         features = encoder((torch.from_numpy(images)[:, None] / 255 - 0.5) / 0.5)
     right = (features @ head["weight"].T + head["bias"]).argmax(1) == torch.from_numpy(labels)
     assert 100 * right.double().mean().item() == pytest.approx(result["accuracy"], abs=1.7)
-    assert message(evaluate_finetuning, run, None, QUICK, tmp_path / "tuned") == (
-        f"{tmp_path}/tuned exists; remove it or choose another --out"
+    assert_refused(
+        message(evaluate_finetuning, run, None, QUICK, tmp_path / "tuned"), f"{tmp_path}/tuned", "exists", "--out"
     )
 
 
@@ -96,8 +96,10 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
     (tmp_path / "file").write_text("x")
     assert message(evaluate_finetuning, run, None, QUICK, tmp_path / "file/below").startswith("cannot write in ")
     (tmp_path / "photos/cat").mkdir(parents=True)
-    assert f"lies in {tmp_path}/photos, whose folders are taken for classes" in message(
-        evaluate_finetuning, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned"
+    assert_mentions(
+        message(evaluate_finetuning, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned"),
+        f"{tmp_path}/photos",
+        "classes",
     )
     with pytest.raises(NonFinite):
         evaluate_finetuning(run, None, FineTuning(epochs=1, batch_size=16, lrs=(1e30,)), tmp_path / "tuned")
@@ -106,23 +108,17 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
 
 @pytest.mark.parametrize("asked", [{"layer": "layer1"}, {"normalize": True}], ids=["layer", "normalize"])
 def test_what_it_would_not_heed_is_refused(asked, run):
-    other = EvaluatedEncoder(run.where, run.encoder, replace(run.options, **asked), run.reporter)
-    assert message(evaluate_finetuning, other, None, QUICK) == (
-        "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
-    )
+    other = EvaluatedEncoder(run.location, run.encoder, replace(run.options, **asked), run.reporter)
+    assert_refused(message(evaluate_finetuning, other, None, QUICK), "--layer", "--normalize")
 
 
 def test_bad_input_is_one_line(run, tmp_path):
     unlabelled = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
-    assert message(evaluate_finetuning, run, unlabelled, QUICK) == (
-        f"{unlabelled}: fine-tuning needs labelled images of two classes to train on and some to judge; "
-        "there are 0 and 0"
+    assert_refused(
+        message(evaluate_finetuning, run, unlabelled, QUICK), unlabelled, "labelled", "two classes", "0 and 0"
     )
     labels = np.arange(20) % 2
     labels[0] = 2
     lonely = str(archive(tmp_path / "y.npz", train_labels=labels, test_images=noise(2, 8, 8), test_labels=np.arange(2)))
-    assert message(evaluate_finetuning, run, lonely, FineTuning()) == (
-        f"{lonely}: class '2' has fewer than 2 training images; comparing learning rates (or give one --lr) needs 2, "
-        "so add images or leave the class out"
-    )
+    assert_refused(message(evaluate_finetuning, run, lonely, FineTuning()), lonely, "class '2'", "2", "--lr")
     assert len(data_for(run, lonely).train) == 20

@@ -8,6 +8,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.probes import Features, collapse, effective_rank, variance
+from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -31,7 +32,9 @@ def test_the_measures_are_their_formulas(normalize: bool) -> None:
     assert found.nc2_simplex == pytest.approx(np.abs(cosines + 1 / 3).mean())
     assert found.nc3 is None
     assert found.nc4 == pytest.approx(100 * (distances.argmin(1) != labels).mean())
-    assert found.spread == pytest.approx([((values[labels == c] - means[c]) ** 2).sum(1).mean() for c in range(4)])
+    assert found.class_variance == pytest.approx(
+        [((values[labels == c] - means[c]) ** 2).sum(1).mean() for c in range(4)]
+    )
     assert (found.within, found.total) == pytest.approx(tuple(variance(features, normalize)))
     assert found.effective_rank == pytest.approx(effective_rank(torch.from_numpy(values)))
     assert json.loads(json.dumps(found.to_json()))["classes"] == [0, 1, 2, 3]
@@ -64,11 +67,11 @@ def test_less_noise_is_more_collapse() -> None:
 @pytest.mark.parametrize(
     ("features", "weights", "line"),
     [
-        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None, "only class 1; measures between classes"),
-        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None, "variance features: row 0 holds NaN"),
-        (blobs(20), torch.zeros(4, 5), r"weights have shape \(4, 5\), the class means \(4, 6\)"),
+        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None, ("only class 1", "between classes")),
+        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None, ("variance features", "row 0", "NaN")),
+        (blobs(20), torch.zeros(4, 5), ("weights", "(4, 5)", "(4, 6)")),
     ],
 )
 def test_bad_input_is_one_line(features: Features, weights, line: str) -> None:
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         collapse(features, weights=weights)
