@@ -249,8 +249,8 @@ def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(monkeypatch, tm
 @pytest.mark.parametrize(
     ("kept", "device", "line"),
     [
-        (torch.zeros(16), CPU, ("begun on a GPU", "CPU")),
-        (None, CUDA, ("begun on a CPU", "GPU", "CUDA_VISIBLE_DEVICES=")),
+        (torch.zeros(16), CPU, ("started on a GPU", "CPU")),
+        (None, CUDA, ("started on a CPU", "GPU", "CUDA_VISIBLE_DEVICES=")),
     ],
 )
 def test_a_run_goes_on_only_on_the_kind_of_device_it_began_on(kept, device, line: tuple[str, ...]) -> None:

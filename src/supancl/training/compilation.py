@@ -88,7 +88,7 @@ class Compilation:
 
     def _compile_or_eager(self, name: str, function: Any) -> Any:
         def on_failure(error: Exception) -> None:
-            self.failures.append(f"{name} could not be compiled ({reason(error)}); done as written, which is slower")
+            self.failures.append(f"{name} could not be compiled ({reason(error)}); running uncompiled, which is slower")
 
         return compile_or_eager(function, on_failure)
 
