@@ -135,8 +135,8 @@ def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.de
     original, current = ("a CPU", "a GPU") if device.type == "cuda" else ("a GPU", "a CPU")
     advice = "hide the GPU with CUDA_VISIBLE_DEVICES=" if device.type == "cuda" else "continue it where there is one"
     raise BadInput(
-        f"{folder.path} was started on {original} and cannot continue on {current}; {advice}, or start another run from "
-        f"its encoder with --init {folder.path}"
+        f"{folder.path} was started on {original} and cannot continue on {current}; {advice}, or start another run "
+        f"from its encoder with --init {folder.path}"
     )
 
 
