@@ -103,7 +103,9 @@ def draw_figure(
     rows = [panel_row(title, images, request.seed) for title, images in zip(titles, panel_images, strict=True)]
     labels = panel_images[0].features.labels
     panels = [Panel(row["title"], np.array(row["points"]), labels.numpy(), panel_note(row)) for row in rows]
-    draw_panels(panels, figure_classes.titles, out, figure_classes.groups, PAGE, max_legend_classes=len(figure_classes.classes))
+    draw_panels(
+        panels, figure_classes.titles, out, figure_classes.groups, PAGE, max_legend_classes=len(figure_classes.classes)
+    )
     result = {
         "figure": "3",
         "out": str(out),
@@ -165,7 +167,9 @@ def panel_titles(encoders: Sequence[EvaluatedEncoder], requested: Sequence[str])
         title if evaluated.recipe is None else f"{title}, seed {evaluated.recipe.train.seed}"
         for evaluated, title in zip(encoders, titles, strict=True)
     ]
-    with_folder = [f"{title} ({Path(evaluated.location).name})" for evaluated, title in zip(encoders, titles, strict=True)]
+    with_folder = [
+        f"{title} ({Path(evaluated.location).name})" for evaluated, title in zip(encoders, titles, strict=True)
+    ]
     return [
         next(
             (

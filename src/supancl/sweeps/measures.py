@@ -62,7 +62,6 @@ class Measurement:
             and evaluation.get("layer") == self.layer
             and not set(non_default_settings(evaluation)) - set(MEASUREMENT_FIELDS)
         )
-        )
 
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:
         """Run the protocol; its result is also saved in the run folder."""

@@ -84,7 +84,9 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     request = FigureRequest(args.data, classes, groups, args.split, args.per_class, args.seed, args.layer)
     titled = [split_title(text) for text in args.runs]
     args.encoder = [path for _, path in titled]
-    result = draw_figure(open_encoders(args, console, saves_results=False), [title for title, _ in titled], request, out)
+    result = draw_figure(
+        open_encoders(args, console, saves_results=False), [title for title, _ in titled], request, out
+    )
     for panel in result["panels"]:
         console.print(f"{panel['title']}: {panel_note(panel)}")
     console.print(

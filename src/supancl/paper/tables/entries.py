@@ -180,7 +180,12 @@ class Entry:
         )
         if on_training_data and self.recipe is not None and source and not self._is_training_data(source):
             return f"was measured on {source}, not on the data of the run"
-        if not free_settings and data_set in BENCHMARKS and source and data_set not in (source, registered_name(source)):
+        if (
+            not free_settings
+            and data_set in BENCHMARKS
+            and source
+            and data_set not in (source, registered_name(source))
+        ):
             return f"was measured on {source}, not on {data_set}@ROOT, the data set of the table"
         if isinstance(evaluation.get("weights"), str) and self.encoder_checksum not in ("", evaluation["weights"]):
             return "was measured with other weights than the run has now (before its last epoch?); measure it again"
