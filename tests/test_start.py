@@ -204,14 +204,14 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
     recorded = Replay.__new__(Replay)  # recording takes a GPU
     recorded.batch = Batch(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.long))
     pixels, sizes = torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.full((4, 2), 8)
-    recorded.take(Batch(pixels, sizes))
+    recorded.copy_batch(Batch(pixels, sizes))
     assert torch.equal(recorded.batch.pixels, pixels)
     assert torch.equal(recorded.batch.sizes, sizes)
     for other in (Batch(pixels[:1], sizes), Batch(pixels, sizes[:1]), Batch(pixels), Batch(pixels, sizes, sizes), None):
         with pytest.raises(ValueError, match=mentions("recorded", "batches")):
-            recorded.take(other)
+            recorded.copy_batch(other)
     recorded.batch = None
-    recorded.take(None)
+    recorded.copy_batch(None)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_other_runtime_errors_are_not_taken_for_a_lack_of_memory(monkeypatch, tm
 @pytest.mark.parametrize(
     ("kept", "device", "line"),
     [
-        (torch.zeros(16), CPU, ("begun on a GPU", "CPU")),
-        (None, CUDA, ("begun on a CPU", "GPU", "CUDA_VISIBLE_DEVICES=")),
+        (torch.zeros(16), CPU, ("started on a GPU", "CPU")),
+        (None, CUDA, ("started on a CPU", "GPU", "CUDA_VISIBLE_DEVICES=")),
     ],
 )
 def test_a_run_goes_on_only_on_the_kind_of_device_it_began_on(kept, device, line: tuple[str, ...]) -> None:

@@ -24,9 +24,7 @@ try:
 except ImportError:  # pragma: no cover - Windows has no flock; there a second writer is not noticed
     fcntl = None  # type: ignore[assignment]
 
-PROCESS_TOKEN = secrets.token_hex(
-    4
-)  # tells processes apart that have the same number on different machines or in containers
+PROCESS_TOKEN = secrets.token_hex(4)  # process numbers are not unique across machines and containers
 MAKE_ROOM = "Make room (a run then continues with --resume) or choose another --out"
 
 
@@ -61,7 +59,7 @@ def write_atomically(path: Path, write: Callable[[Path], None], way_out: str = M
 
 
 def temporary_path(path: Path) -> Path:
-    """The temporary file of this process; process numbers are not unique across containers that share a folder."""
+    """The temporary file of this process for `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}-{PROCESS_TOKEN}.tmp")
 
 

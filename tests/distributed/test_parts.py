@@ -358,7 +358,7 @@ def test_what_another_rank_could_not_compile_waits_for_the_first_one_to_tell(mon
     trainer.advance()
     report_compile_failures(trainer, notes)
     assert notes.warnings == []
-    said = "the branches: done; --set train.compile=false tries no more"
+    said = "the branches: done; --set train.compile=false skips the attempt"
     assert take_compile_failures(trainer) == [f"another rank: {said}"]
     assert take_compile_failures(trainer) == []
     monkeypatch.setattr(trainer, "ranks", Ranks(2, 0))

@@ -148,7 +148,7 @@ def check_size(spec: EncoderSpec, patch: int | None = None) -> None:
         sizes = [side for side in (spec.size - remainder, spec.size - remainder + patch) if side]
         raise BadInput(
             f"encoder.size = {spec.size}: {spec.name} cuts images into patches of {patch} px and would "
-            f"never see the last {remainder} px of their rows and columns; take {' or '.join(map(str, sizes))}"
+            f"never see the last {remainder} px of their rows and columns; use {' or '.join(map(str, sizes))}"
         )
 
 

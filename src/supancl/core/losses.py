@@ -54,11 +54,11 @@ def accept_old_name(call: Callable[Params, Terms]) -> Callable[Params, Terms]:
     """Let `global_batch` be passed under its name in 0.1.0, `whole`, until 0.3.0."""
 
     @functools.wraps(call)
-    def renamed(*args: Params.args, **named: Params.kwargs) -> Terms:
-        if "whole" in named:
+    def renamed(*args: Params.args, **kwargs: Params.kwargs) -> Terms:
+        if "whole" in kwargs:
             warnings.warn("whole is now global_batch; the old name goes in supancl 0.3.0", DeprecationWarning, 2)
-            named["global_batch"] = named.pop("whole")
-        return call(*args, **named)
+            kwargs["global_batch"] = kwargs.pop("whole")
+        return call(*args, **kwargs)
 
     return renamed
 

@@ -325,9 +325,9 @@ class ShardedPrototypes(Prototypes):
     def _class_indices(self, classes: Sequence[int]) -> list[int]:
         return [label // self.ranks.size for label in classes if label % self.ranks.size == self.ranks.rank]
 
-    def state_dict(self, *args: Any, **named: Any) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """On rank 0 the state of all classes, as a single process has it. Every rank must call this."""
-        state = super().state_dict(*args, **named)
+        state = super().state_dict(*args, **kwargs)
         return {name: value if value.ndim == 0 else self._gather_classes(value) for name, value in state.items()}
 
     def _gather_classes(self, rows: Tensor) -> Tensor:
@@ -343,13 +343,13 @@ class ShardedPrototypes(Prototypes):
         all_rows[-1:] = rows[-1:]
         return all_rows
 
-    def load_state_dict(self, state_dict: Any, *args: Any, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         shard = slice(self.ranks.rank, self.classes, self.ranks.size)
         local_state = {
             name: value if value.ndim == 0 else torch.cat([value[:-1][shard], value[-1:]])
             for name, value in state_dict.items()
         }
-        return super().load_state_dict(local_state, *args, **named)
+        return super().load_state_dict(local_state, *args, **kwargs)
 
 
 def _keep_newest(keep: Tensor, from_end: Tensor, size: int) -> Tensor:

@@ -43,8 +43,8 @@ def require_single_process(task: str) -> None:
     ranks = from_environment()
     if ranks.size > 1:
         raise BadInput(
-            f"{task} takes one process and was started as {ranks.size} ranks; start it without torchrun (of "
-            "several ranks pretrain alone makes one run)"
+            f"{task} runs in one process and was started as {ranks.size} ranks; start it without torchrun (only "
+            "pretrain uses several ranks)"
         )
 
 
@@ -117,8 +117,8 @@ def _connect(ranks: Ranks, cuda: bool) -> Any:
         _reports_failure.append(True)  # the others cannot
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BadInput(
-            f"rank {ranks.rank} of {ranks.size} could not meet the others at {address} ({reason(error)}); see "
-            "that the address can be reached from every machine and the port is free"
+            f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address} ({reason(error)}); "
+            "check that every machine can reach the address and that the port is free"
         ) from error
     return store
 
@@ -146,7 +146,7 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
             _reports_failure.append(False)  # the failed rank has reported it
             return cause
         error = RankFailed(
-            "another rank has gone without a word (killed, or out of memory); what was saved last is sound, "
+            "another rank ended without a message (killed, or out of memory); the last checkpoint is intact, "
             "continue with --resume"
         )
     message = str(error) if isinstance(error, SupanclError) else f"{type(error).__name__}: {error}"
@@ -161,8 +161,8 @@ def _failure_to_raise(ranks: Ranks, store: Any, error: BaseException) -> BaseExc
 
 def _lower_rank_reports(rank: int, store: Any, if_store_gone: bool) -> bool:
     """Whether a lower rank reports a failure too. Ranks that fail for the same reason fail at about the same time."""
-    until = time.monotonic() + REASON_WAIT
-    while time.monotonic() < until:
+    deadline = time.monotonic() + REASON_WAIT
+    while time.monotonic() < deadline:
         try:
             if any(store.check([f"{FAILURE_KEY}/{lower}"]) for lower in range(rank)):
                 return True
@@ -181,8 +181,8 @@ def _is_connection_error(error: BaseException) -> bool:
 
 def _failure_of_other_rank(ranks: Ranks, store: Any) -> RankFailed | None:
     """What a failed rank has written to the store; waits a second for it."""
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
         for rank in range(ranks.size):
             with suppress(RuntimeError):
                 if rank != ranks.rank and store.check([f"{FAILURE_KEY}/{rank}"]):

@@ -180,8 +180,8 @@ class Ranks:
         for rank, other in enumerate(values):
             if other != values[0]:
                 raise BadInput(
-                    f"{name} differ between ranks: {values[0]} on rank 0, {other} on rank {rank}; give "
-                    "every machine the same"
+                    f"{name} differ between ranks: {values[0]} on rank 0, {other} on rank {rank}; use the "
+                    "same on every machine"
                 )
         return value
 

@@ -50,7 +50,7 @@ def note_kept_settings(requested: Recipe | None, resolved: Recipe, reporter: Rep
         return
     for name in resume_settings(resolved):
         if requested.fields()[name][0] != (value := resolved.fields()[name][0]):
-            reporter.note(f"goes on with {name} = {value!r}, as recipe.json has it")
+            reporter.note(f"continues with {name} = {value!r} from recipe.json")
 
 
 def _load_start(
@@ -80,7 +80,7 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
     """Load the newest readable checkpoint of a run; report damaged ones, and if there is none."""
     state, damaged = load_newest(checkpoints)
     for line in damaged:
-        reporter.warn(f"{line}; going on from the one before it")
+        reporter.warn(f"{line}; continuing from the one before it")
     if state is None:
         reporter.note(f"{checkpoints.parent} holds no checkpoint yet: starting at step 0")
     return state
@@ -114,13 +114,13 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
         )
     if settings.compile and settings.sync_norm and ranks.size > 1:
         reporter.note(
-            "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
-            "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
+            "several ranks with synchronised norms compile only views and pool (on a GPU); --set "
+            "train.sync_norm=false also compiles the branches, with norms over the images of each rank"
         )
     if trainer.device.type == "cuda" and settings.replay and not trainer.feed.has_one_shape:
         reporter.note(
-            "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
-            "images; crop the largest images"
+            "batches differ in shape, so the step is not captured; small images train at about 0.4 of the speed; "
+            "crop the largest images"
         )
     device = str(trainer.device) if ranks.size == 1 else f"{ranks.size} ranks on {trainer.device.type}"
     reporter.begins(recipe, data, folder.path, device, trainer.step, trainer.steps)

@@ -34,16 +34,16 @@ def compile_or_eager(function: Callable[..., T], on_failure: Callable[[Exception
     """
     current = torch.compile(function)
 
-    def run(*args: Any, **named: Any) -> T:
+    def run(*args: Any, **kwargs: Any) -> T:
         nonlocal current
         try:
-            return current(*args, **named)
+            return current(*args, **kwargs)
         except Exception as error:
             if current is function or not is_compiler_error(error):
                 raise
             current = function
             on_failure(error)
-            return function(*args, **named)
+            return function(*args, **kwargs)
 
     return run
 
@@ -88,7 +88,7 @@ class Compilation:
 
     def _compile_or_eager(self, name: str, function: Any) -> Any:
         def on_failure(error: Exception) -> None:
-            self.failures.append(f"{name} could not be compiled ({reason(error)}); done as written, which is slower")
+            self.failures.append(f"{name} could not be compiled ({reason(error)}); running uncompiled, which is slower")
 
         return compile_or_eager(function, on_failure)
 

@@ -194,7 +194,9 @@ def report_compile_failures(trainer: Trainer, reporter: Reporter) -> None:
 def take_compile_failures(trainer: Trainer) -> list[str]:
     """Messages about failures of the compiler since the last call."""
     prefix = "" if trainer.ranks.is_rank0 else "another rank: "
-    return [f"{prefix}{line}; --set train.compile=false tries no more" for line in trainer.compilation.take_failures()]
+    return [
+        f"{prefix}{line}; --set train.compile=false skips the attempt" for line in trainer.compilation.take_failures()
+    ]
 
 
 def capture_step(trainer: Trainer, reporter: Reporter) -> None:
@@ -203,6 +205,6 @@ def capture_step(trainer: Trainer, reporter: Reporter) -> None:
         trainer.capture()
     except RuntimeError as error:
         reporter.warn(
-            f"the step could not be captured as a CUDA graph ({reason(error)}); going on without, at about "
-            "0.4 of the speed for small images; --set train.replay=false tries no more"
+            f"the step could not be captured as a CUDA graph ({reason(error)}); continuing without, at about "
+            "0.4 of the speed for small images; --set train.replay=false skips the attempt"
         )

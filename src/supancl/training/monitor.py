@@ -180,16 +180,16 @@ def check_collapsed_run(recipe: Recipe, step: int, run: Path) -> str:
     finding = f"the representation had collapsed by step {step}"
     if recipe.train.on_collapse == "stop":
         raise Collapsed(
-            f"{finding} and train.on_collapse is 'stop', so {run} does not go on. {_likely_cause(recipe)}",
+            f"{finding} and train.on_collapse is 'stop', so {run} is not continued. {_likely_cause(recipe)}",
             advice_to_continue(run),
         )
-    return f"{finding}; going on all the same"
+    return f"{finding}; continuing anyway"
 
 
 def advice_to_continue(run: Path) -> str:
     """How to continue a collapsed run."""
     command = f"{program_name()} pretrain --resume --on-collapse warn --out {shlex.quote(str(run))}"
-    return f"to go on with this run all the same: {command}"
+    return f"to continue this run anyway: {command}"
 
 
 def _likely_cause(recipe: Recipe) -> str:

@@ -45,7 +45,7 @@ class FiniteCheck:
         return True
 
     def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Copy what a forward pass (norm statistics) or the released code's early EMA changes, if steps may be skipped."""
+        """Copy what a forward pass (norm statistics) or the released code's early EMA changes, to undo a step."""
         if not self.skips:
             return []
         branches = self.model.branches
@@ -65,18 +65,18 @@ def handle_nonfinite(loop: Loop, step: int) -> None:
     files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
     listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
-    restart = "start anew with a lower --set optimizer.lr"
+    restart = "start again with a lower --set optimizer.lr"
     restart += " or --precision fp32" if settings.precision == "bf16" else ""
     resume = f"{program_name()} pretrain --resume --on-nan skip --out {shlex.quote(str(loop.folder.path))}"
     resume += plugin_flags(loop.folder.read_plugins())
-    advice = f"to go on without such steps, looking at every loss (slower on a GPU): {resume}; or {restart}"
+    advice = f"to continue without such steps, checking every loss (slower on a GPU): {resume}; or {restart}"
     if settings.on_nan == "stop":
         raise NonFinite(cause, advice)
     if settings.on_nan == "rollback":
         if loop.rollbacks >= MAX_ROLLBACKS:
             raise NonFinite(f"{cause}, after {loop.rollbacks} rollbacks", advice)
         loop.roll_back()
-        loop.reporter.warn(f"{cause}; back to step {trainer.step}, this batch will be left out")
+        loop.reporter.warn(f"{cause}; rolled back to step {trainer.step}, this batch will be skipped")
     else:
         loop.reporter.warn(f"{cause}; step skipped")
     loop.rollbacks += 1

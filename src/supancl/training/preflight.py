@@ -32,7 +32,7 @@ MAX_STEPS = 1_000_000_000  # 12 days at a millisecond per step; more is a typing
 def pick_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device with this name, or the best one for "auto"; each rank on this machine (`local_rank`) gets its GPU."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: no GPU that torch can use; take --device cpu")
+        raise BadInput("--device cuda: no GPU that torch can use; use --device cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and local_rank is not None:
@@ -40,7 +40,7 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
             count = torch.cuda.device_count()
             raise BadInput(
                 f"{plural(count, 'GPU is', 'GPUs are')} too few for at least {local_rank + 1} ranks on this "
-                f"machine; take torchrun --nproc-per-node {count}, or --device cpu"
+                f"machine; use torchrun --nproc-per-node {count}, or --device cpu"
             )
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
@@ -66,7 +66,9 @@ def check_data(recipe: Recipe, data: Data) -> None:
     pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
     if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
         kind, expected = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
-        raise BadInput(f"{source} holds {kind}, recipe {recipe.name} takes {expected}")
+        raise BadInput(
+            f"{source} holds {kind}, recipe {recipe.name} takes {expected}; choose another recipe or other data"
+        )
     if pixels.ndim == 4 and recipe.encoder.name == "linear":
         raise BadInput(f"{source} holds images, encoder 'linear' takes vectors (toy); --set encoder.name=cnn")
     if pixels.ndim == 2 and recipe.encoder.name != "linear":
@@ -100,14 +102,14 @@ def check_data(recipe: Recipe, data: Data) -> None:
         if not present:
             raise BadInput(
                 f"{source}: no training image has a label, which {recipe.method} needs; put images into "
-                "class folders, or take simsiam or byol"
+                "class folders, or use simsiam or byol"
             )
         if len(present) == 1:
             # remarks are not shown when the data are refused, so this one is part of the message
             hints = "".join(f" ({remark})" for remark in data.remarks if "the only class is" in remark)
             raise BadInput(
                 f"{source}: only one class, {data.classes[present[0]]!r}, has training images; "
-                f"{recipe.method} needs two, or take simsiam or byol" + hints
+                f"{recipe.method} needs two, or use simsiam or byol" + hints
             )
 
 
@@ -133,8 +135,8 @@ def check_same_device(folder: RunFolder, state: dict[str, Any], device: torch.de
     original, current = ("a CPU", "a GPU") if device.type == "cuda" else ("a GPU", "a CPU")
     advice = "hide the GPU with CUDA_VISIBLE_DEVICES=" if device.type == "cuda" else "continue it where there is one"
     raise BadInput(
-        f"{folder.path} was begun on {original} and cannot go on on {current}; {advice}, or start another run from "
-        f"its encoder with --init {folder.path}"
+        f"{folder.path} was started on {original} and cannot continue on {current}; {advice}, or start another run "
+        f"from its encoder with --init {folder.path}"
     )
 
 
@@ -156,7 +158,7 @@ def with_speed(recipe: Recipe, device: torch.device, images: int, ranks: int = 1
     """
     settings, cuda = recipe.train, device.type == "cuda"
     if settings.precision == "bf16" and not has_bf16(device):
-        raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16; take --precision fp32")
+        raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16; use --precision fp32")
     steps = images // settings.batch_size * settings.epochs
     best = {
         "train.precision": auto_precision(device),

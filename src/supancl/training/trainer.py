@@ -105,7 +105,7 @@ class Trainer:
         """Run this step and all following ones uncompiled."""
         self.compilation.disable()
         self.compilation.failures.append(
-            f"the step could not be compiled ({failure}); going on as written, at about 0.6 of the speed"
+            f"the step could not be compiled ({failure}); continuing uncompiled, at about 0.6 of the speed"
         )
         self.captured.replace_step(self._build_step())
 
