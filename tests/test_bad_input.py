@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from supancl.files import digest, temporary_of
+from supancl.files import digest, temporary_path
 from supancl.weights import checkpoint
 from supancl.weights.metrics_log import MetricsLog
 from supancl.weights.run_folder import RunFolder
@@ -749,7 +749,7 @@ def closed_places(root: Path, finished: Path) -> list[tuple[list[str], tuple[str
 def full(path: Path) -> None:
     """Whatever is written to the temporary file of `path` meets a disk without room."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary_of(path).symlink_to("/dev/full")
+    temporary_path(path).symlink_to("/dev/full")
 
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):

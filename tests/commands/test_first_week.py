@@ -244,7 +244,7 @@ class Base:
     def sees_batch(self, pool):
         return False
 
-    def __call__(self, anchors, targets, labels, pool=None, whole=None):
+    def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
         return anchors.mean() if self.kind == "bare" else anchors.nothing
 
 
@@ -280,13 +280,13 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "site").symlink_to(Path(cli.__file__).resolve().parent)
     for link in (tmp_path / "site" / "cli.py", Path(cli.__file__).resolve()):
-        monkeypatch.setattr(errors, "_program", "supancl")
+        monkeypatch.setattr(errors, "_program_name", "supancl")
         monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "cli.py"))
         monkeypatch.setattr(cli, "main", lambda: 0)
         monkeypatch.setattr("sys.argv", [str(link)])
         with pytest.raises(SystemExit):
             cli.entry()
-        assert errors.program() == "supancl"
+        assert errors.program_name() == "supancl"
 
 
 def test_a_recipe_of_ones_own_has_the_name_it_is_called_by(monkeypatch):

@@ -35,7 +35,9 @@ from supancl import (
     register_encoder,
 )
 from supancl.core.encoders import BUILDERS
+from supancl.core.losses import GlobalBatch
 from supancl.core.pools import Stored
+from supancl.distributed import RowRange
 from supancl.paper.tables.layouts import BEYOND, LAYOUTS
 from supancl.recipes import plugins as own
 from supancl.sweeps.runner import _failed_to_start
@@ -290,7 +292,7 @@ def test_what_a_loss_must_not_give_is_told(given, told, tmp_path):
         def sees_batch(self, pool):
             return False
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             return given(-(anchors * targets.flip(0)).sum(-1).mean(), targets)
 
     with pytest.raises(BadInput, match=mentions(*told)):
@@ -303,9 +305,9 @@ def test_a_loss_that_gives_what_it_should_may_be_called_without_a_gradient():
     class Plain(Align):
         kind: str = "plain"
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             """Kept."""
-            return super().__call__(anchors, targets, labels, pool, whole=whole)
+            return super().__call__(anchors, targets, labels, pool, global_batch=global_batch)
 
     views = torch.nn.functional.normalize(torch.randn(2, 4, 3), dim=-1)
     labels = torch.tensor([0, 1, 0, -1])
@@ -351,7 +353,7 @@ def test_a_kind_that_is_taken_or_missing_is_refused():
         kind: str = "queue"
 
     class Kindless:
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
             return Terms(anchors.sum(), anchors.sum(), anchors.sum())
 
     with pytest.raises(BadInput, match=mentions("Taken", "loss.kind", "align")):
@@ -514,8 +516,8 @@ def test_what_a_run_would_miss_later_is_refused_at_once():
     for section, needs in (
         (Bare, "supervised = True or False"),
         (Labels, "def sees_batch(self, pool)"),
-        (Batch, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
-        (Alone, "def __call__(self, anchors, targets, labels, pool=None, whole=None)"),
+        (Batch, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
+        (Alone, "def __call__(self, anchors, targets, labels, pool=None, global_batch=None)"),
         (Buildless, "a build of its own"),
         (Short, "def build(self, width, classes, unlabelled=False, ranks=None)"),
     ):
@@ -584,14 +586,35 @@ def test_alpha_is_handed_to_the_packages_own_loss_alone():
     class Fifth(Align):
         kind: str = "fifth"
 
-        def __call__(self, anchors, targets, labels, pool=None, whole=None):
-            seen.append(whole)
+        def __call__(self, anchors, targets, labels, pool=None, global_batch=None):
+            seen.append(global_batch)
             return super().__call__(anchors, targets, labels, pool)
 
     trainer = Trainer(replace(tiny_recipe("supsiam"), loss=Fifth(alpha=0.5)), tiny_data(), torch.device("cpu"))
     trainer.inputs.alpha = torch.tensor(0.9)  # as on a GPU
     trainer.advance()
     assert seen == [None]
+
+
+def test_a_loss_of_0_1_0_gets_the_global_batch_under_its_old_name():
+    @dataclass(frozen=True)
+    class Old(Align):
+        kind: str = "old"
+
+        def __call__(self, anchors, targets, labels, pool=None, whole=None):
+            return super().__call__(anchors, targets, labels, pool, whole=whole)
+
+    with pytest.warns(DeprecationWarning, match=r"Old: .*whole is now global_batch.*0\.3\.0"):
+        register(Old)
+    register(Old)  # a second time says nothing
+    anchors, targets = torch.nn.functional.normalize(torch.randn(2, 2, 4, 3), dim=-1)
+    labels, row_range = torch.tensor([0, 1, 0, -1]), RowRange(0, 2, 4)
+    local = anchors[:, :2], targets[:, :2], labels[:2], None
+    batch = GlobalBatch(targets, labels, row_range)
+    with pytest.warns(DeprecationWarning, match="whole is now global_batch"):
+        old = Old(alpha=0.5)(*local, global_batch=batch)
+    assert old == Align(alpha=0.5)(*local, global_batch=batch)
+    assert old.sup != Align(alpha=0.5)(*local).sup
 
 
 def test_a_pool_with_what_the_page_asks_for_and_no_more_is_trained_with(tmp_path):

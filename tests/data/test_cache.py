@@ -25,7 +25,7 @@ from supancl.data.store import shards
 from supancl.data.store.cache import Cache, CachedImages, evict, list_caches, remove_cache
 from supancl.errors import BadInput
 from supancl.evaluate.feature_cache import FeatureCache
-from supancl.files import held
+from supancl.files import hold_lock
 from tests.files import assert_one_line, assert_refused, mentions, picture
 
 
@@ -252,7 +252,7 @@ def test_builders_that_start_together_all_end_with_the_whole_cache(tmp_path):
 
 
 def hold(lock: Path, seconds: float, remove: bool) -> None:
-    with held(lock, lambda owner: None):
+    with hold_lock(lock, lambda owner: None):
         time.sleep(seconds)
         if remove:
             shutil.rmtree(lock.parent)

@@ -11,7 +11,7 @@ import torchvision.transforms.v2 as T
 import torchvision.transforms.v2.functional as TF
 from scipy import stats
 
-from supancl.config import from_json, parsed, replaced, to_json
+from supancl.config import from_json, parse_value, replaced, to_json
 from supancl.data.store.memory import Batch, padded
 from supancl.data.views.augment import Draws, crop_and_resize, kernel_size, normalized, render_in_chunks
 from supancl.data.views.evaluation import evaluation_view
@@ -278,9 +278,9 @@ def test_without_being_asked_for_there_are_no_local_views_and_nothing_is_drawn()
 
 
 def test_pairs_and_local_crops_can_be_set_and_stored():
-    crops = replaced(Crops(), "blur", parsed("[1.0, 0.1]"), "views")
-    crops = replaced(crops, "solarize", parsed("[0, 0.2]"), "views")
-    crops = replaced(crops, "local", parsed('{"count": 4, "size": 64}'), "views")
+    crops = replaced(Crops(), "blur", parse_value("[1.0, 0.1]"), "views")
+    crops = replaced(crops, "solarize", parse_value("[0, 0.2]"), "views")
+    crops = replaced(crops, "local", parse_value('{"count": 4, "size": 64}'), "views")
     assert crops == Crops(blur=(1.0, 0.1), solarize=(0.0, 0.2), local=LocalCrops(4, 64))
     assert replaced(crops, "local.size", 48, "views").local == LocalCrops(4, 48)
     assert replaced(crops, "local", None, "views").local is None

@@ -124,7 +124,7 @@ def test_seeds_share_one_step_and_come_out_as_if_each_had_been_alone(made, tmp_p
         (tmp_path / name).mkdir()
         with inside(tmp_path / name), monkeypatch.context() as patch:
             patch.setattr(
-                "supancl.training.loop.Loop.close_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+                "supancl.training.loop.Loop.end_epoch", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             words = words_of(seeds[1], plan, settings_of(seeds[1], plan, None))
             with pytest.raises(Interrupted):

@@ -148,7 +148,7 @@ def halved_distance(self: Align, anchors: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (anchors - targets).square().sum(-1)
 
 
-def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, whole: Any = None) -> Tensor:
+def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, global_batch: Any = None) -> Tensor:
     return torch.nn.functional.normalize(pool.class_mean(labels, fallback=own, samples=self.samples), dim=-1)
 
 

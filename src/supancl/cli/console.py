@@ -13,15 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from supancl.data.splits import Data
-from supancl.distributed import speaks, tells
-from supancl.errors import counted
+from supancl.distributed import should_print, should_report_failure
+from supancl.errors import plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     """A console on stdout, or on stderr if the JSON goes to stdout; of several ranks only one prints."""
-    console = Console(stderr=json_to_stdout, quiet=quiet or not speaks(), markup=False, highlight=False, soft_wrap=True)
+    console = Console(
+        stderr=json_to_stdout, quiet=quiet or not should_print(), markup=False, highlight=False, soft_wrap=True
+    )
     if not console.is_terminal:
         console.width = 160  # a file has no edge to wrap at
     return console
@@ -74,9 +76,9 @@ class Terminal(Reporter):
             self.count_state = (title, 0, time.perf_counter(), 0)
         _, printed_tenths, started, _ = self.count_state
         tenths, elapsed = done * 10 // total, time.perf_counter() - started
-        should_print = tenths > printed_tenths and elapsed >= MIN_SECONDS
-        self.count_state = (title, tenths if should_print else printed_tenths, started, done)
-        if should_print:
+        is_due = tenths > printed_tenths and elapsed >= MIN_SECONDS
+        self.count_state = (title, tenths if is_due else printed_tenths, started, done)
+        if is_due:
             left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
             self.note(f"{title}: {done:,} of {total:,}{left}")
 
@@ -85,8 +87,8 @@ class Terminal(Reporter):
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "
-            f"{counted(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
-            f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+            f"{plural(len(data.train), 'training image')}{labelled_note}, {len(data.held_out)} held out, "
+            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(
@@ -193,5 +195,5 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def print_error(text: str) -> None:
-    if tells():
+    if should_report_failure():
         print(f"supancl: {text}", file=sys.stderr)

@@ -21,7 +21,7 @@ from supancl.data.sources.folder import check_apart
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.recipes import Recipe, recipe
 from supancl.reports.contact_sheet import draw_image_sheet, draw_view_sheet
 from supancl.training.preflight import with_short_side
@@ -146,7 +146,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     if empty:
         them = "it" if len(empty) == 1 else "them"
         console.print(
-            f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
+            f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
             f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20])
         )
 
@@ -154,7 +154,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
 def print_copies(copies: dict[str, Any] | None, console: Console) -> None:
     if not copies or not copies["files"]:
         return
-    images = counted(copies["images"], "image", form=",")
+    images = plural(copies["images"], "image", number_format=",")
     console.print(
         f"{copies['files']:,} files are byte-for-byte copies of {images}; copies may be both in training and "
         "held out: keep one of each"
@@ -260,9 +260,9 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         store.verify(terminal.reading)
     mended = store.mended if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
-    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} repaired"
+    verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"
     console.print(
-        f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
+        f"{store.cache.folder}: {plural(len(store), 'image', number_format=',')} at short side {side}, "
         f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}"
     )
     return {

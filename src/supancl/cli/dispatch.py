@@ -22,8 +22,8 @@ from supancl import __version__
 from supancl.cli import commands
 from supancl.cli.console import make_console, print_error
 from supancl.cli.flags import OneLineParser, add_command
-from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.distributed import should_print
+from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
 from supancl.files import jsonable
 from supancl.recipes.plugins import fault_in_own, load_plugin
 
@@ -127,7 +127,7 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
 
 def check_json(target: str | None) -> None:
     """Refuse a --json file that cannot be written, before the work starts."""
-    if target in (None, "-") or not speaks():  # of several ranks one writes
+    if target in (None, "-") or not should_print():  # of several ranks one writes
         return
     path = Path(str(target))
     if path.is_dir():
@@ -142,7 +142,7 @@ def check_json(target: str | None) -> None:
 
 
 def write_json(target: str | None, result: dict[str, Any]) -> None:
-    if target is None or not speaks():  # of several ranks one writes
+    if target is None or not should_print():  # of several ranks one writes
         return
     text = json.dumps(jsonable(result), indent=2)
     if target == "-":
@@ -162,5 +162,5 @@ def entry() -> None:
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        call_it(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
+        set_program_name(f"python {shlex.quote(sys.argv[0])}")  # the user's own script (docs/extending.md)
     sys.exit(main())

@@ -21,7 +21,7 @@ from supancl.cli.encoders import (
     parse_numbers,
 )
 from supancl.cli.flags import common_flags
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.evaluate import (
     EpisodeSettings,
     EvaluatedEncoder,
@@ -173,7 +173,7 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     for k, value in result["by_k"].items():
         console.print(
-            f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
+            f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
             f"{result['references']} references, {result['classes']} classes"
         )
     return result
@@ -198,9 +198,9 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sgd = SgdSettings(augmented=args.augmented, **overrides) if args.probe == "sgd" else None
     (evaluated,) = open_encoders(args, console)
     result = evaluate_linear(evaluated, args.data, sgd, args.seed, args.split, args.view)
-    method = describe_ridge(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
+    method = describe_ridge(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
     console.print(
-        f"linear ({method}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
+        f"linear ({method}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
         f"{result['classes']} classes"
     )
     return result
@@ -212,7 +212,7 @@ def describe_ridge(result: dict[str, Any]) -> str:
         first, second = result["weight_by_half"]
         weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
         return f"ridge weight {weights}, of each half chosen on the other"
-    images = counted(result["chosen_on_images"], "image")
+    images = plural(result["chosen_on_images"], "image")
     return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
 
 
@@ -255,8 +255,8 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     settings = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
     console.print(
-        f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
-        f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+        f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
+        f"{result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, mean per class "
         f"{result['mean_per_class']:.2f}%"
     )
     return result
@@ -329,7 +329,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     outcome = run_suite(open_encoders(args, console), plan, out, Terminal(console))
     if not outcome.results:
         raise BadInput(
-            f"nothing could be measured; the first of {counted(len(outcome.failures), 'reason')}: "
+            f"nothing could be measured; the first of {plural(len(outcome.failures), 'reason')}: "
             f"{outcome.failures[0]['why']}"
         )
     summary = print_results(outcome.results, "text", console) | {"failures": outcome.failures}
@@ -337,7 +337,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(f"page: {page}")
     summary |= {"page": str(page)}
     if outcome.failures:
-        total = counted(len(outcome.failures) + len(outcome.results), "result")
+        total = plural(len(outcome.failures) + len(outcome.results), "result")
         raise Incomplete(
             f"{len(outcome.failures)} of {total} could not be measured (see the warnings); the others are in "
             f"{out}; run the same command again to continue",

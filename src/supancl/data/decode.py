@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.errors import counted
+from supancl.errors import plural
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,7 +105,7 @@ def remarks_on_large(large: Sequence[str]) -> list[str]:
     if not large:
         return []
     shown, more = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
-    have, them = counted(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
+    have, them = plural(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
     return [
         f"{have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
         f"store {them} smaller: {', '.join(shown)}{more}"

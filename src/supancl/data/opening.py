@@ -22,8 +22,8 @@ from supancl.data.splits import Data, DataSpec, Listing, Source, Split, prepare_
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
-from supancl.errors import BadInput, counted, nearest
-from supancl.files import beside
+from supancl.errors import BadInput, did_you_mean, plural
+from supancl.files import did_you_mean_path
 
 CACHE_FROM = 256 * 2**20  # bytes of pixels; less is decoded again in seconds
 LOOKED_AT = 64  # images that stand for all of them, where every one would take too long
@@ -160,7 +160,7 @@ def _is_benchmark(name: str) -> bool:
 def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, arrays.BUILT_IN))
+        hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
         known_as, at, root = name.partition("@")
         if at and Path(root).is_dir():
             raise BadInput(
@@ -194,7 +194,7 @@ def load(found: Source | Listing, channels: int, spec: DataSpec, progress: Progr
     if bad:
         entries = [entry for position, entry in enumerate(entries) if position not in bad]
         remarks.append(
-            f"{counted(len(bad), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
+            f"{plural(len(bad), 'unreadable image was', 'unreadable images were')} skipped: " + ", ".join(skipped)
         )
     if not any(split == "train" for split, _, _ in entries):
         such = f", such as {skipped[0]}" if skipped else ""
@@ -226,7 +226,7 @@ def remarks_on_dark(store: ImageStore, items: Sequence[Path | Item]) -> list[str
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK for i in looked):
         return []
     return [
-        f"none of {counted(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
+        f"none of {plural(len(looked), 'image')} looked at has a pixel above {DARK} of 255: 12 bits of a camera "
         "in 16-bit files? Scale them up first, such as by 16"
     ]
 

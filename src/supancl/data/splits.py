@@ -16,7 +16,7 @@ from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, seeded
 from supancl.data.store.memory import Batch, ImageStore, Progress
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 SPLIT_NAMES = {  # what a folder or shard of a split may be called
@@ -230,7 +230,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     chosen = judging[draw_stratified(train.labels[judging], share, SPLIT_SEED)]
     if share > 0 and len(chosen) == 0:
         raise BadInput(
-            f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
+            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold {share:.0%} "
             "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)"
         )
     mask = torch.zeros(len(train), dtype=torch.bool)
@@ -253,7 +253,7 @@ def _held_out_remarks(train: Split, held_out: Split, name: str, classes: Sequenc
     unknown = [classes[label] for label in sorted(set(held_out.present()) - set(train.present()))]
     if unknown:
         yield (
-            f"{counted(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
+            f"{plural(len(unknown), 'class is held out and has', 'classes are held out and have')} no image to "
             f"train on, such as {unknown[0]!r}; a name counts with its capitals, spaces and the way its accents are "
             "encoded"
         )
@@ -278,7 +278,9 @@ def _kept_and_left_out(classes: Sequence[str], leave_out: Sequence[str]) -> tupl
     """Ids of the classes to train on, and of those kept out of pretraining."""
     for name in leave_out:
         if name not in classes:
-            raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
+            raise BadInput(
+                f"data.leave_out names class {name!r}, which the data do not have{did_you_mean(name, classes)}"
+            )
     left = [i for i, name in enumerate(classes) if name in leave_out]
     return [i for i in range(len(classes)) if i not in left], left
 

@@ -13,7 +13,7 @@ from typing import Any
 from torchvision.datasets import VOCDetection
 
 from supancl.detect.scenes import Scene, Scenes, check_images, make_scene, relabelled, remark_on_cut_boxes
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 # year -> lists of images to train on and to test on: (year, name of the list)
 YEARS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
@@ -92,7 +92,7 @@ def unify_classes(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     shared = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
     are_training = "is a training image" if shared == 1 else "are training images"
     remark = (
-        f"{shared} of the {counted(len(test), 'test image')} {are_training} too; the scores do not measure new images",
+        f"{shared} of the {plural(len(test), 'test image')} {are_training} too; the scores do not measure new images",
     )
     return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (remark if shared else ()))
 
@@ -207,7 +207,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     )
     flat_count = sum(_is_flat(entry) for entry in content["annotations"])
     remarks = (*remark_on_cut_boxes(sum(cut for _, cut in parsed), str(file)), *size_remarks)
-    boxes = counted(flat_count, "box of no width or height was", "boxes of no width or height were")
+    boxes = plural(flat_count, "box of no width or height was", "boxes of no width or height were")
     remarks += (f"{file}: {boxes} left out",) if flat_count else ()
     return Scenes(tuple(scene for scene, _ in parsed), classes, str(file), remarks)
 

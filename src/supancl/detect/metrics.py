@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from supancl.detect.scenes import Scenes
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 MAX_DETECTIONS = 100  # per class and image: COCO's maxDets
 
@@ -37,7 +37,7 @@ def coco_scores(scenes: Scenes, detections: Sequence[Detections]) -> dict[str, A
     """
     if len(detections) != len(scenes):
         raise BadInput(
-            f"{counted(len(detections), 'result')} for {counted(len(scenes), 'image')} of {scenes.location}; "
+            f"{plural(len(detections), 'result')} for {plural(len(scenes), 'image')} of {scenes.location}; "
             "give one for each"
         )
     evaluator = coco_evaluator()

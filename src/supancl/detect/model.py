@@ -27,7 +27,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detect.spec import DetectSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.weights.importing import open_encoder
 
@@ -83,7 +83,7 @@ def copy_resnet(encoder: Encoder) -> ResNet:
         )
     if encoder.spec.channels != 3:
         raise BadInput(
-            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection needs one with 3 (RGB)"
+            f"encoder {name!r} takes {plural(encoder.spec.channels, 'channel')}; detection needs one with 3 (RGB)"
         )
     return copy.deepcopy(body)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.data.decode import decode, image_fault, is_sideways, remarks_on_large
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and rescaled ones are rounded
 
@@ -130,7 +130,7 @@ def make_scene(
 
 
 def remark_on_cut_boxes(count: int, location: str) -> tuple[str, ...]:
-    boxes = counted(
+    boxes = plural(
         count,
         "box crossed the border of its image and was",
         "boxes crossed the border of their images and were",
@@ -165,7 +165,7 @@ def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool
         selected = [scene for scene in selected if len(scene.boxes)]
     if not any(len(scene.boxes) for scene in selected):
         raise BadInput(
-            f"{scenes.location}: no box to train on in {counted(len(scenes), 'image')}; is it the right list of images?"
+            f"{scenes.location}: no box to train on in {plural(len(scenes), 'image')}; is it the right list of images?"
         )
     return replace(scenes, scenes=tuple(selected), cache_bytes=memory_gb * 1e9, decoded={})
 
@@ -174,7 +174,7 @@ def prepare_for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
     """Refuse scenes without a box to find: every score would be missing."""
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
         raise BadInput(
-            f"{scenes.location}: no box to find in {counted(len(scenes), 'image')}; is it the right list of images?"
+            f"{scenes.location}: no box to find in {plural(len(scenes), 'image')}; is it the right list of images?"
         )
     return replace(scenes, cache_bytes=memory_gb * 1e9)
 

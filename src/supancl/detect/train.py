@@ -35,13 +35,13 @@ from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, prepare_for_testing, prepare_for_training
 from supancl.detect.spec import DetectSpec, learning_rate
 from supancl.detect.testing import detect, recompute_norm_statistics
-from supancl.distributed import by_one
-from supancl.errors import BadInput, Interrupted, NonFinite, counted
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, Interrupted, NonFinite, plural
 from supancl.reporter import Reporter
 from supancl.stats import seed_stats
-from supancl.training.begin import state_to_resume
+from supancl.training.begin import load_state_to_resume
 from supancl.training.preflight import pick_device
-from supancl.training.signals import signals_noted
+from supancl.training.signals import record_signals
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.metrics_log import MetricsLog
 
@@ -119,7 +119,7 @@ def train_detector(
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
     """Fine-tune a detector from an encoder (see `open_body`), test it, and save everything in `out`."""
-    by_one("a detector")
+    require_single_process("a detector")
     reporter, encoder = reporter or Reporter(), absolute_encoder_name(encoder)
     coco_evaluator()  # raises now, not after training, if pycocotools is missing
     device = pick_device(spec.device)
@@ -180,7 +180,7 @@ def _start_or_resume(
                 raise BadInput(
                     f"{name} changed since {folder.path} began ({before} -> {now}); restore it, or start another run"
                 )
-        state = state_to_resume(folder.checkpoints, reporter)
+        state = load_state_to_resume(folder.checkpoints, reporter)
         if state is not None:
             training.load(state, folder)
             reporter.note(f"continuing at step {training.step} of {training.spec.iters}")
@@ -189,8 +189,8 @@ def _start_or_resume(
     folder.keep_metrics_until(training.step)
     reporter.note(
         f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-        f"and {counted(settings['test_images'], 'test image')}, "
-        f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
+        f"and {plural(settings['test_images'], 'test image')}, "
+        f"{plural(len(settings['classes']), 'class', 'classes')}; {training.device}, "
         f"{training.precision} -> {folder.path}"
     )
 
@@ -211,7 +211,7 @@ def _train(
 ) -> DetectRun:  # fmt: skip
     spec, row = training.spec, None
     tested = any(logged["kind"] == "test" and logged["step"] == training.step for logged in folder.metrics())
-    with Batches(train, spec, training.device, spec.iters) as batches, signals_noted() as signals:
+    with Batches(train, spec, training.device, spec.iters) as batches, record_signals() as signals:
         if _test_is_due(training) and not tested:  # the run was stopped before it
             _test(training, train, test, log, reporter)
         started, images = time.perf_counter(), 0

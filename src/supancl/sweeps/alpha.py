@@ -12,7 +12,7 @@ import torch
 
 from supancl.core.losses import Align
 from supancl.data.splits import Data, Split
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.files import write_json
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
@@ -189,7 +189,7 @@ def recommend(rows: list[dict[str, Any]], alphas: list[float], by: str) -> str:
     if len(complete) == 1 < len(alphas):
         return (
             f"alpha = {best:g} is the only one without a failed run ({title} {mean:.2f}%, "
-            f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
+            f"{plural(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
         )
     if len(seeds) < 2:
         return (

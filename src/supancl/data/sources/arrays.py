@@ -13,7 +13,7 @@ from torch import Tensor
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import Source, whole_split
 from supancl.data.store.memory import ArrayImages
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 MOST_CLASSES = 1_000_000  # a larger label is not a class number: every number below it gets a name and a place
 
@@ -118,7 +118,7 @@ def _checked_labels(labels: np.ndarray, images: int, where: str) -> Tensor:
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{where} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (images,):
-        raise BadInput(f"{where} has shape {labels.shape} for {counted(images, 'image')}; wanted ({images},)")
+        raise BadInput(f"{where} has shape {labels.shape} for {plural(images, 'image')}; wanted ({images},)")
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{where} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MOST_CLASSES:

@@ -19,7 +19,7 @@ from PIL import Image
 from supancl.data.decode import file_stamp
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import reason
 
 SPLITS = {"train": ("train", "trainval", "train_noval"), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -61,7 +61,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     name, at, root = text.partition("@")
     kinds = [each for each in dir(datasets) if inspect.isclass(getattr(datasets, each))]
     if name not in kinds:
-        raise BadInput(f"torchvision has no data set {name!r}{nearest(name, kinds)}")
+        raise BadInput(f"torchvision has no data set {name!r}{did_you_mean(name, kinds)}")
     if not at or not root:
         raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
     built, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
@@ -78,7 +78,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     if highest >= len(classes):
         raise BadInput(
             f"torchvision:{name}@{root}: label {highest} has no name; it names "
-            f"{counted(len(classes), 'class', 'classes')}"
+            f"{plural(len(classes), 'class', 'classes')}"
         )
     entries: list[Entry] = []
     for split, data in built.items():

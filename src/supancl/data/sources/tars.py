@@ -21,7 +21,7 @@ from PIL import Image
 from supancl.data.decode import SUFFIXES, file_stamp
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 LABEL_PARTS = ("cls", "label", "json", "txt")  # of several, the first that says something: a .txt may be a caption
 FEW = 20  # labelled images of which nobody can say that they have too many classes
@@ -98,9 +98,7 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
 def check_splits(name: str, shards: int, splits: set[str]) -> None:
     """Refuse shards without images to train on; `splits` are those that have an image."""
     if not splits:
-        raise BadInput(
-            f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
+        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it")
     if "train" not in splits:
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
 

@@ -36,7 +36,7 @@ from supancl.data.decode import (
 from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import ELSEWHERE, Shard, ShardWriter, crc, read_index
 from supancl.errors import BadInput
-from supancl.files import held, reason, write_text
+from supancl.files import hold_lock, reason, write_text
 
 GONE = -1  # a stamp of nothing
 FEATURES = "features"  # of images, kept by evaluations: one file for each encoder and split
@@ -88,7 +88,7 @@ class Cache:
             remarks.append(text) if progress is None else progress(text, 0, 0)
 
         try:
-            with held(self.folder / ".lock", waiting):
+            with hold_lock(self.folder / ".lock", waiting):
                 return *self._build_locked(items, progress, remarks), remarks
         except BrokenPipeError:  # who listens to `progress` has gone
             raise
@@ -307,7 +307,7 @@ def _describe_folder(folder: Path) -> CacheFolder:
 
 def remove_cache(folder: Path, waiting: Callable[[str], None] = lambda owner: None) -> None:
     """Away with it; a process that has it mapped keeps reading what it mapped."""
-    with held(folder / ".lock", waiting):
+    with hold_lock(folder / ".lock", waiting):
         _empty(folder)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,7 +25,7 @@ from supancl.data.sources.tar_index import TarIndex, index_tars
 from supancl.data.sources.tars import TarItem, check_splits, remarks_on_captions, split_of, tar_files
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, padded
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 LONGEST = 2  # times the short side: what is longer is cut to its middle, so that one canvas holds any image
 SOME_SHARDS = 50  # out of which a sample of a whole stream is drawn
@@ -149,7 +149,7 @@ class StreamImages(ImageStore):
         with self.lock:
             bad, large = (sorted(each - self.reported) for each in (self.skipped, self.large))
             self.reported.update(bad, large)
-        said = counted(len(bad), "unreadable image was skipped,", "unreadable images were skipped, each")
+        said = plural(len(bad), "unreadable image was skipped,", "unreadable images were skipped, each")
         said += " for another of its class and shard: "
         return [*remarks_on_large(large), *([said + ", ".join(bad)] if bad else [])]
 
@@ -226,8 +226,8 @@ class StreamSplit(Split):
     def counts(self) -> list[int]:
         """How many images of the split each shard has."""
         ends = torch.searchsorted(self.index, self.store.ends)
-        counted: list[int] = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long)).tolist()
-        return counted
+        counts: list[int] = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long)).tolist()
+        return counts
 
     def named(self, positions: Tensor) -> list[str]:
         return self.store.names(self.rows_at(positions.cpu()))

@@ -18,7 +18,7 @@ from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.augment import Draws
-from supancl.distributed import Part
+from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
 TRIES = 10  # attempts at a box that fits, as torchvision makes
@@ -228,36 +228,43 @@ def _ascending(name: str, pair: tuple[float, float]) -> None:
 # --- rows of a batch --------------------------------------------------------------------------------------------------
 
 
-def in_part(views: ViewSpec, part: Part) -> ViewSpec:
+def in_part(views: ViewSpec, row_range: RowRange) -> ViewSpec:
     """The same views for rows that are a part of a batch.
 
     What is random is drawn for every row of the batch, whoever has it: so an image gets the same views however many
     processes share the batch. Drawing costs little; only the own rows are rendered.
     """
-    if part.whole:
+    if row_range.is_whole_batch:
         return views
     settings = {field.name: getattr(views, field.name) for field in fields(views)}
-    return PartOfCrops(**settings, part=part) if isinstance(views, Crops) else PartOfMasks(**settings, part=part)
+    return (
+        PartOfCrops(**settings, row_range=row_range)
+        if isinstance(views, Crops)
+        else PartOfMasks(**settings, row_range=row_range)
+    )
 
 
 @dataclass(frozen=True)
 class PartOfCrops(Crops):
     """Crops of these rows."""
 
-    part: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
     def uniforms(self, n: int, device: torch.device, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        views = n // self.part.count
-        taken = super().uniforms(self.part.total * views, device, generator)
-        return {name: self.part.of_views(drawn, views, dim=1 if name == "box" else 0) for name, drawn in taken.items()}
+        views = n // self.row_range.count
+        taken = super().uniforms(self.row_range.total * views, device, generator)
+        return {
+            name: self.row_range.select_per_view(drawn, views, dim=1 if name == "box" else 0)
+            for name, drawn in taken.items()
+        }
 
 
 @dataclass(frozen=True)
 class PartOfMasks(Masks):
     """Masks of these rows."""
 
-    part: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
     def __call__(self, batch: Batch, *rest: Any, **named: Any) -> Tensor:
-        whole = Batch(self.part.amid(batch.pixels))
-        return self.part.of(super().__call__(whole, *rest, **named), 1)
+        whole = Batch(self.row_range.place_among_ones(batch.pixels))
+        return self.row_range.select(super().__call__(whole, *rest, **named), 1)
