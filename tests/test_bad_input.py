@@ -754,7 +754,9 @@ def full(path: Path) -> None:
 
 def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, capsys):
     class_folders(place / "data")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     (place / "out").mkdir()
     before = contents(place)
     full(place / "out" / "recipe.json")
@@ -766,7 +768,9 @@ def test_a_disk_full_before_the_first_step_leaves_nothing(place, monkeypatch, ca
 def test_a_disk_full_at_a_checkpoint_keeps_the_one_before_and_the_run_can_go_on(place, monkeypatch, capsys):
     class_folders(place / "data")
     command = (*PRETRAIN, "--data", "data", "--epochs", "2")
-    monkeypatch.setattr(RunFolder, "tidy", lambda self: None)  # it would remove what stands for the full disk
+    monkeypatch.setattr(
+        RunFolder, "remove_temporary_files", lambda self: None
+    )  # it would remove what stands for the full disk
     full(place / "out" / "checkpoints" / "step-000000004.pt")
     said = supancl(capsys, *command)
     assert_refused(said, "out/checkpoints/step-000000004.pt", "No space left on device", "--resume", "--out")

@@ -15,7 +15,7 @@ import torch
 from supancl import METHODS, Data, NonFinite, open_data, pretrain, recipe
 from supancl.core.encoders import EncoderSpec
 from supancl.core.pools import PoolSpec
-from supancl.data.splits import whole_split
+from supancl.data.splits import full_split
 from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws, render_in_chunks
 from supancl.data.views.products import render
@@ -210,15 +210,15 @@ def test_images_that_are_not_resident_are_replayed_too(monkeypatch: pytest.Monke
     sides = [(8 + i % 3, 8 + i % 5) if packed else (8, 8) for i in range(96)]
     images = [torch.randint(0, 256, (1, *side), generator=random, dtype=torch.uint8) for side in sides]
     labels = torch.arange(96) % 3
-    store = PackedImages.of(images) if packed else ArrayImages(torch.stack(images))
-    split = whole_split(store, labels, [str(i) for i in range(96)])
+    store = PackedImages.from_images(images) if packed else ArrayImages(torch.stack(images))
+    split = full_split(store, labels, [str(i) for i in range(96)])
     data = Data(split, split, ("a", "b", "c"))
 
     def made(resident: bool, replay: bool) -> Trainer:
-        monkeypatch.setattr("supancl.data.store.memory.fits", lambda nbytes, device: resident)
+        monkeypatch.setattr("supancl.data.store.memory.fits_on_gpu", lambda nbytes, device: resident)
         chosen = tiny_recipe(train__device="cuda", train__precision="fp32", train__replay=replay, train__epochs=4)
         trainer = Trainer(chosen, data, torch.device("cuda"))
-        assert trainer.feed.resident == resident
+        assert trainer.feed.is_resident == resident
         return trainer
 
     for resident, replay in ((True, True), (False, True), (False, False)):

@@ -139,11 +139,11 @@ def test_of_partly_labelled_images_the_monitor_takes_the_labelled_ones(monkeypat
     monkeypatch.setattr("supancl.training.monitor.MAX_IMAGES", 20)
     partly = tiny_data(400, unlabelled=0.9)
     monitor = Monitor(partly, True)
-    assert partly.train.labelled > 20
-    assert (len(monitor.reference), monitor.reference.labelled) == (20, 20)
-    assert 0 < len(monitor.held_out) == monitor.held_out.labelled == min(20, partly.held_out.labelled)
+    assert partly.train.num_labelled > 20
+    assert (len(monitor.reference), monitor.reference.num_labelled) == (20, 20)
+    assert 0 < len(monitor.held_out) == monitor.held_out.num_labelled == min(20, partly.held_out.num_labelled)
     whole = tiny_data(400)
-    assert torch.equal(Monitor(whole, True).reference.index, whole.train.some(20).index)
+    assert torch.equal(Monitor(whole, True).reference.index, whole.train.sample(20).index)
 
 
 def test_without_labels_there_is_no_accuracy_and_no_training_image_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:

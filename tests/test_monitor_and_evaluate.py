@@ -93,7 +93,7 @@ def test_the_last_check_has_a_bound_and_says_it(monkeypatch):
 def test_rows_are_sampled_as_images_are():
     split = sample_labelled(tiny_data(200, unlabelled=0.5).train, 10**6)
     rows = sample_rows(Features(split.index[:, None].float(), split.labels), 20)
-    few = split.some(20)
+    few = split.sample(20)
     assert torch.equal(rows.values[:, 0].long(), few.index)
     assert torch.equal(rows.labels, few.labels)
 

@@ -11,8 +11,8 @@ import torch
 from supancl import BadInput, Data, pretrain, recipe
 from supancl.cli.pretrain import check_agrees
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import check_apart
-from supancl.data.splits import whole_split
+from supancl.data.sources.folder import check_out_folder
+from supancl.data.splits import full_split
 from supancl.data.store.memory import Batch, PackedImages
 from supancl.distributed import SINGLE_PROCESS, Ranks
 from supancl.sweeps.runner import Sweep
@@ -181,7 +181,7 @@ def packed_trainer(*sizes: tuple[int, int], replay: bool | None = None) -> Train
     images = [
         torch.randint(0, 256, (1, *sizes[i % len(sizes)]), generator=random, dtype=torch.uint8) for i in range(48)
     ]
-    split = whole_split(PackedImages.of(images), torch.arange(48) % 3, [str(i) for i in range(48)])
+    split = full_split(PackedImages.from_images(images), torch.arange(48) % 3, [str(i) for i in range(48)])
     return Trainer(tiny_recipe(train__replay=replay), Data(split, split, ("a", "b", "c")), CPU)
 
 
@@ -336,8 +336,8 @@ def test_a_compiler_that_fails_at_the_pool_has_the_step_taken_once(monkeypatch: 
 def test_while_a_step_is_recorded_no_thread_makes_batches_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = packed_trainer((8, 8), (9, 8))
     trainer.advance()
-    assert trainer.feed.thread is not None
-    threads, seen = trainer.feed.thread._threads, []
+    assert trainer.feed.executor is not None
+    threads, seen = trainer.feed.executor._threads, []
     monkeypatch.setattr(
         "supancl.training.cuda.capture.Replay", lambda *how: seen.append([each.is_alive() for each in threads])
     )
@@ -407,17 +407,17 @@ def test_a_run_may_lie_where_its_data_are_not_read(tmp_path):
         (tmp_path / "flat", tmp_path / "flat-runs"),
         (tmp_path / "none", tmp_path / "none" / "a"),
     ):
-        check_apart(str(source), out)
+        check_out_folder(str(source), out)
     for source, out in (
         (split, split / "train" / "runs"),
         (split, split / "unlabelled" / "a"),
         (tmp_path / "flat", tmp_path / "split" / ".." / "flat" / "a"),
     ):
         with pytest.raises(BadInput, match=mentions("another", "--out")):
-            check_apart(str(source), out)
+            check_out_folder(str(source), out)
     (tmp_path / "link").symlink_to(tmp_path / "flat")
     with pytest.raises(BadInput, match=mentions("another", "--out")):
-        check_apart(str(tmp_path / "link"), tmp_path / "flat" / "runs")
+        check_out_folder(str(tmp_path / "link"), tmp_path / "flat" / "runs")
 
 
 def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path, monkeypatch):
@@ -426,7 +426,7 @@ def test_no_file_of_a_folder_of_images_is_asked_whether_it_is_a_folder(tmp_path,
         (tmp_path / name).touch()
     asked, plain = [], Path.is_dir
     monkeypatch.setattr(Path, "is_dir", lambda path: asked.append(path) or plain(path))
-    check_apart(str(tmp_path), tmp_path.parent / "runs")
+    check_out_folder(str(tmp_path), tmp_path.parent / "runs")
     assert asked == [tmp_path]
 
 

@@ -111,7 +111,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="only to see that everything runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing, write this file's tables")
     parser.add_argument("--into", type=Path, help="with --markdown: a document with markers of the file's name")
-    parser.add_argument("--short", action="store_true", help="with --markdown: ours beside the best peer, no more")
+    parser.add_argument("--short", action="store_true", help="with --markdown: only ours and the fastest peer")
     return parser.parse_args(argv)
 
 

@@ -251,7 +251,7 @@ class Base:
 @pytest.fixture
 def inherited(monkeypatch):
     """Losses whose call is that of a class above them, forgotten after the test."""
-    monkeypatch.setattr(own, "OWN", {})
+    monkeypatch.setattr(own, "REGISTERED", {})
     return {
         kind: register(
             make_dataclass(kind, [("kind", str, kind)], bases=(Base,), frozen=True, namespace={"__module__": __name__})
@@ -274,7 +274,7 @@ def test_a_fault_in_ones_own_file_is_placed_where_a_study_trains_side_by_side(tm
         BadInput, match=mentions("holds a run", "--resume")
     ) as told:  # what says itself what is wrong stays
         pretrain(chosen, out=tmp_path / "run")
-    assert own.fault_in_own(told.value) == ""
+    assert own.describe_plugin_error(told.value) == ""
 
 
 def test_the_package_behind_a_link_is_no_file_of_ones_own(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from supancl.core.branches import Branches
 from supancl.core.losses import Align, Contrast, CrossEntropy, GlobalBatch
 from supancl.core.methods import assemble
 from supancl.core.pools import ClassQueues, Prototypes, Queue, ShardedPrototypes
-from supancl.data.decode import workers_per_rank
+from supancl.data.decode import decode_threads_per_rank
 from supancl.data.store.memory import Batch
-from supancl.data.views.specs import Masks, in_part
+from supancl.data.views.specs import Masks, views_for_rows
 from supancl.detect.layouts import DetectData
 from supancl.detect.spec import DetectSpec
 from supancl.detect.train import train_detector
@@ -74,7 +74,7 @@ def test_an_image_gets_the_same_views_wherever_it_is(name: str) -> None:
     sizes = torch.tensor([[20 - i % 5, 24 - i % 7] for i in range(11)])
 
     def made(rows: torch.Tensor, part: RowRange) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        generator, spec = torch.Generator().manual_seed(3), in_part(views, part)
+        generator, spec = torch.Generator().manual_seed(3), views_for_rows(views, part)
         batch = Batch(pixels[rows], sizes[rows])
         pair = spec(batch, (0.5,), (0.2,), generator)
         return pair, spec.local_views(batch, (0.5,), (0.2,), generator), generator.get_state()
@@ -86,15 +86,15 @@ def test_an_image_gets_the_same_views_wherever_it_is(name: str) -> None:
         assert torch.equal(own, part.select(pair, 1))
         assert torch.equal(own_small, part.select(small, 1))
         assert torch.equal(own_state, state)  # the next batch goes on alike
-    assert in_part(views, RowRange(0, 11, 11)) is views
+    assert views_for_rows(views, RowRange(0, 11, 11)) is views
 
 
 def test_masks_are_the_same_wherever_a_vector_is() -> None:
     vectors, part = torch.randn(7, 10), RowRange(4, 3, 7)
     whole = Masks()(Batch(vectors), (), (), torch.Generator().manual_seed(0))
-    own = in_part(Masks(), part)(Batch(part.select(vectors)), (), (), torch.Generator().manual_seed(0))
+    own = views_for_rows(Masks(), part)(Batch(part.select(vectors)), (), (), torch.Generator().manual_seed(0))
     assert torch.equal(own, part.select(whole, 1))
-    assert in_part(Masks(), part).local_views(Batch(vectors), (), ()) is None
+    assert views_for_rows(Masks(), part).local_views(Batch(vectors), (), ()) is None
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,8 @@ def test_ranks_of_a_machine_share_its_cores(
     told: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
-    monkeypatch.setattr("supancl.data.decode.cores", lambda: cores)
-    assert workers_per_rank() == expected
+    monkeypatch.setattr("supancl.data.decode.available_cores", lambda: cores)
+    assert decode_threads_per_rank() == expected
 
 
 def test_each_rank_of_a_machine_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

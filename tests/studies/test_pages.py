@@ -66,8 +66,8 @@ def test_every_command_of_the_papers_page_is_there(command: str, capsys: pytest.
 
 def test_the_slips_are_in_the_papers_tables() -> None:
     toy = toy_tables.PAPER
-    worse = [row[name] for row in toy.values() for name in toy_tables.TWO if row[name] < toy[1.0][name]]
-    compared = (len(toy) - 1) * len(toy_tables.TWO)
+    worse = [row[name] for row in toy.values() for name in toy_tables.TABLE_2_COLUMNS if row[name] < toy[1.0][name]]
+    compared = (len(toy) - 1) * len(toy_tables.TABLE_2_COLUMNS)
     assert f"in {compared - len(worse)} of the {compared}" in " ".join(SLIPS.split())
     for value in (*worse, toy[1.0]["interpolation 0.8"]):
         assert f"{value:.2f}" in SLIPS

@@ -12,10 +12,17 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.encoders import parse_names
 from supancl.data.opening import check_source
-from supancl.data.sources.benchmarks import official_name, present_benchmarks
+from supancl.data.sources.benchmarks import find_benchmarks, official_name
 from supancl.errors import BadInput, plural
-from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
-from supancl.evaluate.compared import check_seeds
+from supancl.evaluate import (
+    EvaluatedEncoder,
+    describe_episode_images,
+    differences,
+    different_images_warnings,
+    overlap_warnings,
+    rankings,
+)
+from supancl.evaluate.comparison import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
 from supancl.reports.tables import FORMATS as TABLE_FORMATS
 
@@ -42,7 +49,7 @@ def select_sources(args: argparse.Namespace, use: Literal["transfer", "few-shot"
     for source in selected:
         check_source(source)
     if args.root:
-        present = present_benchmarks(args.root, use)
+        present = find_benchmarks(args.root, use)
         requested = [official_name(name) for name in parse_names(args.sets)] or present
         if not requested:
             raise BadInput(f"no data set for {use} is in {args.root}; supancl data where NAME describes the layout")
@@ -66,9 +73,9 @@ def measure_all(encoders: Sequence[EvaluatedEncoder], tasks: Sequence[Task]) -> 
 def print_results(results: list[dict[str, Any]], form: TableFormat, console: Console) -> dict[str, Any]:
     """Print the tables, and as text also the paired differences; returns the result for --json."""
     tables = rankings(results)
-    for line in (*unlike(results), *trained_on(results)):
+    for line in (*different_images_warnings(results), *overlap_warnings(results)):
         Terminal(console).warn(line)
-    gaps, legends = differences(results), drawn_from(results)
+    gaps, legends = differences(results), describe_episode_images(results)
     if form == "json":
         content = {name: ranking.to_json() for name, ranking in tables.items()}
         console.print(json.dumps(content, indent=2, ensure_ascii=False))

@@ -83,7 +83,7 @@ class Terminal(Reporter):
             self.note(f"{title}: {done:,} of {total:,}{left}")
 
     def begins(self, recipe: Recipe, data: Data, folder: Path, device: str, step: int, steps: int) -> None:
-        self.labelled = data.train.labelled
+        self.labelled = data.train.num_labelled
         labelled_note = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "

@@ -15,9 +15,9 @@ from rich.console import Console
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import common_flags
 from supancl.data.opening import absolute_source, open_source
-from supancl.data.show import copies, described, image_sizes
+from supancl.data.show import describe_source, find_copies, image_sizes
 from supancl.data.sources import benchmarks
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
@@ -67,7 +67,7 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     terminal = Terminal(console)
     out = Path(args.out) if args.out else next_folder("show")
     check_sheets(out)  # before the work, not after it
-    check_apart(args.source, out)
+    check_out_folder(args.source, out)
     shown_recipe = with_short_side(recipe(args.recipe)) if args.recipe else None
     channels = shown_recipe.encoder.channels if shown_recipe else 3
     side = shown_recipe.data.short_side if shown_recipe else 256
@@ -77,8 +77,8 @@ def show(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sizes = image_sizes(source, terminal.reading)
     if shown_recipe is None:
         shown_recipe = fitting_recipe(float(np.median(sizes.min(1))))
-    facts = described(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
-    facts["copies"] = copies(source, terminal.reading)
+    facts = describe_source(source, replace(spec, short_side=shown_recipe.data.short_side), channels, sizes)
+    facts["copies"] = find_copies(source, terminal.reading)
     print_facts(facts, console)
     print_copies(facts["copies"], console)
     facts["pictures"] = draw_sheets(source, shown_recipe, out, console)
@@ -192,7 +192,7 @@ def evict_caches(args: argparse.Namespace, console: Console, spared: Path | None
     """Remove the longest unused caches as --keep-gb says."""
     if args.keep_gb is None:
         return
-    for old in evict(args.keep_gb * 1e9, waiting=print_waiting(console), spared=spared):
+    for old in evict(args.keep_gb * 1e9, on_wait=print_waiting(console), keep=spared):
         console.print(f"removed {old.folder} ({old.nbytes / 1e9:.2f} GB, of {old.source})")
     left = sum(cache.nbytes for cache in list_caches()) / 1e9
     if spared is not None and left > args.keep_gb:
@@ -258,7 +258,7 @@ def build_cache(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         terminal.warn(remark)
     if args.verify:
         store.verify(terminal.reading)
-    mended = store.mended if args.verify else None  # opening alone checks only some
+    mended = store.repaired if args.verify else None  # opening alone checks only some
     seconds = time.perf_counter() - started
     verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} repaired"
     console.print(
@@ -290,6 +290,6 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def where(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    text = benchmarks.where_text(args.name)
+    text = benchmarks.download_instructions(args.name)
     console.print(text)
     return {"name": args.name, "where": text}

@@ -122,12 +122,12 @@ def train(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     out = Path(args.out) if args.out else next_folder("detect")
     encoder, data, spec = resolve_settings(args, out)
     folders = [out] if args.seeds == 1 else [out / f"seed-{spec.seed + i}" for i in range(args.seeds)]
-    if args.seeds > 1 and DetectFolder(out).holds_run:
+    if args.seeds > 1 and DetectFolder(out).has_run:
         raise BadInput(f"{out} holds a single run; choose another --out for --seeds {args.seeds}")
-    if args.seeds == 1 and not DetectFolder(out).holds_run and any(out.glob("seed-*/detect.json")):
+    if args.seeds == 1 and not DetectFolder(out).has_run and any(out.glob("seed-*/detect.json")):
         raise BadInput(f"{out} holds runs of several seeds; give their number with --seeds N, or choose another --out")
     for folder in folders:  # all are checked before the first one starts
-        if DetectFolder(folder).holds_run and not args.resume:
+        if DetectFolder(folder).has_run and not args.resume:
             raise BadInput(f"{folder} already holds a run; continue it with --resume, or choose another --out")
     runs: dict[str, DetectRun] = {}
     for number, folder in enumerate(folders):
@@ -254,7 +254,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     coco_evaluator()
     saved, device, terminal = load_detector(args.detector), pick_device(args.device), Terminal(console)
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
-    saved_data = folder.read_settings()[1] if folder.holds_run else None
+    saved_data = folder.read_settings()[1] if folder.has_run else None
     requested, out = data_from_flags(args, saved_data), Path(args.out) if args.out else folder.path / "evaluate"
     check_writable(out)
     test = open_test(requested)

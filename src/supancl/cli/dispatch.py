@@ -25,7 +25,7 @@ from supancl.cli.flags import OneLineParser, add_command
 from supancl.distributed import should_print
 from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
 from supancl.files import jsonable
-from supancl.recipes.plugins import fault_in_own, load_plugin
+from supancl.recipes.plugins import describe_plugin_error, load_plugin
 
 
 class CommandLine(OneLineParser):
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:  # a path that cannot be opened
             message = f"{os.fsdecode(error.filename)}: {error.strerror}; check the path and its permissions"
             return report_error(BadInput(message), args.debug)
-        if fault := fault_in_own(error):
+        if fault := describe_plugin_error(error):
             return report_error(BadInput(fault), args.debug)
         return report_error(error, args.debug, "internal error, please report it with --debug: ")
 

@@ -122,5 +122,5 @@ def open_encoders(args: argparse.Namespace, console: Console, saves_results: boo
     reporter = Terminal(console)
     encoders = [open_evaluated_encoder(text, options, reporter, **foreign_options(args)) for text in texts]
     for run in (encoder.run for encoder in encoders if saves_results and encoder.run is not None):
-        run.check_evaluations()
+        run.check_evaluations_writable()
     return encoders

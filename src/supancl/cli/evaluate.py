@@ -36,9 +36,9 @@ from supancl.evaluate import (
     evaluate_variance,
     run_suite,
 )
-from supancl.evaluate.finetune import check_whole
+from supancl.evaluate.finetune import check_whole_encoder
 from supancl.evaluate.naming import data_names
-from supancl.evaluate.suite import PROTOCOLS, make_out
+from supancl.evaluate.suite import PROTOCOLS, make_out_folder
 from supancl.probes.transfer import TransferMetric
 from supancl.reports.suite_page import write_suite
 
@@ -250,7 +250,7 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     check_at_least(args.seed, 0, "--seed")
     for lr in lrs:
         check_at_least(lr, 0, "--lr", above=True)
-    check_whole(args.layer, args.normalize)
+    check_whole_encoder(args.layer, args.normalize)
     (evaluated,) = open_encoders(args, console)
     settings = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = evaluate_finetuning(evaluated, args.data, settings, Path(args.out) if args.out else None, args.split)
@@ -325,7 +325,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     plan.tasks()  # refuses a bad plan before an encoder is opened
     out = Path(args.out)
-    make_out(out)
+    make_out_folder(out)
     outcome = run_suite(open_encoders(args, console), plan, out, Terminal(console))
     if not outcome.results:
         raise BadInput(

@@ -36,7 +36,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     if args.resume and args.init is not None:
         raise BadInput("--init starts a run and --resume continues one; give only one of them")
     folder = RunFolder(Path(args.out)) if args.out else None
-    if args.resume and folder is not None and folder.holds_run:
+    if args.resume and folder is not None and folder.has_run:
         saved = folder.read_recipe()[0]
         check_agrees(saved, args, folder)
         free = {*fields_marked(saved, MAY_CHANGE_ON_RESUME), "data.source"}
@@ -47,7 +47,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     run = pretrain(to_train, out=args.out, resume=args.resume, init=args.init, reporter=Terminal(console))
     run_folder = RunFolder(run.folder)
     # other ranks may not see the folder
-    labelled = not run_folder.holds_run or run_folder.read_data()[0].get("labelled", True)
+    labelled = not run_folder.has_run or run_folder.read_data()[0].get("labelled", True)
     console.print(
         f"done: encoder in {run.folder / 'encoder.safetensors'}; evaluate it with: {program_name()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from supancl.data.order import epoch_order, seeded
+from supancl.data.order import derive_seed, epoch_order
 from supancl.detect.scenes import Scenes
 from supancl.detect.spec import DetectSpec
 
@@ -42,7 +42,7 @@ class Batches:
         return self._assemble(step, images)
 
     def _assemble(self, step: int, images: list[Tensor]) -> Batch:
-        generator = torch.Generator().manual_seed(seeded(self.spec.seed, FLIP_STREAM, step))
+        generator = torch.Generator().manual_seed(derive_seed(self.spec.seed, FLIP_STREAM, step))
         is_mirrored = (torch.rand(len(images), generator=generator) < self.spec.flip).tolist()
         ready_images, targets = [], []
         for image, position, mirror in zip(images, self.positions(step), is_mirrored, strict=True):

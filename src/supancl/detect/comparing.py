@@ -54,7 +54,7 @@ def open_finished_runs(text: str) -> list[FinishedRun]:
     path, name = (Path(folder), name) if has_name else (Path(text), "")
     seeds = [file.parent for file in path.glob("seed-*/detect.json")]
     seeds.sort(key=lambda folder: (len(folder.name), folder.name))
-    folders = [path] if DetectFolder(path).holds_run else seeds
+    folders = [path] if DetectFolder(path).has_run else seeds
     if not folders:
         raise BadInput(
             f"{path} holds no detector run (no detect.json, no seed-*/detect.json); make one with supancl detect train"

@@ -32,7 +32,10 @@ class LoadedDetector:
 class DetectFolder(RunFolder):
     """detect.json, metrics.jsonl, checkpoints/, detector.safetensors, tensorboard/, evaluate/, pictures."""
 
-    row_has: ClassVar[dict[str, type]] = {"kind": str, "step": int}  # detectors count no epochs
+    REQUIRED_ROW_FIELDS: ClassVar[dict[str, type]] = {
+        "kind": str,
+        "step": int,
+    }  # detectors count no epochs
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

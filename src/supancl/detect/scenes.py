@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.data.decode import decode, image_fault, is_sideways, remarks_on_large
+from supancl.data.decode import decode, image_problem, is_sideways, large_image_remarks
 from supancl.errors import BadInput, plural
 
 CUT_TOLERANCE = 1.0  # pixels; annotations count from 0 or from 1, and rescaled ones are rounded
@@ -64,7 +64,7 @@ class Scenes:
             image = decode(scene.path)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{scene.path}: cannot be read as an image ({image_fault(error)}); fix it, or remove it from the "
+                f"{scene.path}: cannot be read as an image ({image_problem(error)}); fix it, or remove it from the "
                 "list of images"
             ) from None
         size = tuple(image.shape[1:])
@@ -155,7 +155,7 @@ def check_images(scenes: Sequence[Scene], location: str, way_out: str) -> tuple[
                 f"{scene.path} is {scene.width} x {scene.height}: more than {2 * safe:,} pixels, which are "
                 "not read; make it smaller, and its boxes too"
             )
-    return tuple(remarks_on_large([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
+    return tuple(large_image_remarks([f"{scene.path} ({scene.width} x {scene.height})" for scene in large]))
 
 
 def prepare_for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory_gb: float) -> Scenes:

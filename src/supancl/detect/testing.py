@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from supancl.core.precision import autocast_for
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.detect.batches import Batches, to_device
 from supancl.detect.metrics import Detections
 from supancl.detect.model import Detector
@@ -33,7 +33,7 @@ def recompute_norm_statistics(detector: Detector, batches: Batches, steps: int, 
         module.momentum = None  # a cumulative mean
     try:
         for step in range(steps):
-            torch.manual_seed(seeded(seed, PRECISE_BN_STREAM, step))
+            torch.manual_seed(derive_seed(seed, PRECISE_BN_STREAM, step))
             images, targets = batches(step)
             with autocast_for(batches.device, precision):
                 detector(images, targets)

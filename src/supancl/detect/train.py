@@ -18,7 +18,7 @@ from torch import Tensor
 from supancl.config import AUTOMATIC, fields_marked, flattened, to_json
 from supancl.core.encoders import EncoderSpec
 from supancl.core.precision import auto_precision, autocast_for
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.detect.batches import Batches
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.detect.metrics import Detections, coco_evaluator, coco_scores
@@ -74,7 +74,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.spec, self.step)
         images, targets = batches(self.step)
-        torch.manual_seed(seeded(self.spec.seed, STEP_STREAM, self.step))
+        torch.manual_seed(derive_seed(self.spec.seed, STEP_STREAM, self.step))
         with autocast_for(self.device, self.precision):
             losses: dict[str, Tensor] = self.detector(images, targets)
         loss = torch.stack([value.float() for value in losses.values()]).sum()
@@ -133,7 +133,7 @@ def train_detector(
     train = prepare_for_training(train, spec.train_difficult, spec.keep_empty, spec.memory_gb)
     test = prepare_for_testing(test, spec.memory_gb)
     folder.create()
-    with folder.locked(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with folder.lock(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         folder.check_free(resume)  # again: reading the images takes time
         settings = {
             "spec": spec,
@@ -166,7 +166,7 @@ def precision_of(spec: DetectSpec, device: torch.device) -> str:
 def _start_or_resume(
     training: Training, folder: DetectFolder, settings: dict[str, Any], resume: bool, reporter: Reporter
 ) -> None:
-    if resume and folder.holds_run:
+    if resume and folder.has_run:
         saved_spec, _, encoder, saved = folder.read_settings()
         _check_same_spec(saved_spec, training.spec, folder)
         fingerprints = {

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.recipes import Recipe
@@ -29,7 +29,7 @@ def draw_image_sheet(split: Split, classes: Sequence[str], path: Path, count: in
 def draw_view_sheet(split: Split, recipe: Recipe, path: Path, count: int = 8, views: int = 6) -> None:
     """Draw a row per image: the image, then views of it by this recipe, with the normalisation undone."""
     positions = pick_by_class(split.labels, count)
-    generator = torch.Generator().manual_seed(seeded(recipe.train.seed, 2))
+    generator = torch.Generator().manual_seed(derive_seed(recipe.train.seed, 2))
     tiles, captions = [], []
     for position in positions:
         batch = split.batch(position[None])

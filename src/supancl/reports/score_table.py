@@ -25,7 +25,7 @@ def score_table(ranking: Ranking, form: TableFormat = "text", average: bool = Fa
     """
     if form == "json":
         return json.dumps(ranking.to_json(), indent=2, ensure_ascii=False) + "\n"
-    has_deviation = any(score is not None and score.spread is not None for row in ranking.cells for score in row)
+    has_deviation = any(score is not None and score.uncertainty is not None for row in ranking.cells for score in row)
     notes = [DEVIATION_NOTE] if form == "text" and has_deviation else []
     return write_table(
         numeric_table(ranking, average) if form == "csv" else ranking_table(ranking, average, notes), form
@@ -38,7 +38,7 @@ def ranking_table(ranking: Ranking, average: bool = False, notes: list[str] | No
     def make_cell(score: Score | None, mark: Mark) -> Cell:
         if score is None:
             return Cell("")
-        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.spread, ranking.digits), mark)
+        return Cell(_fixed(score.mean, ranking.digits), _fixed(score.uncertainty, ranking.digits), mark)
 
     rows: list[Row] = [
         [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from supancl.errors import plural
-from supancl.evaluate import queries_of, rankings, trained_on, unlike
+from supancl.evaluate import describe_queries_used, different_images_warnings, overlap_warnings, rankings
 from supancl.files import digest, jsonable, write_text
 from supancl.reports.page import html_page
 from supancl.reports.score_table import TableFormat, ranking_table, score_table
@@ -54,7 +54,9 @@ def write_suite(results: Sequence[dict[str, Any]], summary: dict[str, Any], out:
     has_comparison = any(ranking.compares for ranking in tables.values())
     marks_note = "; best in bold, second best underlined" if has_comparison else ""
     ranks_note = " Average ranks run over the data sets that every encoder has." if has_comparison else ""
-    warnings = "".join(f"<li>{html.escape(line)}</li>" for line in (*unlike(results), *trained_on(results)))
+    warnings = "".join(
+        f"<li>{html.escape(line)}</li>" for line in (*different_images_warnings(results), *overlap_warnings(results))
+    )
     warnings = f"<p>Columns that cannot be compared:</p><ul>{warnings}</ul>" if warnings else ""
     body = f"""<h1>Evaluation suite</h1>
 <p>Accuracy in percent{marks_note}. &plusmn; is the standard deviation over seeds of one
@@ -104,7 +106,7 @@ def _describe(protocol: str, results: Sequence[dict[str, Any]]) -> str:
             f"Logistic regression on frozen features; the best of {len(candidates)} regularisers on "
             "validation, refitted on train and validation, tested once."
         )
-    queries = queries_of([result for result in results if result["task"] == protocol])
+    queries = describe_queries_used([result for result in results if result["task"] == protocol])
     episodes = plural(result["episodes"], "episode", number_format=",")
     return f"{episodes} of {queries}, seed {result['seed']}, the same for every encoder."
 

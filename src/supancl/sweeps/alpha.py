@@ -75,7 +75,7 @@ def train_alphas(
     results = collect_results(sweep, runs, labels, MEASURES, measure)
     result: Result = {
         "recipe": base.name,
-        "data": data.described,
+        "data": data.summary,
         "alphas": alphas,
         "seeds": list(range(sweep.seeds)),
         "left_out": left_out,
@@ -96,7 +96,7 @@ def write_alphas(result: Result, runs: Runs, data: Data, out: Path) -> Path:
     from supancl.reports.alpha_page import write_page  # here, because `supancl paper study` needs no matplotlib
 
     write_json(out / "alpha.json", result)
-    panels = embed_first_seeds(runs, result["alphas"], result["seeds"], data.held_out.some(MAX_TSNE_IMAGES))
+    panels = embed_first_seeds(runs, result["alphas"], result["seeds"], data.held_out.sample(MAX_TSNE_IMAGES))
     return write_page(result, summary_table(result), MEASURES, panels, data.classes, out)
 
 
@@ -121,7 +121,7 @@ def left_out_classes(data: Data, fraction: float) -> list[str]:
     At least two classes stay in. Only classes with training and held-out images are counted.
     """
     classes = len(data.classes)
-    usable = set(data.train.present()) & set(data.held_out.present())
+    usable = set(data.train.class_ids()) & set(data.held_out.class_ids())
     count = min(max(2, round(fraction * classes)), len(usable) - 2)
     if fraction == 0 or count < 2:
         return []

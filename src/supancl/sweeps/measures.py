@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.errors import BadInput
 from supancl.evaluate import (
     EvaluatedEncoder,
@@ -21,7 +21,7 @@ from supancl.evaluate import (
     evaluate_variance,
     open_evaluated_encoder,
 )
-from supancl.evaluate.naming import has_old_crop, source_of, unusual
+from supancl.evaluate.naming import has_old_crop, non_default_settings, source_of
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import TrainedRun
 from supancl.training.preflight import pick_device
@@ -47,7 +47,7 @@ class Measurement:
         """Whether a saved evaluation is this measurement of an encoder with these weights."""
         if (evaluation.get("protocol"), evaluation.get("weights")) != (self.protocol, weights):
             return False
-        if not same_source(source_of(evaluation), self.source or run_source):
+        if not is_same_source(source_of(evaluation), self.source or run_source):
             return False
         if self.protocol == "linear" and (
             evaluation.get("probe") != self.probe or (self.probe == "lbfgs" and "chosen_on" not in evaluation)
@@ -60,7 +60,7 @@ class Measurement:
         return (
             is_same_split
             and evaluation.get("layer") == self.layer
-            and not set(unusual(evaluation)) - set(MEASUREMENT_FIELDS)
+            and not set(non_default_settings(evaluation)) - set(MEASUREMENT_FIELDS)
         )
 
     def measure(self, evaluated: EvaluatedEncoder) -> dict[str, Any]:

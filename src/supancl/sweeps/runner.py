@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from supancl.data.decode import cores
+from supancl.data.decode import available_cores
 from supancl.data.opening import open_data
-from supancl.data.sources.folder import check_apart
+from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
 from supancl.distributed import require_single_process
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
-from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
+from supancl.recipes.plugins import describe_plugin_error, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
 from supancl.reporter import Reporter
 from supancl.sweeps.runs import (
@@ -72,9 +72,9 @@ class Sweep:
         """Refuse a folder that cannot be used. Call it before reading the data, which may take an hour."""
         folder = RunFolder(self.out)
         folder.check_place()
-        if folder.holds_run:
+        if folder.has_run:
             raise BadInput(f"{self.out} already holds a single run; choose another --out for a study")
-        check_apart(base.data.source, self.out)
+        check_out_folder(base.data.source, self.out)
 
     def with_seeds(self, rows: Mapping[str, Recipe], because: str) -> dict[str, Recipe]:
         """The runs by name: each row with every seed."""
@@ -168,7 +168,7 @@ def check_run(recipe: Recipe, folder: RunFolder, data: Data) -> None:
     """Refuse a recipe that cannot be trained on these data, and a folder that holds a different run."""
     check_same_recipe(recipe, folder)
     check_data(recipe, data)
-    if folder.holds_run and checkpoints(folder.checkpoints):  # without one it starts over
+    if folder.has_run and checkpoints(folder.checkpoints):  # without one it starts over
         check_same_data(folder, data, "bring them back, or choose another --out", f"{folder.path}: ")
 
 
@@ -194,13 +194,13 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
     Nothing is chosen on a test set: without a validation split, a tenth of the training images is held out.
     """
     data = open_recipe_data(base)
-    if data.described["held_out_from"] == "test":
+    if data.summary["held_out_from"] == "test":
         base = base.with_set({"data.holdout": 0.1}, because=because)
         reporter.note(
             f"the data have a test split but no val split: 10% of the training images are held out instead{hint}"
         )
         data = open_recipe_data(base)
-    if data.train.present() and not data.held_out.present():
+    if data.train.class_ids() and not data.held_out.class_ids():
         raise BadInput(
             f"{base.data.source}: no held-out image has a label to evaluate on; leave out "
             "--set data.holdout=0, or add labels to val/"
@@ -214,7 +214,7 @@ def open_held_out(base: Recipe, because: str, reporter: Reporter, hint: str = ""
 def default_jobs(recipe: Recipe) -> int:
     """One run per core for small encoders on a CPU; otherwise one run at a time."""
     small = recipe.encoder.name in ("cnn", "linear") and pick_device(recipe.train.device).type == "cpu"
-    return cores() if small else 1
+    return available_cores() if small else 1
 
 
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failure | None]]:
@@ -275,7 +275,7 @@ def _train_in_worker(recipe: Recipe, folder: Path) -> Failure | None:
     try:
         return train_run(recipe, folder)
     except Exception as error:
-        if fault := fault_in_own(error):  # here, because the traceback does not cross processes
+        if fault := describe_plugin_error(error):  # here, because the traceback does not cross processes
             raise BadInput(fault) from error
         raise
 
@@ -285,12 +285,12 @@ def train_run(recipe: Recipe, path: Path) -> Failure | None:
     folder = RunFolder(path)
     (path / FAILURE_FILE).unlink(missing_ok=True)
     to_train: Recipe | None = recipe
-    if folder.holds_run:
+    if folder.has_run:
         saved = folder.read_recipe()[0]
         changed = changed_settings(recipe, saved)
         to_train = saved.with_set(changed) if changed else None
     try:
-        pretrain(to_train, out=path, resume=folder.holds_run, reporter=Reporter())
+        pretrain(to_train, out=path, resume=folder.has_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
         failure = Failure(error.cause, error.exit_code)
         record_failure(path, failure)

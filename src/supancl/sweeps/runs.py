@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
-from supancl.data.opening import same_source
+from supancl.data.opening import is_same_source
 from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import write_text
 from supancl.recipes import Recipe
@@ -109,14 +109,14 @@ def is_finished(folder: RunFolder, recipe: Recipe) -> bool:
 
 def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     """Refuse a folder that holds a run whose settings differ from this recipe's."""
-    if not folder.holds_run:
+    if not folder.has_run:
         return
     trained_with = flattened(folder.read_recipe()[0])
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
         if key in free or is_same_or_automatic(key, value, trained_with.get(key)):
             continue
-        if key != "data.source" or not same_source(str(trained_with.get(key)), str(value)):
+        if key != "data.source" or not is_same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(
                 f"{folder.path} holds a run with {key} = {trained_with.get(key)!r}, this study needs {value!r}; "
                 "choose another --out"

@@ -17,7 +17,7 @@ from supancl.training.monitor import check_collapsed_run
 from supancl.training.preflight import check_same_data, check_same_device
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import load_newest
-from supancl.weights.encoder_file import initialize, readable, save_encoder, save_projector
+from supancl.weights.encoder_file import initialize_encoder, is_readable, save_encoder, save_projector
 from supancl.weights.metrics_log import MetricsLog, NoLog
 from supancl.weights.run_folder import RunFolder
 from supancl.weights.writer import Writer
@@ -72,7 +72,7 @@ def _load_start(
 
 
 def _load_initial_weights(encoder: Any, init: Path | str) -> dict[str, Tensor]:
-    initialize(encoder, init)
+    initialize_encoder(encoder, init)
     return {name: value.cpu() for name, value in encoder.state_dict().items()}
 
 
@@ -88,18 +88,18 @@ def load_state_to_resume(checkpoints: Path, reporter: Reporter) -> dict[str, Any
 
 def _write_start(trainer: Trainer, data: Data, folder: RunFolder) -> None:
     recipe, branches = trainer.recipe, trainer.model.branches
-    folder.tidy()
+    folder.remove_temporary_files()
     if trainer.step == 0:  # a run that ended before its first checkpoint starts again, with the data of now
-        folder.write_recipe(recipe, data.classes, data.described)
+        folder.write_recipe(recipe, data.classes, data.summary)
     else:
         for name in (
             resume_settings(recipe) if trainer.step < trainer.steps else ()
         ):  # a finished run keeps its settings
-            folder.note_setting(recipe, *name.split("."))
-        folder.note_setting(recipe, "data", "source")  # the data may have moved
-    if trainer.step == trainer.steps and not readable(folder.encoder):  # no epoch is left that would write it
+            folder.record_setting(recipe, *name.split("."))
+        folder.record_setting(recipe, "data", "source")  # the data may have moved
+    if trainer.step == trainer.steps and not is_readable(folder.encoder):  # no epoch is left that would write it
         save_encoder(folder.encoder, branches.encoder, data.classes, recipe.name)
-    if trainer.step == trainer.steps and not readable(folder.projector):
+    if trainer.step == trainer.steps and not is_readable(folder.projector):
         save_projector(folder.projector, branches.projector, recipe.name)
     folder.keep_metrics_until(trainer.step)
 
@@ -117,7 +117,7 @@ def _announce(trainer: Trainer, data: Data, folder: RunFolder, reporter: Reporte
             "several ranks whose norms see the whole batch compile no more than views and pool (on a GPU); "
             "with --set train.sync_norm=false they compile the branches, and norms see a rank's own images"
         )
-    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.one_shape:
+    if trainer.device.type == "cuda" and settings.replay and not trainer.feed.has_one_shape:
         reporter.note(
             "batches change their shape, so the step is not captured, at about 0.4 of the speed for small "
             "images; crop the largest images"

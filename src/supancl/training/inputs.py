@@ -15,7 +15,7 @@ from torch import Tensor
 from supancl.core.schedules import ema_momentum, learning_rate
 from supancl.data.splits import Data, Split
 from supancl.data.store.memory import Batch, Progress
-from supancl.data.views.specs import ViewSpec, in_part
+from supancl.data.views.specs import ViewSpec, views_for_rows
 from supancl.distributed import Ranks, RowRange
 from supancl.recipes import Recipe
 from supancl.training.monitor import relative_std
@@ -72,7 +72,7 @@ class StepInputs:
         streamed = data.train.is_streamed  # then labels come with the batches
         self.labels = torch.empty(0, dtype=torch.long, device=device) if streamed else data.train.labels.to(device)
         self.micro_batches = [
-            MicroBatch(rows, row_range, local_rows, in_part(recipe.views, row_range))
+            MicroBatch(rows, row_range, local_rows, views_for_rows(recipe.views, row_range))
             for rows, row_range, local_rows in ranks.micro_batches(
                 recipe.train.batch_size, recipe.train.accumulate, device
             )

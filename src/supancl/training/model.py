@@ -10,7 +10,7 @@ from torch import Tensor
 
 from supancl.core.encoders import Encoder
 from supancl.core.methods import assemble
-from supancl.data.order import seeded
+from supancl.data.order import derive_seed
 from supancl.data.views.specs import Crops
 from supancl.distributed import Ranks, synchronize_norms
 from supancl.recipes import Recipe
@@ -36,7 +36,7 @@ class Model:
             synchronize_norms(self.branches, device)
         self.ddp_branches = ranks.wrap_in_ddp(self.branches, device, recipe.train.gradients)
         self.optimizer = build_optimizer(recipe, self.branches, device)
-        self.generator = torch.Generator(device).manual_seed(seeded(recipe.train.seed, 2))
+        self.generator = torch.Generator(device).manual_seed(derive_seed(recipe.train.seed, 2))
 
     def restart(self, recipe: Recipe, classes: int, ranks: Ranks) -> None:
         """Begin another run in the same tensors, because a captured step reads them."""
@@ -50,7 +50,7 @@ class Model:
             for value in parameter_state.values():
                 if isinstance(value, Tensor):
                     value.zero_()
-        self.generator.manual_seed(seeded(recipe.train.seed, 2))
+        self.generator.manual_seed(derive_seed(recipe.train.seed, 2))
 
     def copy_encoder(self, recipe: Recipe) -> Encoder:
         """A copy of the encoder for users: with torch's layers, in eval mode, sharing no tensors."""

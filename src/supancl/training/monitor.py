@@ -51,13 +51,13 @@ def sample_labelled(split: Split, most: int) -> Split:
 
     From a stream without a list, images are taken as they come, with or without a label.
     """
-    if 0 < split.labelled < len(split) and split.is_listed:
+    if 0 < split.num_labelled < len(split) and split.is_materialized:
         split = split.take((split.labels >= 0).nonzero()[:, 0])
-    return split.some(most)
+    return split.sample(most)
 
 
 def sample_rows(features: Features, most: int) -> Features:
-    """At most `most` rows: those of the images that `Split.some` takes."""
+    """At most `most` rows: those of the images that `Split.sample` takes."""
     if len(features.labels) <= most:
         return features
     order = torch.randperm(len(features.labels), generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ class Monitor:
     """Measures signs of collapse; `collapse_message` explains them."""
 
     def __init__(self, data: Data, supervised: bool) -> None:
-        self.splits, self.present = (data.train, data.held_out), data.train.present()
+        self.splits, self.present = (data.train, data.held_out), data.train.class_ids()
         self.reference, self.held_out = (sample_labelled(split, MAX_IMAGES) for split in self.splits)
         # targets pulled to C class means span C - 1 directions, so few classes give a low rank
         self.expected_rank = (len(data.classes) - 1) / 2 if supervised else COLLAPSED_RANK
@@ -136,7 +136,7 @@ class Monitor:
             )
         within, total = variance(queries)
         row = {"s_w": within, "s_t": total, "s_w/s_t": within / total if total > 0 else float("nan")}
-        if not reference.labelled or not held_out.labelled:  # there are no classes to predict
+        if not reference.num_labelled or not held_out.num_labelled:  # there are no classes to predict
             return row | {"knn": float("nan"), "linear": float("nan")}
         references = self._features(encoder, reference, device, half)
         fitted = sample_rows(references.labelled(), MAX_IMAGES)

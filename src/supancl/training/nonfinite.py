@@ -62,7 +62,7 @@ class FiniteCheck:
 def handle_nonfinite(loop: Loop, step: int) -> None:
     """Stop, skip the step, or roll back to the last checkpoint and skip the step then."""
     trainer, settings = loop.trainer, loop.trainer.recipe.train
-    files = loop.data.train.named(trainer.inputs.schedule.order.positions(step))
+    files = loop.data.train.names_at(trainer.inputs.schedule.order.positions(step))
     listed = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
     cause = f"the loss or its gradient is not a finite number at step {step} (images {listed})"
     restart = "start anew with a lower --set optimizer.lr"

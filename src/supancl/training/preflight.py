@@ -13,9 +13,9 @@ import torch
 
 from supancl.config import AUTOMATIC, MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.precision import auto_precision, has_bf16
-from supancl.data.opening import absolute_source, same_source
-from supancl.data.sources.folder import check_apart
-from supancl.data.sources.tars import is_tar, tar_files
+from supancl.data.opening import absolute_source, is_same_source
+from supancl.data.sources.folder import check_out_folder
+from supancl.data.sources.tars import find_tars, is_tar
 from supancl.data.splits import Data
 from supancl.data.views.specs import Crops
 from supancl.errors import BadInput, plural
@@ -62,7 +62,7 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
 
 def check_data(recipe: Recipe, data: Data) -> None:
     """Refuse data that cannot train this recipe, before anything is written."""
-    source = str(data.described.get("source") or "the data")
+    source = str(data.summary.get("source") or "the data")
     pixels = data.train.batch(torch.zeros(1, dtype=torch.long)).pixels
     if (pixels.ndim == 2) != (recipe.views.kind == "masks"):
         kind, expected = ("vectors", "images") if pixels.ndim == 2 else ("images", "vectors (toy)")
@@ -96,7 +96,7 @@ def check_data(recipe: Recipe, data: Data) -> None:
             "--set heads.projector.out=null takes their number"
         )
     if recipe.loss.supervised:
-        present = data.train.present()
+        present = data.train.class_ids()
         if not present:
             raise BadInput(
                 f"{source}: no training image has a label, which {recipe.method} needs; put images into "
@@ -118,10 +118,10 @@ def check_same_data(
     saved, classes = folder.read_data()
     changed = f"{prefix}the data have changed since the run began"
     for key in ("classes", "train", "labelled", "held_out"):
-        now = data.described[key]
+        now = data.summary[key]
         if key in saved and saved[key] != now:
             raise BadInput(f"{changed}: {key.replace('_', ' ')} {now}, was {saved[key]}; {way_out}")
-    if classes != data.classes or saved.get("fingerprint", "") not in ("", data.described["fingerprint"]):
+    if classes != data.classes or saved.get("fingerprint", "") not in ("", data.summary["fingerprint"]):
         raise BadInput(f"{changed}: other class names, files or labels; {way_out}")
 
 
@@ -194,10 +194,10 @@ def lock_run_folder(recipe: Recipe, out: Path | str | None, resume: bool) -> Ite
     """Make and lock the folder of this run."""
     folder = run_folder_for(recipe, out)
     folder.create()
-    while out is None and not folder.made:  # another run has made this folder in the meantime
+    while out is None and not folder.created:  # another run has made this folder in the meantime
         folder = run_folder_for(recipe, out)
         folder.create()
-    with folder.locked():
+    with folder.lock():
         folder.check_free(resume)  # again: another run may have started here while the data were read
         yield folder.path
 
@@ -223,7 +223,7 @@ def is_same_or_moved(requested: str, saved: str) -> bool:
 
     Once the data are read, `check_same_data` compares file names and labels.
     """
-    return same_source(requested, saved) or _is_gone(saved)
+    return is_same_source(requested, saved) or _is_gone(saved)
 
 
 def _is_gone(source: str) -> bool:
@@ -232,7 +232,7 @@ def _is_gone(source: str) -> bool:
     if not Path(root).is_absolute() or Path(root).exists():
         return False
     try:
-        return not (is_tar(root) and tar_files(root))  # {000..009}.tar is a pattern
+        return not (is_tar(root) and find_tars(root))  # {000..009}.tar is a pattern
     except BadInput:
         return True
 
@@ -240,12 +240,12 @@ def _is_gone(source: str) -> bool:
 def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init: Path | str | None) -> Recipe:
     """The recipe of the run. A resumed run uses its recipe.json, which must agree with the requested recipe."""
     recipe = None if recipe is None else validated_recipe(recipe)  # one made in Python is not validated yet
-    if not resume or not folder.holds_run:
+    if not resume or not folder.has_run:
         folder.check_place()  # before the data are read, which may take an hour
         folder.check_free(resume)
         if recipe is None:
             raise BadInput(f"{folder.path} holds no run to continue; name a recipe to start one")
-        check_apart(recipe.data.source, folder.path)
+        check_out_folder(recipe.data.source, folder.path)
         if init is not None:
             find_encoder_file(Path(init))
         return with_short_side(resolve_warmup(recipe))
@@ -269,8 +269,8 @@ def resolve_recipe(recipe: Recipe | None, folder: RunFolder, resume: bool, init:
                 f"{advice_for_changed_setting(key, folder)}"
             )
     changed = changed_settings(recipe, saved)
-    if not same_source(recipe.data.source, saved.data.source):
-        check_apart(recipe.data.source, folder.path)
+    if not is_same_source(recipe.data.source, saved.data.source):
+        check_out_folder(recipe.data.source, folder.path)
         changed["data.source"] = absolute_source(recipe.data.source)
     return saved.with_set(changed, because="asked for as the run went on") if changed else saved
 

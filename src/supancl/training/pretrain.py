@@ -59,8 +59,8 @@ def pretrain(
     saved there (`recipe` may then be None). The caller's random state is restored at the end.
     Under torchrun all ranks train together: each makes the same call and gets the same run.
     """
-    if recipe is not None and data is not None and "source" in data.described:
-        recipe = replace(recipe, data=replace(recipe.data, source=str(data.described["source"])))
+    if recipe is not None and data is not None and "source" in data.summary:
+        recipe = replace(recipe, data=replace(recipe.data, source=str(data.summary["source"])))
     with join_ranks(torch.cuda.is_available()) as ranks, ExitStack() as stack:
         reporter = reporter if reporter is not None and ranks.is_rank0 else Reporter()
         resolved = ranks.on_rank0(lambda: resolve_recipe(recipe, run_folder_for(recipe, out), resume, init))
@@ -75,7 +75,7 @@ def pretrain(
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(deterministic_mode(run_recipe.train.deterministic))
         try:
-            ranks.assert_equal(run_data.described.get("fingerprint"), "the data")
+            ranks.assert_equal(run_data.summary.get("fingerprint"), "the data")
             trainer = trainer_for(run_recipe, run_data, device, reporter.reading, ranks)
             with begin_run(trainer, run_data, folder, resume, init, reporter) as loop:
                 loop.run()

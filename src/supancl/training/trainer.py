@@ -99,7 +99,7 @@ class Trainer:
 
     def next_batch(self) -> Any:
         """The pixels of the next step; None if they are on the device."""
-        return None if self.feed.resident else self.feed.batch(self.step)
+        return None if self.feed.is_resident else self.feed.batch(self.step)
 
     def fall_back_to_eager(self, failure: str) -> None:
         """Run this step and all following ones uncompiled."""
@@ -149,4 +149,4 @@ class Trainer:
 def can_replay(recipe: Recipe, device: torch.device, ranks: Ranks, feed: Feed) -> bool:
     """Whether a step can be recorded: on one GPU, without a check of each loss, with batches of one shape."""
     requested = device.type == "cuda" and bool(recipe.train.replay) and ranks.size == 1
-    return requested and not checks_every_step(recipe, device) and feed.one_shape
+    return requested and not checks_every_step(recipe, device) and feed.has_one_shape

@@ -12,7 +12,7 @@ from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
 from supancl.distributed import require_single_process
 from supancl.errors import plural
-from supancl.paper.collapse import check_base, laid_out, train_cells
+from supancl.paper.collapse import check_base, table_cells, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
 from supancl.weights.run_folder import next_folder
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a SupSiam or SupBYOL recipe; all four cells share its settings")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N - 1 (default 1)")
     add_run_flags(parser)
-    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same one again goes on")
+    parser.add_argument("--out", help="folder (default: runs/collapse-NNN); the same folder again continues")
     add_recipe_flags(parser)
 
 
@@ -37,7 +37,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     result, runs = train_cells(base, sweep)
     epochs, seeds = plural(base.train.epochs, "epoch"), plural(args.seeds, "seed")
     title = f"{base.name}, {epochs}, alpha {result['alpha']:g}, {seeds}"
-    console.print(table(title, *laid_out(result["rows"])))
+    console.print(table(title, *table_cells(result["rows"])))
     console.print(f"runs and collapse.json in {out}")
     if runs.failed:
         raise RunsFailed(runs.failed, result, out)

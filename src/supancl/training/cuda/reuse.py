@@ -48,7 +48,7 @@ def trainer_for(
     shared = _SHARED.get()
     if shared is None or ranks.size > 1:
         return Trainer(recipe, data, device, progress, ranks)
-    key = (data.described.get("source"), data.described.get("fingerprint"), data.classes, len(data.train), device)
+    key = (data.summary.get("source"), data.summary.get("fingerprint"), data.classes, len(data.train), device)
     trainer = shared.trainer if shared.key == key else None
     store = data.train.store
     if trainer is not None and can_share_step(trainer, recipe) and store.has_same_pixels(trainer.inputs.images.store):
