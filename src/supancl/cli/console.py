@@ -76,9 +76,9 @@ class Terminal(Reporter):
             self.count_state = (title, 0, time.perf_counter(), 0)
         _, printed_tenths, started, _ = self.count_state
         tenths, elapsed = done * 10 // total, time.perf_counter() - started
-        should_print = tenths > printed_tenths and elapsed >= MIN_SECONDS
-        self.count_state = (title, tenths if should_print else printed_tenths, started, done)
-        if should_print:
+        is_due = tenths > printed_tenths and elapsed >= MIN_SECONDS
+        self.count_state = (title, tenths if is_due else printed_tenths, started, done)
+        if is_due:
             left = f", about {elapsed / done * (total - done):.0f} s left" if done < total else f" in {elapsed:.0f} s"
             self.note(f"{title}: {done:,} of {total:,}{left}")
 
