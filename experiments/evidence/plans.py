@@ -268,7 +268,7 @@ def imagenet_steps() -> list[Step]:
     1. One run of each of the nine methods, the two pairs of the paper's claim first.
     2. Pilots of SupSiam and SimSiam. They do not come first, and no final run follows them: every method has the
        paper's learning rate (App. C at batch 256, cross-entropy the usual 0.1), and tuning two of nine would favour
-       these two. The pilots tell how much hangs on it: the recipe's rate and half of it, 20 epochs each, judged on
+       these two. The pilots show how much depends on it: the recipe's rate and half of it, 20 epochs each, evaluated on
        held-out images. They are short, so the driver also makes them where the time is too short for a final run.
     3. Seeds 1 and 2 of the four asymmetric methods.
     4. Detectors on VOC2012 from SimSiam and SupSiam, one for each of the three seeds. An encoder of 90 MB stays on the
