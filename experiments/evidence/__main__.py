@@ -13,7 +13,7 @@ from experiments.evidence.results import Evidence, default_lines, expected_secon
 from supancl.errors import BadInput, SupanclError
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "experiments" / "results"  # of the first plan; a folder in it for each of the others
+RESULTS = ROOT / "experiments" / "results"  # of the first plan; the others have a folder in it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,29 +33,29 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m experiments.evidence", description="The runs behind RESULTS.md, and the page."
     )
     arguments.add_argument("what", choices=("plan", "run", "judge", "page", "defaults"))
-    arguments.add_argument("name", nargs="?", help="of the run to judge")
+    arguments.add_argument("name", nargs="?", help="name of the run to evaluate (for judge)")
     arguments.add_argument("--plan", default="cifar100", help=f"{', '.join(PLANS)}, or one of them with -rehearsal")
     arguments.add_argument(
         "--results",
         type=Path,
-        help="folder of the files, one a run (default: experiments/results, or PLAN in it for later plans)",
+        help="folder of the result files (default: experiments/results, or PLAN in it for later plans)",
     )
     arguments.add_argument(
         "--work", type=Path, default=ROOT / "runs" / "evidence", help="folder with data/; gets runs/"
     )
-    arguments.add_argument("--until-seconds", type=float, help="no run is started that would not be judged by then")
-    arguments.add_argument("--beside", action="store_true", help="judge a run while the next one trains")
-    arguments.add_argument("--shared", action="store_true", help="other work is on the machine: speeds are marked")
+    arguments.add_argument("--until-seconds", type=float, help="start no run that would not be evaluated by then")
+    arguments.add_argument("--beside", action="store_true", help="evaluate a run while the next one trains")
+    arguments.add_argument("--shared", action="store_true", help="other work is on the machine; marks the speeds")
     arguments.add_argument("--only", action="append", default=[], help="runs whose name contains this; may be repeated")
-    arguments.add_argument("--commit", help="of the code, where it runs from no repository")
+    arguments.add_argument("--commit", help="commit of the code, if it does not run from a repository")
     arguments.add_argument("--out", type=Path, default=ROOT / "RESULTS.md", help="the page")
     arguments.add_argument("--figures", type=Path, default=ROOT / "docs" / "figures", help="folder of its figures")
-    arguments.add_argument("--readme", type=Path, help="a page that gets a short table between its marks")
+    arguments.add_argument("--readme", type=Path, help="a page to put the short table in, between its markers")
     return arguments
 
 
 def show_plan(plan: Plan, args: argparse.Namespace) -> None:
-    """What is done, and what is left with the seconds it should take, in the order it will be made."""
+    """Print the runs that are left, in order, with their expected seconds."""
     results = read_results(args.results, plan)
     left = waiting(plan, results)
     total, compiled = 0.0, set[str]()
@@ -66,7 +66,7 @@ def show_plan(plan: Plan, args: argparse.Namespace) -> None:
         compiled.add(kind_of(step))
         total += seconds
         print(f"{step.name:24s} {step.epochs:4d} epochs {seconds:6.0f} s {total:7.0f} s in all")
-    print(f"{len(plan.steps) - len(left)} of {len(plan.steps)} runs are there; the others should take {total:.0f} s")
+    print(f"{len(plan.steps) - len(left)} of {len(plan.steps)} runs are done; the others should take {total:.0f} s")
 
 
 def run(plan: Plan, args: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ def page(plan: Plan, args: argparse.Namespace) -> None:
     from experiments.evidence.imagenet_page import imagenet_line, imagenet_part
     from experiments.evidence.page import update_readme, write_page
 
-    if plan.family == "imagenet100":  # its part alone, to look at: RESULTS.md has all of them
+    if plan.family == "imagenet100":  # only this part, for a look; RESULTS.md has all
         print(imagenet_part(args.results, plan))
         return
     evidence = Evidence(plan, read_results(args.results, plan))

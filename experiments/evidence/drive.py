@@ -195,8 +195,8 @@ class Driver:
         """Report what is left: runs without evaluation data, and methods without an evaluated pilot."""
         for step in self.trained:
             self.tell(
-                f"{step.name}: trained, not judged for want of {', '.join(self.lacks(step)) or 'time'}; start "
-                "again on this machine, with them there"
+                f"{step.name}: trained but not evaluated, missing: {', '.join(self.lacks(step)) or 'time'}; start "
+                "again on this machine when it is there"
             )
         known = self.known()
         for method in self.plan.pilots:
@@ -396,14 +396,14 @@ class Driver:
             return
         self.locks.release(self.locked[step.name])
         if result is None:
-            self.tell(f"{step.name}: could not be judged")
+            self.tell(f"{step.name}: could not be evaluated")
             return
         values_text = ", ".join(
             f"{key} {value:.2f}" for key, value in result["values"].items() if "interval" not in key
         )
         failures = "".join(f"; {task} failed: {why}" for task, why in result["not_measured"].items())
         self.tell(
-            f"{step.name}: {result['status']}; {values_text}; judged in {result['judge_seconds']:.0f} s{failures}"
+            f"{step.name}: {result['status']}; {values_text}; evaluated in {result['judge_seconds']:.0f} s{failures}"
         )
 
 

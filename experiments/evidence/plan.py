@@ -1,4 +1,4 @@
-"""What a plan is made of: runs as rows, how each is trained and judged, and the command it becomes."""
+"""The building blocks of a plan: runs as rows, how each is trained and evaluated, and its command."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from supancl.recipes import Recipe, recipe
 
 Setting = tuple[float, float]  # learning rate at a batch of 256, weight decay
 Values = Mapping[str, float | None]  # JSON has no NaN
-RUN = "{run}"  # stands for the run folder
+RUN = "{run}"  # placeholder of the run folder
 
 
 @dataclass(frozen=True)
 class Task:
     words: tuple[str, ...]
     read_values: Callable[[dict[str, Any]], Values]
-    seeds: tuple[int, ...] = ()  # the seeds whose runs are asked; empty: all
-    not_for: tuple[str, ...] = ()  # methods that do not have what it measures
+    seeds: tuple[int, ...] = ()  # only runs with these seeds; empty: all
+    not_for: tuple[str, ...] = ()  # methods that it cannot measure
 
     def is_for(self, method: str, seed: int) -> bool:
         return method not in self.not_for and (not self.seeds or seed in self.seeds)
@@ -33,7 +33,7 @@ class Task:
         return ["evaluate", self.words[0], run, *self.words[1:]]
 
     def lacks(self) -> list[str]:
-        """The data it names that are not there, as seen from the current folder."""
+        """The data it needs that are missing, seen from the current folder."""
         flags = dict(pairwise(self.words))
         source, root, sets = (flags.get(flag) for flag in ("--data", "--root", "--sets"))
         missing = [] if source is None or source in BUILT_IN or Path(source).exists() else [source]
@@ -47,8 +47,8 @@ def is_available(name: str, root: str) -> bool:
         return False
 
 
-# First guesses that measured runs replace: images a second on one H200 as docs/performance.md has them (the momentum
-# methods as SupBYOL, the rest as SupSiam). The seconds are those of the first 20 runs there, two side by side.
+# First guesses, replaced by measured runs: images per second on one H200 from docs/performance.md (momentum methods as
+# SupBYOL, the others as SupSiam). The seconds come from the first 20 runs there, two at a time.
 GUESS = {
     "simsiam": 36_800.0,
     "supcon": 37_800.0,
@@ -59,16 +59,16 @@ GUESS = {
     "supmoco": 26_900.0,
 }
 GUESS_OTHERS = 35_900.0
-START_SECONDS = 8.0  # of a run around its steps, with kernels compiled before
-EPOCH_SECONDS = 0.05  # what closing an epoch takes: checkpoints are written by a thread
-COMPILE_SECONDS = 50.0  # on top, for the first run of its kind on a machine; 16 where its kernels are in a cache
-SHARERS = 1.85  # side by side on one GPU each has its speed divided by this, as a first guess
-TASK_SECONDS = 12.0  # of an evaluation beside the next runs
+START_SECONDS = 8.0  # of a run outside its steps, with compiled kernels
+EPOCH_SECONDS = 0.05  # per epoch; checkpoints are written by a thread
+COMPILE_SECONDS = 50.0  # more for the first run of a kind on a machine; 16 with cached kernels
+SHARERS = 1.85  # two runs on one GPU: each speed is divided by this, as a first guess
+TASK_SECONDS = 12.0  # of an evaluation while other runs train
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """First guesses for one kind of network and image, in images a second and seconds; measured runs replace them."""
+    """First guesses for one network and image size; measured runs replace them."""
 
     by_method: Mapping[str, float] = field(default_factory=lambda: GUESS)
     others: float = GUESS_OTHERS
@@ -82,10 +82,10 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Step:
-    """One run: a recipe with settings. `follows` names the method whose pilots say learning rate and weight decay.
+    """One run: a recipe with settings. `follows` is the method whose pilots choose learning rate and weight decay.
 
-    A step with `needs` trains no encoder: it trains a detector from the encoder of the run of that name, which must lie
-    on the same machine. `settings` are then the detector's, `epochs` its passes over the images of `Plan.scenes`.
+    A step with `needs` trains a detector from the encoder of the run of that name, which must be on the same machine.
+    `settings` are then the detector's, `epochs` its passes over the images of `Plan.scenes`.
     """
 
     name: str
@@ -100,17 +100,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in the order they are made; `tasks` says how a stage's runs are judged."""
+    """Steps in their order; `tasks` are the evaluations of each stage."""
 
     name: str
     family: str  # of the recipes: FAMILY.METHOD
     data: str
-    images: int  # that an epoch has without a holdout
+    images: int  # per epoch, without a holdout
     steps: Sequence[Step]
     tasks: Mapping[str, Sequence[Task]]
     pilots: Mapping[str, tuple[Setting, ...]]
     always: Mapping[str, Any] = field(default_factory=dict)  # settings of every run
-    picture: Sequence[str] = ()  # classes whose test images are mapped by t-SNE, of runs of the alpha sweep
+    picture: Sequence[str] = ()  # classes in the t-SNE maps of the alpha sweep
     suffix: str = ""  # of the recipes' names: FAMILY.METHODSUFFIX
     speeds: Speeds = field(default_factory=Speeds)
     scenes: str = "data/VOCdevkit"  # what detectors are trained and tested on
@@ -119,7 +119,7 @@ class Plan:
         return f"{self.family}.{method}{self.suffix}"
 
     def tasks_of(self, stage: str, method: str, seed: int) -> list[Task]:
-        """The evaluations of a run: those of its stage, less the ones that are not for its method or seed."""
+        """The evaluations of a run: those of its stage that apply to its method and seed."""
         return [task for task in self.tasks.get(stage, ()) if task.is_for(method, seed)]
 
     def step(self, name: str) -> Step | None:
@@ -127,22 +127,22 @@ class Plan:
 
 
 def kind_of(step: Step) -> str:
-    """The same for steps whose kernels are the same to the compiler; rates, decay, seed and alpha are not in them."""
+    """Steps of one kind share compiled kernels; rates, decay, seed and alpha do not matter."""
     if step.needs is not None:
         return "detector"
     return step.name.replace("harsh-", "") if step.stage == "collapse" else step.method
 
 
 def pace_of(method: str, settings: Mapping[str, Any]) -> str:
-    """The method whose speed it has: with a momentum branch a step of SupSiam has SupBYOL's passes."""
+    """The method with the same speed: SupSiam with a momentum branch is as fast as SupBYOL."""
     return "supbyol" if method == "supsiam" and settings.get("branches.target") == "momentum" else method
 
 
-# --- what a step becomes ----------------------------------------------------------------------------------------------
+# --- from a step to a command -----------------------------------------------------------------------------------------
 
 
 def settings_of(step: Step, plan: Plan, setting: Setting | None) -> dict[str, Any]:
-    """Every override of the recipe; of a step that follows pilots, with what they chose."""
+    """All overrides of the recipe, with the pilots' choice if the step follows pilots."""
     if step.needs is not None:
         return dict(step.settings)
     settings = {**plan.always, **step.settings}
@@ -173,9 +173,9 @@ SELF_SUPERVISED = {"supsiam": "simsiam", "supbyol": "byol"}
 
 
 def identity(built: Recipe, method: str) -> str:
-    """The same for runs that differ in nothing but their seed, whatever they are called.
+    """Equal for runs that differ only in seed and name.
 
-    With alpha = 1 the pool has no part in the loss, so SupSiam is SimSiam.
+    With alpha = 1 the loss does not use the pool, so SupSiam is SimSiam.
     """
     alpha, pool = (built.loss.alpha, built.pool.kind) if isinstance(built.loss, Align) else (None, built.pool.kind)
     if alpha == 1:
@@ -205,7 +205,7 @@ def identity(built: Recipe, method: str) -> str:
 
 
 def rehearsal_task(task: Task) -> Task:
-    """With few episodes, and of data sets that need not be whole."""
+    """The task with few episodes, and with data sets that may be incomplete."""
     words = tuple(
         "20" if before == "--episodes" else word for before, word in zip(("", *task.words), task.words, strict=False)
     )
@@ -213,9 +213,9 @@ def rehearsal_task(task: Task) -> Task:
 
 
 def rehearsal(plan: Plan) -> Plan:
-    """One epoch of 2048 images and few episodes: the whole chain before the time is spent.
+    """The whole plan with one epoch of 2048 images and few episodes, to test it quickly.
 
-    Fewer images would leave a class of CIFAR-100 without the two that a linear probe needs, and nothing to choose by.
+    With fewer images a class of CIFAR-100 may not have the two that a linear probe needs.
     """
     steps = [replace(step, epochs=1) for step in plan.steps]
     tasks = {stage: [rehearsal_task(task) for task in tasks] for stage, tasks in plan.tasks.items()}

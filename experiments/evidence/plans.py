@@ -9,7 +9,7 @@ from typing import Any
 from experiments.evidence.plan import Plan, Setting, Speeds, Step, Task, Values, rehearsal, rehearsal_task
 from supancl.errors import BadInput, did_you_mean
 
-# --- how runs are judged ----------------------------------------------------------------------------------------------
+# --- evaluations ------------------------------------------------------------------------------------------------------
 
 
 def accuracy(name: str) -> Callable[[dict[str, Any]], Values]:
@@ -17,7 +17,7 @@ def accuracy(name: str) -> Callable[[dict[str, Any]], Values]:
 
 
 def neighbours(answer: dict[str, Any]) -> Values:
-    """k = 20 counts; k = 200 is what other libraries report."""
+    """k = 20 is used; other libraries report k = 200."""
     others = {f"knn_{k}": value for k, value in answer["by_k"].items() if int(k) != answer["k"]}
     return {"knn": answer["accuracy"], **others}
 
@@ -31,7 +31,7 @@ def transfer_values(answer: dict[str, Any]) -> Values:
 
 
 def transfer_value(name: str) -> Callable[[dict[str, Any]], Values]:
-    """Of one data set that is no folder of the registry, so that its name says where it lay."""
+    """The accuracy on one data set outside the registry, whose own name would be a path."""
     return lambda answer: {name: answer["results"][0]["accuracy"]}
 
 
@@ -65,7 +65,7 @@ IMAGENET_FINAL = (
     *ON_TEST[:2],
     Task(("linear", "--split", "test", "--probe", "sgd"), accuracy("linear_sgd"), seeds=(0,)),
     *ON_TEST[2:],
-    # the projector of a classifier is that classifier: its outputs are no features
+    # cross-entropy's projector is its classifier, so its outputs are no features
     Task(
         ("variance", "--split", "train", "--layer", "projector"),
         variance_values("projector_"),
@@ -106,10 +106,10 @@ HELD_OUT = {"data.holdout": 0.1, "train.monitor_every": 10}
 
 
 def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others: Any) -> list[Step]:
-    """A tenth of each training class is held out, and is what they are judged on.
+    """Pilots of a method; a tenth of each training class is held out to evaluate them.
 
-    Those of one weight decay come one after another: a learning rate is read from the device, so they share a captured
-    step (supancl.training.cuda.reuse), which a weight decay is part of.
+    Sorted by weight decay: pilots with the same one share a captured step (supancl.training.cuda.reuse), because only
+    the learning rate is read from the device.
     """
     rates = [{"optimizer.lr": lr, "optimizer.weight_decay": decay} for lr, decay in settings]
     steps = [
@@ -120,7 +120,7 @@ def pilots(method: str, settings: Sequence[Setting], epochs: int = 30, **others:
     return sorted(steps, key=lambda step: decays.index(step.settings["optimizer.weight_decay"]))
 
 
-# every image is trained on and nothing is held out for the monitor: the test set is looked at once, at the end
+# train on every image, nothing held out for the monitor; the test set is used once, at the end
 WHOLE = {"data.holdout": 0, "train.monitor_every": 5}
 
 
@@ -129,7 +129,7 @@ def final(method: str, seed: int, epochs: int = 100) -> Step:
 
 
 def sweep(seed: int, epochs: int = 100) -> list[Step]:
-    """SupSiam at each alpha, with what SupSiam's own pilots chose; the final runs are alpha .5."""
+    """SupSiam at each alpha with the settings of its pilots; the final runs are alpha .5."""
     return [
         Step(f"alpha-{alpha:g}-{seed}", "alpha", "supsiam", epochs, seed, {**WHOLE, "loss.alpha": alpha}, "supsiam")
         for alpha in ALPHAS
@@ -142,9 +142,9 @@ def cell_name(pool: bool, ema: bool, harsh: bool = False) -> str:
 
 
 def cell(pool: bool, ema: bool, epochs: int = 50, harsh: bool = False) -> Step:
-    """Table 8: SupSiam with or without a pool, with or without a momentum branch, and nothing else changed.
+    """Table 8: SupSiam with or without a pool, with or without a momentum branch; nothing else changes.
 
-    Harsh cells have a weight decay that SimSiam does not survive: without one that collapses nothing can be prevented.
+    Harsh cells have a weight decay at which SimSiam collapses; if nothing collapses, nothing can be prevented.
     """
     changed = {
         **({} if pool else {"pool.kind": "none"}),
@@ -156,7 +156,7 @@ def cell(pool: bool, ema: bool, epochs: int = 50, harsh: bool = False) -> Step:
 
 
 def trained(method: str) -> list[Step]:
-    """Its pilots, and the run with its first seed."""
+    """The pilots of a method and its first final run."""
     return [*pilots(method, PILOTS[method]), final(method, 0)]
 
 
@@ -250,7 +250,7 @@ def imagenet_final(method: str, seed: int) -> Step:
 
 
 def imagenet_pilot(method: str, number: int) -> Step:
-    """The warm-up is the same share of the run as in a final one."""
+    """The warm-up is the same fraction of the run as in a final one."""
     lr, decay = IMAGENET_PILOTS[method][number]
     rates = {"optimizer.lr": lr, "optimizer.weight_decay": decay}
     settings = {**IMAGENET_SETTINGS, "train.monitor_every": 5, "schedule.warmup_epochs": 1, **rates}
@@ -268,7 +268,7 @@ def imagenet_steps() -> list[Step]:
     1. One run of each of the nine methods, the two pairs of the paper's claim first.
     2. Pilots of SupSiam and SimSiam. They do not come first, and no final run follows them: every method has the
        paper's learning rate (App. C at batch 256, cross-entropy the usual 0.1), and tuning two of nine would favour
-       these two. The pilots tell how much hangs on it: the recipe's rate and half of it, 20 epochs each, judged on
+       these two. The pilots show how much depends on it: the recipe's rate and half of it, 20 epochs each, evaluated on
        held-out images. They are short, so the driver also makes them where the time is too short for a final run.
     3. Seeds 1 and 2 of the four asymmetric methods.
     4. Detectors on VOC2012 from SimSiam and SupSiam, one for each of the three seeds. An encoder of 90 MB stays on the
@@ -324,14 +324,14 @@ def imagenet_rehearsal() -> Plan:
 
 
 def digits_plan() -> Plan:
-    """The same machinery in a minute on a CPU: two methods, two pilots each, one alpha, one cell, all of one epoch."""
+    """A plan for a minute on a CPU: two methods, two pilots each, one alpha, one cell, one epoch each."""
     grid = dict.fromkeys(("supsiam", "simsiam"), ((0.1, 5e-4), (0.05, 1e-4)))
     steps = [step for method in grid for step in pilots(method, grid[method], epochs=1)]
     steps += [final(method, 0, epochs=1) for method in grid] + sweep(0, epochs=1)[:1] + [cell(False, True, epochs=1)]
     without_holdout = [
         replace(step, settings={key: value for key, value in step.settings.items() if key != "data.holdout"})
         for step in steps
-    ]  # the digits have no test split: what the recipe holds out judges all of them
+    ]  # digits have no test split: all are evaluated on the recipe's held-out images
     tasks = dict.fromkeys(("pilot", "final", "alpha", "collapse"), DIGITS)
     return Plan(
         "digits",

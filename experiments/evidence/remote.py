@@ -1,4 +1,4 @@
-"""Work through a plan on a remote machine that is there for a short time and takes little data at a time.
+"""Work through a plan on a remote machine that is available for a short time and takes little data at once.
 
     python -m experiments.evidence.remote runs/gpu1 --start 2 --until 1500 --commit 1234567   # data, then drivers
     python -m experiments.evidence.remote runs/gpu2                                           # further data
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# data set of unpack.py -> the files it is made of, and what it leaves behind
+# data set of unpack.py -> its files, and the unpacked result
 SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "mini_imagenet": (("mini_imagenet_64px.npz",), "mini_imagenet.npz"),
     "gtsrb": (("gtsrb_32px_test.zip",), "gtsrb"),
@@ -42,10 +42,10 @@ SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "voc": (("voc2012_mini_s192.zip",), "VOCdevkit"),
 }
 TRAINED_ON = {"imagenet": "mini_imagenet", "cifar100": "cifar100"}  # plan -> its data set
-KERNELS = "kernels.tar.gz"  # what the compiler made, in parts
-PART = 14 * 2**20  # bytes of a file that goes back
+KERNELS = "kernels.tar.gz"  # the compiler's kernels, sent in chunks
+PART = 14 * 2**20  # bytes per file that is sent back
 PARTS = 4
-ROOM = 16 * 2**30  # bytes that must be free for runs to lie in memory
+ROOM = 16 * 2**30  # free bytes needed to keep runs in memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +108,7 @@ class Remote:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def take(self, folder: Path) -> None:
-        """Copy what was sent; a folder packages/ in it goes on the Python path of the drivers."""
+        """Copy what was sent; its folder packages/ is put on the drivers' Python path."""
         if not folder.is_dir():
             raise SystemExit(f"{folder}: no such folder; name one that was sent")
         for path in sorted(folder.iterdir()):
@@ -118,7 +118,7 @@ class Remote:
                 shutil.copyfile(path, self.raw / path.name)
 
     def unpack(self, names: Iterable[str]) -> None:
-        """Those whose files are all there and that were not unpacked before; several at a time."""
+        """Unpack the data sets whose files are complete, several at a time; each once."""
         complete = [name for name in names if name in SETS and self.is_complete(name) and not self.has(name)]
         with ThreadPoolExecutor(max_workers=4) as threads:
             for line in threads.map(self.unpack_one, complete):
@@ -198,7 +198,7 @@ class Remote:
             say(f"{name}: started with {args.until:.0f} s")
 
     def place_runs(self, memory: Path) -> None:
-        """Run folders in memory where there is room, since a checkpoint is synced to the disk after every epoch."""
+        """Keep run folders in memory if there is room, because every epoch syncs a checkpoint to the disk."""
         runs = self.work / "runs"
         if runs.exists() or not memory.is_dir() or shutil.disk_usage(memory).free < ROOM:
             return
@@ -208,7 +208,7 @@ class Remote:
         say(f"runs lie in {memory}")
 
     def environment(self, drivers: int) -> dict[str, str]:
-        """Caches in the work folder; several drivers share the GPU through CUDA's multi-process service if it works."""
+        """Environment of the drivers: caches in the work folder, and CUDA's multi-process service if it works."""
         path = os.pathsep.join([str(self.code / "src"), str(self.code), str(self.packages)])
         variables = {
             **os.environ,
@@ -281,7 +281,7 @@ class Remote:
                 say(f"{path.parent.name}: {last_row(path)}")
 
     def collect(self, out: Path, kernels: bool) -> None:
-        """Few files of limited size: that is what a machine gives back."""
+        """Pack results and logs into few files of limited size, as the machine requires."""
         out.mkdir(parents=True, exist_ok=True)
         pack(out / "results.tar.gz", self.results, (self.results.rglob("*.json")))
         runs = self.work / "runs"
@@ -307,7 +307,7 @@ class Remote:
                 (out / f"{KERNELS}.{number}").write_bytes(chunk)
 
     def take_kernels(self) -> None:
-        """Kernels that an earlier machine made, where they were sent; a broken archive is passed over."""
+        """Unpack kernels of an earlier machine if they were sent; a broken archive is ignored."""
         chunks = sorted(self.raw.glob(f"{KERNELS}.*"))
         if not chunks or any(self.kernels.iterdir()):
             return
@@ -324,7 +324,7 @@ class Remote:
 
 
 def pack(archive: Path, base: Path, paths: Iterable[Path]) -> None:
-    """Files as they are at the moment: drivers write theirs whole, logs may end in half a line."""
+    """Pack files as they are now: results are complete, logs may end in half a line."""
     with tarfile.open(archive, "w:gz", compresslevel=6) as packed:
         for path in sorted(paths):
             with contextlib.suppress(FileNotFoundError):
@@ -332,7 +332,7 @@ def pack(archive: Path, base: Path, paths: Iterable[Path]) -> None:
 
 
 def last_row(path: Path) -> str:
-    """Where a run that is being trained stands."""
+    """The last logged row of a run in training."""
     rows = [line for line in tail(path) if line.endswith("}")]
     for line in reversed(rows):
         with contextlib.suppress(ValueError):
@@ -349,7 +349,7 @@ def tail(path: Path, size: int = 4096) -> Iterator[str]:
 
 
 def is_alive(number: int) -> bool:
-    """Whether the process runs; one that has ended and that nobody waited for does not."""
+    """Whether the process runs; a zombie does not."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(number, os.WNOHANG)
     try:

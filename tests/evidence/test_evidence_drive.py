@@ -336,6 +336,6 @@ def test_the_plan_is_shown_with_its_seconds(made, tmp_path: Path, capsys) -> Non
     assert main(["plan", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "pilot-supsiam-0" in printed
-    assert "0 of 64 runs are there" in printed
+    assert "0 of 64 runs are done" in printed
     assert main(["plan", "--plan", "digits", "--results", str(made[0] / "results")]) == 0
-    assert "8 of 8 runs are there; the others should take 0 s" in capsys.readouterr().out
+    assert "8 of 8 runs are done; the others should take 0 s" in capsys.readouterr().out

@@ -228,7 +228,7 @@ def test_the_two_plans_are_not_mixed(tmp_path: Path, capsys) -> None:
     assert main(["plan", "--results", str(tmp_path / "imagenet")]) != 0  # asked as files of the first plan
     assert "imagenet" in capsys.readouterr().err
     assert main(["plan", "--plan", "imagenet", "--results", str(tmp_path / "imagenet")]) == 0
-    assert "1 of 27 runs are there" in capsys.readouterr().out
+    assert "1 of 27 runs are done" in capsys.readouterr().out
 
 
 def test_the_results_in_the_repository_are_of_this_plan() -> None:

@@ -216,7 +216,7 @@ def test_without_its_data_a_run_is_left_trained_and_the_next_driver_judges_it(tm
     lines: list[str] = []
     assert len(Driver(late, tmp_path / "results", tmp_path / "work", tell=lines.append).run()) == 2
     assert lines[-1] == (
-        "pilot-supsiam-0: trained, not judged for want of late.npz; start again on this machine, with them there"
+        "pilot-supsiam-0: trained but not evaluated, missing: late.npz; start again on this machine when it is there"
     )
     assert sorted(read_results(tmp_path / "results")) == ["pilot-supsiam-1"]
     noted = (tmp_path / "work" / "runs" / "pilot-supsiam-0" / TRAINING_FILE).stat().st_mtime_ns

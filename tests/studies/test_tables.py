@@ -229,7 +229,7 @@ def test_an_evaluation_of_other_data_is_not_the_runs_own(tmp_path: Path) -> None
     line = next(line for line in filled.lines if line.ours)
     assert line.ours["knn"].mean == 88.0
     assert "linear" not in line.ours
-    assert any("linear.json is of toy" in note for note in filled.notes)
+    assert any("linear.json was measured on toy" in note for note in filled.notes)
 
 
 def test_two_settings_of_one_row_stay_apart(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ PETS = {
     ({"view": "margin", "layer": "layer3"}, "has other settings (view margin, layer layer3)"),
     ({"partial": True}, "was measured on an incomplete data set"),
     ({"overlaps_training": True}, "was measured on images that the run was trained on"),
-    ({"source": "mine/pets"}, "is of mine/pets, not of pets@ROOT, the data set that the table means"),
+    ({"source": "mine/pets"}, "was measured on mine/pets, not on pets@ROOT, the data set of the table"),
 ])  # fmt: skip
 def test_other_measurements_are_passed_over_and_said(change: dict[str, Any], why: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", recipe(IMAGENET), {"transfer-pets": PETS | change})
