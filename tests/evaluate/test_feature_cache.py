@@ -184,7 +184,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(counted, cache_root
 
 
 def test_the_longest_unused_make_room(tmp_path):
-    store = FeatureCache(tmp_path, most=3000)
+    store = FeatureCache(tmp_path, max_bytes=3000)
     paths = [store.folder / f"{i}.safetensors" for i in range(4)]
     for i, path in enumerate(paths[:3]):
         store.write(path, torch.zeros(200))  # 800 bytes and a header

@@ -84,7 +84,7 @@ def different_images_warnings(results: Results) -> list[str]:
     for result in results:
         columns.setdefault((result["task"], result["data"]), set()).add(result.get("tested_on", ""))
     return [
-        f"{data}: the encoders were tested on different images for {task} (a run keeps to what it held out), so "
+        f"{data}: the encoders were tested on different images for {task} (each run uses its held-out images), so "
         "this column does not compare them"
         for (task, data), images in columns.items()
         if len(images) > 1
@@ -95,8 +95,8 @@ def overlap_warnings(results: Results) -> list[str]:
     """A warning for each column in which an encoder was tested on its training images."""
     names = row_labels(results)
     return [
-        f"{data}: some of the images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
-        "this column compares no encoders and counts in no average rank"
+        f"{data}: some images of {task} were trained on ({', '.join(names[group] for group in groups)}), so "
+        "this column does not compare encoders and counts in no average rank"
         for (task, data), groups in _overlapping_groups(results).items()
     ]
 

@@ -66,10 +66,10 @@ def _held_out_mask(evaluated: EvaluatedEncoder, source: str, source_data: Source
     try:
         split_data = prepare_data(source_data, evaluated.recipe.data)
         if evaluated.run.read_data()[0]:  # old runs have no description to compare
-            check_same_data(evaluated.run, split_data, "bring them back")
+            check_same_data(evaluated.run, split_data, "restore them")
     except BadInput as error:
         evaluated.reporter.warn(
-            f"which images {evaluated.location} held out cannot be told, so there is no train_held_out: {error}"
+            f"which images {evaluated.location} held out is not known, so train_held_out is left out: {error}"
         )
         return None
     return ~torch.isin(source_data.splits["train"].index.cpu(), split_data.train.index.cpu())

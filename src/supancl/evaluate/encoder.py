@@ -114,8 +114,8 @@ class EvaluatedEncoder:
         features = self._embed(split, view)
         if why := cache.write(path, features.values):
             self.warn_once(
-                f"features are not kept in {cache.folder} ({why}), so they are taken anew each "
-                "time; name another folder in SUPANCL_CACHE, or pass --no-cache"
+                f"features cannot be cached in {cache.folder} ({why}), so they are computed each "
+                "time; set SUPANCL_CACHE to another folder, or pass --no-cache"
             )
         return features
 
@@ -138,7 +138,7 @@ class EvaluatedEncoder:
             more = f", and those of {plural(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
                 f"{self.location}: the features of {split.names_at(faulty[:1])[0]}{more} hold {kind}; "
-                "take weights from before the run diverged, or leave that image out"
+                "use weights from before the run diverged, or leave that image out"
             )
 
     def warn_once(self, text: str) -> None:
@@ -185,5 +185,5 @@ def open_evaluated_encoder(
     evaluated = EvaluatedEncoder(location, encoder, options, reporter)
     run, recipe = evaluated.run, evaluated.recipe
     if run is not None and recipe is not None and (early := run.describe_early_end(recipe)):
-        reporter.warn(f"{location}: {early}; the encoder judged is the last one that it saved")
+        reporter.warn(f"{location}: {early}; the evaluated encoder is the last one that it saved")
     return evaluated

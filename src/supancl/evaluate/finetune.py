@@ -54,7 +54,7 @@ def evaluate_finetuning(
     check_whole_encoder(evaluated.options.layer, evaluated.options.normalize)
     location = resolve_source(evaluated, source)
     if evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{location}: fine-tuning crops images, these are vectors; give an encoder of images")
+        raise BadInput(f"{location}: fine-tuning crops images, but these are vectors; give an encoder of images")
     if out is not None:  # before reading data, which may take an hour
         check_out_folder(location, out)
         check_new(out)
@@ -62,7 +62,7 @@ def evaluate_finetuning(
     data, train, test = evaluation.data, labelled(evaluation.data.train), labelled(evaluation.images)
     if len(torch.unique(train.labels)) < 2 or not len(test):
         raise BadInput(
-            f"{location}: fine-tuning needs labelled images of two classes to train on and some to judge; "
+            f"{location}: fine-tuning needs labelled images of two classes to train on and some to test; "
             f"there are {len(train)} and {len(test)}"
         )
     warn_unknown(evaluated, data.classes, location, train.labels, test.labels)
@@ -101,7 +101,7 @@ def evaluate_finetuning(
 def check_whole_encoder(layer: str, normalize: bool) -> None:
     if layer != "pooled" or normalize:
         raise BadInput(
-            "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
+            "fine-tuning trains the whole encoder and a classifier on its output; leave --layer and --normalize out"
         )
 
 
@@ -137,12 +137,11 @@ def choose_lr(
             )
             outcome = f"{accuracy_by_lr[lr]:.2f}% on {len(held_out_images)} held-out training images"
         except NonFinite:
-            accuracy_by_lr[lr], outcome = math.nan, "the loss was no number"
+            accuracy_by_lr[lr], outcome = math.nan, "the loss was not finite"
         evaluated.reporter.note(f"learning rate {lr:g}: {outcome}")
     if all(math.isnan(value) for value in accuracy_by_lr.values()):
         raise NonFinite(
-            f"fine-tuning: the loss is no finite number at any of --lr {', '.join(map(str, settings.lrs))}; "
-            "try lower ones"
+            f"fine-tuning: the loss is not finite at any of --lr {', '.join(map(str, settings.lrs))}; try lower ones"
         )
     return max(
         (lr for lr in settings.lrs if not math.isnan(accuracy_by_lr[lr])), key=lambda lr: accuracy_by_lr[lr]
@@ -207,7 +206,7 @@ def _train(evaluated: EvaluatedEncoder, train: Split, classes: int, lr: float, s
         total += loss.detach()
         evaluated.reporter.reading(f"fine-tuning, lr {lr:g}", step + 1, steps)
     if not bool(torch.isfinite(total)):
-        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not a finite number; try a lower --lr")
+        raise NonFinite(f"fine-tuning with lr {lr:g}: the loss is not finite; try a lower --lr")
     return model.eval()
 
 

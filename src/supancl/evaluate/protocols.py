@@ -159,13 +159,12 @@ def _check_references(data: Data, location: str, references: Split, images: Spli
     present = references.class_ids()
     if not present or not images.num_labelled:
         raise BadInput(
-            f"{location}: k-NN needs labelled images, both to compare with and to judge; "
+            f"{location}: k-NN needs labelled images, both as references and to test; "
             f"there are {references.num_labelled} and {images.num_labelled}; name labelled ones with --data"
         )
     if len(present) == 1:  # every prediction would be this class
         raise BadInput(
-            f"{location}: only class {data.classes[present[0]]!r} among the images to compare with; k-NN needs "
-            "at least two classes"
+            f"{location}: only class {data.classes[present[0]]!r} among the references; k-NN needs at least two classes"
         )
 
 
@@ -190,7 +189,7 @@ def evaluate_linear(
     """Accuracy of a linear classifier fitted on training images: the convex probe, or `sgd`."""
     augmented = sgd is not None and sgd.augmented
     if augmented and evaluated.encoder.spec.name == "linear":
-        raise BadInput(f"{evaluated.location}: --augmented crops images, this encoder takes vectors; leave it out")
+        raise BadInput(f"{evaluated.location}: --augmented crops images, but this encoder takes vectors; leave it out")
     since = time.perf_counter()
     evaluation = open_evaluation_data(evaluated, source, split, view)
     splits = {"train": evaluation.data.train.labels, describe_images(evaluation.taken_from): evaluation.images.labels}
@@ -270,13 +269,11 @@ def ridge_choice(
 def check_ridge_choice(location: str, choose: Split | str | None, train: Split, images: Split) -> None:
     """Check that a ridge can be chosen, before computing features."""
     if choose is None and int(torch.bincount(train.labels[train.labels >= 0]).max()) < 2:
-        raise BadInput(
-            f"{location}: every class has 1 training image, so that none is left to choose the ridge on; add images"
-        )
+        raise BadInput(f"{location}: every class has 1 training image, so none is left to choose the ridge; add images")
     if choose == "halves" and images.num_labelled < 2:
         raise BadInput(
-            f"{location}: {plural(images.num_labelled, 'labelled image')} to judge; one half of them chooses for "
-            "the other, so add images, or hold more out with data.holdout"
+            f"{location}: {plural(images.num_labelled, 'labelled image')} to test; each half chooses the ridge for "
+            "the other, so add images, or hold out more with data.holdout"
         )
 
 
@@ -284,8 +281,8 @@ def warn_chosen_on(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[
     if outcome["chosen_on"] == TRAINED_IMAGES:
         evaluated.reporter.warn(
             f"{location}: the ridge was chosen on images that the encoder was trained on, so it may be "
-            "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and judge the "
-            "run on its own data with --split test"
+            "too weak; to choose it on others, pretrain with --set data.holdout=0.1 and evaluate "
+            "the run on its own data with --split test"
         )
 
 
@@ -297,10 +294,10 @@ def rename_weights(outcome: Mapping[str, Any]) -> dict[str, Any]:
 def warn_cut_off(evaluated: EvaluatedEncoder, location: str, outcome: Mapping[str, Any]) -> None:
     """Warn of a classifier that did not reach its optimum: its predictions may differ."""
     if outcome["cut_off"]:
-        unit = "" if evaluated.options.normalize else "; features of unit length (--normalize) are often easier to fit"
+        unit = "" if evaluated.options.normalize else "; normalised features (--normalize) are often easier to fit"
         evaluated.reporter.warn(
-            f"{location}: the final classifier was cut off while its objective still fell (residual "
-            f"{outcome['residual']:.2g}), so its accuracy may not be that of the optimum{unit}"
+            f"{location}: the final classifier did not reach its optimum (residual "
+            f"{outcome['residual']:.2g}), so its accuracy may differ{unit}"
         )
 
 

@@ -35,11 +35,11 @@ def check_input_kind(encoder: Encoder, split: Split, source: str) -> None:
     vectors = pixels.ndim == 2
     if vectors != (encoder.spec.name == "linear"):
         kind, expected = ("vectors", "images") if vectors else ("images", "vectors (toy)")
-        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {expected}; name other --data")
+        raise BadInput(f"{source} holds {kind}, encoder {encoder.spec.name!r} takes {expected}; choose other --data")
     if not vectors and pixels.shape[1] != encoder.spec.channels:
         raise BadInput(
-            f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
-            f"{plural(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
+            f"{source}: its images can be read in grey or RGB, but encoder {encoder.spec.name!r} takes "
+            f"{plural(encoder.spec.channels, 'channel')}; give an encoder with 1 or 3, or a .npz with that "
             "many"
         )
 
@@ -59,7 +59,7 @@ def spec_for(evaluated: EvaluatedEncoder, source: str | None) -> DataSpec:
     run_data = None if evaluated.recipe is None else evaluated.recipe.data
     if source is None:
         if run_data is None:
-            raise BadInput(f"{evaluated.location} is no run folder, so it brings no data; name some with --data")
+            raise BadInput(f"{evaluated.location} is not a run folder, so it has no data; name some with --data")
         return run_data
     if run_data is None or not is_run_source(evaluated, source):
         return DataSpec(source=source)
@@ -133,7 +133,7 @@ def check_unchanged(evaluated: EvaluatedEncoder, source: str, source_data: Sourc
         return  # old runs have no description to compare
     data = prepare_data(source_data, evaluated.recipe.data)
     check_same_data(
-        evaluated.run, data, "bring them back, or name a source apart from it with --data", f"{evaluated.location}: "
+        evaluated.run, data, "restore them, or name a different source with --data", f"{evaluated.location}: "
     )
 
 
@@ -158,14 +158,14 @@ def open_evaluation_data(
     data, location = data_for(evaluated, source, view), source or evaluated.location
     held_out_from = str(data.summary["held_out_from"])
     if split == "held-out" and not len(data.held_out) and data.test is not None:
-        evaluated.reporter.note(f"{location}: nothing is held out (data.holdout = 0), so the test split is judged")
+        evaluated.reporter.note(f"{location}: nothing is held out (data.holdout = 0), so the test split is used")
         split = "test"
     if split == "train":
         return EvaluationData(source, location, data, data.train, "train", split)
     if split == "held-out":
         return EvaluationData(source, location, data, data.held_out, held_out_from, split)
     if data.test is None:
-        raise BadInput(f"{location} has no test split; leave --split out: a part held out of train is judged then")
+        raise BadInput(f"{location} has no test split; leave --split out to test images held out of train")
     # if the test split is the held-out one, both names mean the same images
     return EvaluationData(source, location, data, data.test, "test", "held-out" if held_out_from == "test" else "test")
 
@@ -194,7 +194,7 @@ def split_off(train: Split, fraction: float, name: str, location: str) -> tuple[
     selected = draw_stratified(labelled.labels, fraction, derive_seed(SPLIT_SEED, len(name)))
     if not len(selected):
         raise BadInput(
-            f"{location}: too few labelled images to take {fraction:.0%} of each class out as {name}; add images "
+            f"{location}: too few labelled images to use {fraction:.0%} of each class as {name}; add images "
             f"or a {name}/ folder"
         )
     remaining = torch.ones(len(labelled), dtype=torch.bool)
@@ -213,9 +213,7 @@ def check_same_classes(
     first, expected = next(iter(sets.items()))
     for name, present in sets.items():
         if not present:
-            raise BadInput(
-                f"{location}: no labelled image in {name}, so there is nothing to compare; label some of them"
-            )
+            raise BadInput(f"{location}: no labelled image in {name}; label some of them")
     if len(expected) < 2:
         raise BadInput(
             f"{location}: only class {classes[next(iter(expected))]!r} in {first}; "
@@ -230,7 +228,7 @@ def check_same_classes(
         if present - expected:
             raise BadInput(
                 f"{location}: {quote_classes(classes, present - expected)} in {name} has no image in {first}; "
-                "the label sets of the splits must be equal"
+                "all splits must have the same classes"
             )
 
 
@@ -242,7 +240,7 @@ def warn_unknown(
     if len(unknown):
         evaluated.reporter.warn(
             f"{location}: {quote_classes(classes, set(unknown.tolist()))} has no training image; its "
-            f"{plural(len(unknown), 'image to judge counts', 'images to judge count')} as wrong"
+            f"{plural(len(unknown), 'test image counts', 'test images count')} as wrong"
         )
 
 
@@ -380,7 +378,7 @@ def warn_if_trained_on(evaluated: EvaluatedEncoder, source: str, taken_from: str
     if overlaps:
         evaluated.reporter.warn(
             f"{source}: the run was trained on some of these images ({run_source}); the result is marked, "
-            "and tables pass it over"
+            "and tables leave it out"
         )
     return overlaps
 

@@ -28,7 +28,7 @@ from supancl.reporter import Reporter
 PROTOCOLS = ("knn", "transfer", "fewshot")
 VERSION = 3  # results of another version are measured again
 
-OUT_OF_MEMORY = "the GPU has not enough memory for it; lower --batch-size, or give --device cpu"
+OUT_OF_MEMORY = "the GPU does not have enough memory; lower --batch-size, or pass --device cpu"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Plan:
         if not tasks:
             requested = ", ".join(self.protocols)
             raise BadInput(
-                f"no data set for {requested} is in {self.root}; supancl data where NAME says how to lay one out"
+                f"no data set for {requested} is in {self.root}; supancl data where NAME explains how to set one up"
             )
         return tasks
 
@@ -149,7 +149,7 @@ def run_suite(encoders: Sequence[EvaluatedEncoder], plan: Plan, out: Path, repor
                 continue
             suite.results.append(result | {"task": task.protocol, "data": task.data, "group": evaluated.group})
             interval = f" ± {result['interval']:.2f}" if "interval" in result else ""
-            reporter.note(f"{progress}: {result['accuracy']:.2f}{interval}{' (from before)' if was_saved else ''}")
+            reporter.note(f"{progress}: {result['accuracy']:.2f}{interval}{' (saved earlier)' if was_saved else ''}")
     return suite
 
 

@@ -122,7 +122,7 @@ def read_rows(values: Rows, start: int, stop: int, device: torch.device | str | 
 
 def check_shape(name: str, features: Labelled) -> None:
     if features.values.ndim != 2:
-        raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: one row per image is needed")
+        raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: give one row per image")
     if len(features.values) != len(features.labels):
         raise BadInput(
             f"{name} features: {plural(len(features.values), 'row')} but {plural(len(features.labels), 'label')}"
@@ -137,7 +137,7 @@ def check_finite(name: str, values: Tensor, offset: int = 0) -> None:
     if len(faulty):
         row = int(faulty[0])
         kind = "NaN" if bool(torch.isnan(values[row]).any()) else "an infinite value"
-        raise BadInput(f"{name} features: row {offset + row} holds {kind}; embed the images again, or drop that one")
+        raise BadInput(f"{name} features: row {offset + row} holds {kind}; embed the images again, or remove that row")
 
 
 def check_features(name: str, features: Features) -> Features:
@@ -146,7 +146,7 @@ def check_features(name: str, features: Features) -> Features:
     check_finite(name, features.values)
     labelled = features if bool((features.labels >= 0).all()) else features.labelled()
     if not len(labelled.labels):
-        raise BadInput(f"{name} features: no labelled image, so there is nothing to measure")
+        raise BadInput(f"{name} features: no labelled image; give labels of at least one")
     return labelled
 
 
@@ -178,7 +178,7 @@ def check_splits(**splits: Features) -> tuple[dict[str, Features], Tensor]:
         if unexpected:
             raise BadInput(
                 f"{name} split: {name_classes(unexpected)}, which the {first} split does not have; "
-                "the label sets of the splits must be equal"
+                "give all splits the same classes"
             )
     renumbered = {
         name: Features(split.values, torch.searchsorted(classes, split.labels)) for name, split in checked.items()

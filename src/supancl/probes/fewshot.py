@@ -187,7 +187,7 @@ def dual_logistic(kernel: Tensor, sign: Tensor, strength: float = 1.0, tolerance
             length = torch.where(worse[..., None], length / 2, length)
         coefficients, scores, value = coefficients + length * step, scores + length * along, new_value
     raise SupanclError(
-        f"the episodes' classifiers did not converge in {MAX_STEPS} steps; those of unit features would (--normalize)"
+        f"the episodes' classifiers did not converge in {MAX_STEPS} steps; normalise the features (--normalize)"
     )
 
 
@@ -255,7 +255,7 @@ def paired_difference(a: FewShot, b: FewShot) -> Difference:
     """How much better a is than b on the same episodes; far more precise than comparing two intervals."""
     if a.episodes_digest != b.episodes_digest:
         raise BadInput(
-            "the two few-shot results come from different episodes: use the same images, ways, shots, "
+            "the two few-shot results have different episodes: use the same images, ways, shots, "
             "queries, episodes and seed for both"
         )
     difference = torch.tensor(a.accuracies, dtype=torch.float64) - torch.tensor(b.accuracies, dtype=torch.float64)

@@ -174,7 +174,7 @@ def knn_predict(
     tensor([7, 2])
     """
     if not bool((reference.labels >= 0).any()):
-        raise BadInput("reference features: no labelled image, so there is nobody to vote")
+        raise BadInput("reference features: no labelled image; k-NN needs at least one")
     matches = neighbours(reference, queries, k, metric, chunk, reference_chunk, device)
     return vote(matches, reference.labels, k, temperature, _class_count(reference.labels))
 
@@ -223,7 +223,7 @@ def knn_leave_one_out(
     """Accuracy in percent by k on one split, each labelled image classified by all the others."""
     has_label = features.labels >= 0
     if int(has_label.sum()) < 2:
-        raise BadInput(f"leave-one-out needs two labelled images, there are {int(has_label.sum())}")
+        raise BadInput(f"leave-one-out needs two labelled images, and there are {int(has_label.sum())}")
     matches = neighbours(features, features.values, max(ks), metric, chunk, reference_chunk, device, leave_one_out=True)
     has_label = has_label.to(matches.rows.device)
     labelled_matches = Neighbours(matches.similarity[has_label], matches.rows[has_label])

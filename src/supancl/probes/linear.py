@@ -78,10 +78,10 @@ def hold_out(labels: Tensor, fraction: float = 0.1, seed: int = 0) -> Tensor:
     A class with one image has none held out.
     """
     if not 0 < fraction < 1:
-        raise BadInput(f"share = {fraction:g}: must lie between 0 and 1")
+        raise BadInput(f"share = {fraction:g}: must be between 0 and 1")
     _, row, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     if int(sizes.max()) < 2:
-        raise BadInput("every class has 1 image; to hold a part of a class out it needs 2, so add images")
+        raise BadInput("every class has 1 image; holding some out needs 2, so add images")
     order = _shuffle_by_class(row, seed)
     rank = torch.empty_like(row)
     rank[order] = torch.arange(len(row)) - (sizes.cumsum(0) - sizes)[row[order]]
@@ -220,7 +220,7 @@ def _choose_ridge_images(
     if isinstance(choose, Features):
         choosing = _renumbered("choose", choose, classes, train.values.shape[1]).labelled()
         if not len(choosing.labels):
-            raise BadInput("choose features: no image of the training classes, so no ridge can be chosen")
+            raise BadInput("choose features: no image of the training classes; choosing a ridge needs some")
         is_held_out = torch.arange(len(train.labels) + len(choosing.labels)) >= len(train.labels)
         both = (torch.cat([ours, other.to(ours)]) for ours, other in zip(train, choosing, strict=True))
         return RidgeChoice(Features(*both), is_held_out, None, "held-out")

@@ -89,7 +89,7 @@ def score(values: float | Score | Sequence[float]) -> Score:
         return values
     numbers = np.atleast_1d(np.asarray(values, dtype=np.float64))
     if not len(numbers) or not np.isfinite(numbers).all():
-        raise BadInput(f"scores {values!r}: at least one, and all finite numbers; leave a missing result out")
+        raise BadInput(f"scores {values!r}: give at least one, and only finite numbers; leave missing results out")
     mean, sd = seed_stats_numpy(numbers.tolist())
     return Score(mean, None if len(numbers) == 1 else sd, len(numbers))
 

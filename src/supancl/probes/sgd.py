@@ -68,7 +68,7 @@ def sgd_probe(
         cached_features = Features(*(chunk.to(device) for chunk in splits["train"]))
         classes, test, batches = len(names), splits["test"], shuffle_epochs(cached_features, batch_size, seed)
     elif classes is None:
-        raise BadInput("classes: the number of classes is needed when epochs of features come from a function")
+        raise BadInput("classes: give the number of classes when `train` is a function")
     else:
         check_finite("test", test.values)
         test, batches = test.labelled(), train

@@ -39,7 +39,7 @@ def recipe(name: str, compat: Literal["paper", "released-code"] = "paper") -> Re
             )
         close_matches = get_close_matches(name, RECIPES, n=1, cutoff=0.5)
         families = dict.fromkeys(f"{candidate.partition('.')[0]}.METHOD" for candidate in RECIPES)
-        hint = f"known: {', '.join(families)} (supancl recipes lists them; one of your own: --plugin FILE)"
+        hint = f"known: {', '.join(families)} (supancl recipes lists them all; for your own pass --plugin FILE)"
         raise BadInput(
             f"unknown recipe {name!r}; " + (f"did you mean {close_matches[0]!r}?" if close_matches else hint)
         )

@@ -67,13 +67,11 @@ def register(section: Section) -> Section:
     fields = {field.name: _default_of(field) for field in dataclasses.fields(section)} if _is_frozen(section) else {}
     kind, name = fields.get("kind"), section.__name__
     if not isinstance(kind, str):
-        raise BadInput(
-            f"{name}: must be a frozen dataclass with a field kind: str = NAME, under which recipe.json keeps it"
-        )
+        raise BadInput(f"{name}: must be a frozen dataclass with a field kind: str = NAME, which recipe.json stores")
     if kind in (POOL_KINDS if section_name == "pool" else LOSS_KINDS):
         raise BadInput(
-            f"{name}: {section_name}.kind = {kind!r} is one of supancl's; give it a kind of its own, or runs "
-            "would be read back with the other class"
+            f"{name}: {section_name}.kind = {kind!r} is one of supancl's; choose another kind, so that runs "
+            "can be read with the right class"
         )
     missing = _find_missing(section, section_name, fields)
     if missing:
@@ -81,9 +79,8 @@ def register(section: Section) -> Section:
     previous = REGISTERED.get((section_name, kind))
     if previous is not None and not _same_definition(section, previous) and not _all_from_notebook(section, previous):
         raise BadInput(
-            f"{name}: {section_name}.kind = {kind!r} is that of {previous.__module__}.{previous.__qualname__} already, "
-            "whose runs would be read back with this class; give one of them another kind (one that is "
-            "defined no more goes with its process: restart Python)"
+            f"{name}: {section_name}.kind = {kind!r} is already that of {previous.__module__}.{previous.__qualname__}; "
+            "give one of them another kind (restart Python to forget a class that you have removed)"
         )
     for trait, default in vars(LossTraits).items() if section_name == "loss" else ():
         if not trait.startswith("__") and not hasattr(section, trait):
@@ -103,7 +100,7 @@ def register_encoder(name: str, build: Callable[[EncoderSpec], nn.Module]) -> No
     It maps images (B, channels, size, size) to features (B, width).
     """
     if (name in BUILDERS or name in VARIANTS) and ("encoder", name) not in REGISTERED:
-        raise BadInput(f"encoder {name!r} is one of supancl's; give yours another name")
+        raise BadInput(f"encoder {name!r} is one of supancl's; choose another name")
 
     def body_and_width(spec: EncoderSpec) -> tuple[nn.Module, int]:
         body = build(spec)
@@ -119,11 +116,11 @@ def register_benchmark(name: str, row: Benchmark) -> None:
     A reader in `row.files` takes the data set's folder and lists (split, file, class) of every image.
     """
     if (name in BENCHMARKS or name in ALIASES) and name not in REGISTERED_BENCHMARKS:
-        raise BadInput(f"benchmark {name!r} is one of supancl's; give yours another name")
+        raise BadInput(f"benchmark {name!r} is one of supancl's; choose another name")
     if not row.uses or not (row.files or row.arrays):
         raise BadInput(
-            f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where the "
-            "file or folder/ MARK is what it is known by (docs/extending.md)"
+            f"benchmark {name!r}: needs split=(train, val, test) or images=N, and files={{MARK: reader}}, where "
+            "the file or folder/ MARK identifies it (docs/extending.md)"
         )
     REGISTERED_BENCHMARKS.add(name)
     files = {mark: _listing_reader(name, reader) for mark, reader in row.files.items()}
@@ -137,7 +134,7 @@ def _listing_reader(
         listed = reader(folder)
         if isinstance(listed, OfficialList):
             return listed
-        expected = f"benchmark {name!r}: its reader gave {{}}; wanted (split, file, class) of every image"
+        expected = f"benchmark {name!r}: its reader returned {{}}; expected (split, file, class) of every image"
         if not isinstance(listed, Iterable):
             raise BadInput(expected.format(type(listed).__name__))
         rows = list(listed)
@@ -163,7 +160,7 @@ def load_plugin(file: str | Path) -> None:
         return
     if path in _loading:
         raise BadInput(
-            f'--plugin {file}: it calls supancl while it is loaded; put that under if __name__ == "__main__":'
+            f'--plugin {file}: it runs supancl while it is loaded; put that call under if __name__ == "__main__":'
         )
     if not path.is_file():
         raise BadInput(
@@ -182,7 +179,7 @@ def load_plugin(file: str | Path) -> None:
         LOADED_FILES.append(path)
     except Exception as error:
         raise BadInput(
-            f"--plugin {file}: {_locate_error(error, path)}; mend it there (--debug shows the way to it)"
+            f"--plugin {file}: {_locate_error(error, path)}; fix it there (--debug shows the traceback)"
         ) from error
     finally:
         _loading.remove(path)
@@ -220,8 +217,8 @@ def plugin_flags(files: Sequence[str]) -> str:
 def plugin_hint(files: Sequence[str]) -> str:
     """Advice about something that is not registered; `files` are the plugins that the run used."""
     if not files:
-        return "if it is your own, pass the file that registers it: --plugin FILE, see docs/extending.md"
-    return f"the run was made with a plugin; pass it:{plugin_flags(files)}"
+        return "if it is your own, pass the file that registers it: --plugin FILE (docs/extending.md)"
+    return f"the run used a plugin; pass it:{plugin_flags(files)}"
 
 
 # --- reading runs back ------------------------------------------------------------------------------------------------
@@ -235,8 +232,8 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
         kind = next(kind for (_, kind), registered in REGISTERED.items() if registered is type(section))
         if section.kind != kind:  # training would use the class, resuming the kind
             raise BadInput(
-                f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; for "
-                f"another {name} take a recipe that has it"
+                f"{name}.kind = {section.kind!r}: {type(section).__name__} is registered as {kind!r}; to use "
+                f"another {name}, start from a recipe that has it"
             )
         return
     current = REGISTERED.get((name, getattr(section, "kind", "")))
@@ -244,14 +241,14 @@ def check_registered(name: str, section: Any, hint: Any) -> None:
         current is not None and _all_from_notebook(type(section), current)
     ):
         raise BadInput(
-            f"{name}: {type(section).__name__} has been defined anew since this recipe took it; make the recipe again"
+            f"{name}: {type(section).__name__} was defined again after this recipe was built; build the recipe again"
         )
-    advice = "only losses and pools may be of one's own"
+    advice = "only losses and pools can be your own classes"
     if name in PLACEHOLDERS:
         advice = "put @supancl.register above the class (docs/extending.md)"
     raise BadInput(
-        f"{name}: {type(section).__name__} is no class of supancl's, so its run could not be read back from "
-        f"recipe.json; {advice}"
+        f"{name}: {type(section).__name__} is not a class of supancl, so its run could not be restored "
+        f"from recipe.json; {advice}"
     )
 
 
@@ -283,8 +280,8 @@ def describe_plugin_error(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if os.path.abspath(frame.filename) in files:
             return (
-                f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; mend it "
-                "there (--debug shows the way to it)"
+                f"{frame.filename} line {frame.lineno}, in {frame.name}: {type(error).__name__}: {error}; fix it "
+                "there (--debug shows the traceback)"
             )
     return ""
 
@@ -312,11 +309,13 @@ def _with_checked_terms(call: Any) -> Any:
     def checked_call(self: Any, anchors: Tensor, *args: Any, **kwargs: Any) -> Any:
         terms, name = call(self, anchors, *args, **kwargs), type(self).__name__
         if not isinstance(terms, Terms):
-            raise BadInput(f"{name}: gave {_describe_type(terms)}; wanted Terms(total, ssl, sup) (docs/extending.md)")
+            raise BadInput(
+                f"{name}: returned {_describe_type(terms)}; expected Terms(total, ssl, sup) (docs/extending.md)"
+            )
         for field, term in zip(Terms._fields, terms, strict=True):
             if not isinstance(term, Tensor) or term.ndim:
                 raise BadInput(
-                    f"{name}: {field} is {_describe_type(term)}; wanted a tensor of one number, the mean over the "
+                    f"{name}: {field} is {_describe_type(term)}; expected a scalar tensor, the mean over the "
                     "samples (docs/extending.md)"
                 )
         if anchors.requires_grad and torch.is_grad_enabled() and not terms.total.requires_grad:
@@ -336,9 +335,9 @@ def _describe_type(value: Any) -> str:
 def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> str:
     """What the class lacks that a run needs, perhaps only on several GPUs or at the end of an epoch; else empty."""
     if section_name == "pool" and section.build is PoolSpec.build:
-        return "a build of its own: PoolSpec's knows the kinds of supancl alone"
+        return "its own build method: that of PoolSpec builds only supancl's kinds"
     if section_name == "loss" and not hasattr(section, "supervised") and "supervised" not in fields:
-        return "supervised = True or False: whether it takes labels"
+        return "supervised = True or False: whether it uses labels"
     for name, signature in REQUIRED_METHODS[section_name].items():
         attribute = next((vars(base)[name] for base in section.__mro__ if name in vars(base)), None)
         signatures = signature, signature.replace("global_batch", "whole")  # its name in 0.1.0
@@ -351,7 +350,7 @@ def _find_missing(section: Any, section_name: str, fields: dict[str, Any]) -> st
             try:
                 checked(fields[name], hint, f"{section.__name__}.{name}")
             except TypeError:
-                return f"another type for {name}: numbers, words, true and false, None and tuples of them can be kept"
+                return f"another type for {name}: numbers, strings, booleans, None and tuples of them can be stored"
     return ""
 
 

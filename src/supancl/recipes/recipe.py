@@ -106,20 +106,20 @@ class Recipe:
             raise BadInput(f"{setting} needs a pool; set pool.kind=queue")
         if self.pool.sharded and (self.pool.kind != "prototypes" or stores_unlabelled):
             raise BadInput(
-                f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs its whole pool on "
+                f"pool.sharded: {self.method} with pool.kind = {self.pool.kind!r} needs the whole pool on "
                 "every rank; set pool.sharded=false, or pool.kind=prototypes with supsiam or supbyol"
             )
         if self.pool.start == "random" and not (self.pool.kind == "queue" and stores_unlabelled):
             raise BadInput(
-                f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} has no use for "
-                "targets without a label; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
+                f"pool.start = 'random': {self.method} with pool.kind = {self.pool.kind!r} does not use "
+                "unlabelled targets; set pool.start=empty, or pool.kind=queue with moco2 or supmoco"
             )
         if self.views.kind == "crops" and self.views.size != self.encoder.size:
             raise BadInput(f"views.size = {self.views.size} and encoder.size = {self.encoder.size} differ; set both")
         if self.views.kind == "crops" and self.views.local is not None:
             if not getattr(self.loss, "takes_local_views", True):
                 raise BadInput(
-                    f"views.local: {self.method} takes two views and has no use for local crops; "
+                    f"views.local: {self.method} uses two views and no local crops; "
                     "set views.local=null, or choose simsiam, supsiam, byol or supbyol"
                 )
             if self.views.local.size != self.encoder.size and has_fixed_size(self.encoder.name):
@@ -129,13 +129,13 @@ class Recipe:
                 )
         if self.train.batch_size % self.train.accumulate:
             raise BadInput(
-                f"train.batch_size = {self.train.batch_size} does not divide into "
-                f"train.accumulate = {self.train.accumulate} micro-batches"
+                f"train.batch_size = {self.train.batch_size} is not divisible by "
+                f"train.accumulate = {self.train.accumulate} micro-batches; change one of them"
             )
         if self.train.batch_size // self.train.accumulate < 2:
             raise BadInput(
-                f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images a micro-batch; "
-                "batch norm needs 2"
+                f"train.batch_size = {self.train.batch_size} leaves fewer than 2 images per micro-batch; "
+                "batch norm needs 2, so raise it or lower train.accumulate"
             )
 
     def with_set(self, overrides: Mapping[str, Any], because: str = "--set") -> Recipe:
@@ -163,7 +163,7 @@ class Recipe:
             if not inner or section not in SECTIONS:
                 if section == "compat":
                     raise BadInput(
-                        f"compat = {value!r} changes more than this field; give --compat, or in Python "
+                        f"compat = {value!r} changes several fields; pass --compat, or in Python "
                         "recipe(NAME, compat=...)"
                     )
                 if section in SECTIONS:
@@ -178,14 +178,14 @@ class Recipe:
         if out in overrides and changed.heads != with_matching_widths(changed.heads):
             raise BadInput(
                 f"{out} = {overrides[out]!r} differs from heads.projector.out = "
-                f"{changed.heads.projector.out}, and a prediction is compared with a projection; set "
-                "heads.projector.out alone, the predictor follows"
+                f"{changed.heads.projector.out}, but the loss compares the two; set "
+                "only heads.projector.out, the predictor follows"
             )
         if _has_unused_samples(changed) and not _has_unused_samples(self):  # existing runs with it are still read
             raise BadInput(
                 f"loss.samples = {getattr(changed.loss, 'samples', None)} has no effect with pool.kind = "
-                f"{changed.pool.kind!r}, of which no M targets can be drawn; set loss.samples=null, or "
-                "pool.kind=queue or class-queues; one call, or one command, may set both"
+                f"{changed.pool.kind!r}, which cannot sample targets; set loss.samples=null, or "
+                "pool.kind=queue or class-queues in the same command or call"
             )
         linked = ("views.size", "encoder.size") if len(size) == 1 and isinstance(self.views, Crops) else ()
         new_sources = {key: because for key in (*overrides, *linked) if self.sources.get(key) != because}
@@ -209,7 +209,7 @@ class Recipe:
         if matches:
             return f"; did you mean {' or '.join(map(repr, matches))}?"
         available = siblings or [f"{section}.*" for section in SECTIONS]
-        return f"; known: {', '.join(available)} (supancl recipes {self.name} lists all)"
+        return f"; valid: {', '.join(available)} (supancl recipes {self.name} lists all)"
 
     def _source(self, dotted: str) -> str:
         names = dotted.split(".")

@@ -45,7 +45,7 @@ class FiniteCheck:
         return True
 
     def snapshot_buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Copy what a forward pass (norm statistics) or the released code's early EMA changes, to undo a step."""
+        """Copy what a forward pass (norm statistics) or the released code's EMA changes, to undo a step."""
         if not self.skips:
             return []
         branches = self.model.branches

@@ -55,7 +55,7 @@ def load_newest(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         except DamagedFile as error:
             damaged.append(str(error))
     if damaged:
-        raise BadInput(f"no sound checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
+        raise BadInput(f"no intact checkpoint is left: {'; '.join(damaged)}; to start again at step 0, remove {folder}")
     return None, damaged
 
 
@@ -81,13 +81,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     content = load_tensors(path)
     version = content.get("schema_version")
     if not isinstance(version, int):
-        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version); remove it, or name another --out")
+        raise BadInput(f"{path}: not a checkpoint of supancl (no schema_version); remove it, or choose another --out")
     if version > SCHEMA_VERSION:
-        raise BadInput(f"{path} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+        raise BadInput(
+            f"{path} was written by a newer supancl (schema {version}, this one reads {SCHEMA_VERSION}); upgrade"
+        )
     while version < SCHEMA_VERSION:
         if version not in MIGRATIONS:
             raise BadInput(
-                f"{path} has schema {version}, which no supancl has written; remove it, or name another --out"
+                f"{path} has schema {version}, which no version of supancl writes; remove it, or choose another --out"
             )
         content = MIGRATIONS[version](content)
         version += 1
@@ -109,14 +111,14 @@ def load_tensors(path: Path, allowed: Sequence[type] = ()) -> dict[str, Any]:
         if _could_run_code(path, error):
             match = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise UnsafeFile(
-                f"{path} holds more than tensors and plain containers and is not opened, because loading "
-                "it could run code; save its state dict alone",
+                f"{path} holds more than tensors and plain containers and was not opened, because loading "
+                "it could run code; save only its state dict",
                 match[1] if match else "",
             ) from None
         with open(path, "rb") as file:
             has_magic_bytes = file.read(2).startswith((b"\x80", b"PK"))  # a pickle, or a zip of one
         is_truncated = has_magic_bytes and not isinstance(error, pickle.UnpicklingError)
-        why = reason(error) if is_truncated else "it is no file of tensors"
+        why = reason(error) if is_truncated else "it is not a file of tensors"
         raise DamagedFile(f"checkpoint {path} is damaged ({why})") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: not a checkpoint (it holds a {type(content).__name__}); give a state dict")

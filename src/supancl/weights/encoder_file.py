@@ -105,7 +105,7 @@ def load_projector(path: Path | str) -> nn.Sequential:
     try:
         projector.load_state_dict(weights)
     except RuntimeError:
-        raise BadInput(f"{file}: its tensors do not fit its description; copy it again") from None
+        raise BadInput(f"{file}: its tensors do not match its metadata; copy it again") from None
     return projector.eval()
 
 
@@ -124,8 +124,8 @@ def _projector_from_checkpoint(folder: Path) -> dict[str, Tensor]:
                 name.removeprefix("projector."): value for name, value in state.items() if name.startswith("projector.")
             }
     raise BadInput(
-        f"{folder} has no projector.safetensors, and no checkpoint with the projector of its encoder; name "
-        "a run folder that has, finish the run with --resume, or choose another --layer"
+        f"{folder} has no projector.safetensors, and no checkpoint holds the projector of its encoder; name "
+        "another run folder, finish the run with --resume, or choose another --layer"
     )
 
 
@@ -149,9 +149,11 @@ def _read_weights_and_metadata(file: Path, content: str, *keys: str) -> tuple[di
     try:
         version, values = int(metadata["schema_version"]), [json.loads(metadata[key]) for key in keys]
     except (KeyError, ValueError, RecursionError):
-        raise BadInput(f"{file}: no description of {content} in it; was it written by supancl?") from None
+        raise BadInput(f"{file}: no metadata of {content}; give a file that supancl wrote") from None
     if version > SCHEMA_VERSION:
-        raise BadInput(f"{file} was written by a newer supancl (schema {version}, known {SCHEMA_VERSION}); upgrade")
+        raise BadInput(
+            f"{file} was written by a newer supancl (schema {version}, this one reads {SCHEMA_VERSION}); upgrade"
+        )
     return weights, values
 
 
@@ -180,7 +182,7 @@ def find_encoder_file(path: Path) -> Path:
                 raise BadInput(f"{path} holds no encoder.safetensors; has the run finished its first epoch?")
             candidate = next((file.parent for file in sorted(path.glob("*/encoder.safetensors"))), None)
             raise BadInput(
-                f"{path} is no run folder: no encoder.safetensors in it"
+                f"{path} is not a run folder: it has no encoder.safetensors"
                 + (
                     f"; did you mean {str(candidate)!r}?"
                     if candidate
@@ -202,8 +204,8 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise BadInput(f"{file}: cannot be read ({reason(error)}); check its permissions") from None
     except SafetensorError as error:
         raise BadInput(
-            f"{file}: not a safetensors file ({reason(error)}); copy it again, or where a "
-            "run wrote it, have it written anew by going on with that run: --resume"
+            f"{file}: not a safetensors file ({reason(error)}); copy it again, or if a "
+            "run wrote it, resume that run to write it again: --resume"
         ) from None
 
 

@@ -192,7 +192,7 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
         backbone_prefix = prefixes.get(WRAPPER.sub("", prefix))
         if backbone_prefix is None:
             available = ", ".join(repr(name) for name in prefixes.values()) or "none"
-            raise BadInput(f"no backbone under the prefix {prefix!r}; backbones were found under: {available}")
+            raise BadInput(f"no backbone under the prefix {prefix!r}; available prefixes: {available}")
         return Format("given prefix", backbone_prefix), backbone_prefix
     names = [WRAPPER.sub("", name) for name in state]
     for row in FORMATS:
@@ -202,7 +202,7 @@ def locate(state: Mapping[str, Tensor], branch: str = "online", prefix: str | No
             return row, prefixes[row.online]
         targets = [prefixes[name] for name in row.target if name in prefixes]
         if not targets:
-            raise BadInput(f"a {row.name} checkpoint without a target branch; leave branch out")
+            raise BadInput(f"this {row.name} checkpoint has no target branch; leave branch out")
         return row, targets[0]
     return _match_target_only(prefixes, branch) or _refuse_unknown(state, prefixes)
 
@@ -215,9 +215,7 @@ def _match_target_only(prefixes: Mapping[str, str], branch: str) -> tuple[Format
             if name in prefixes and name not in online:
                 if branch == "target":
                     return row, prefixes[name]
-                raise BadInput(
-                    f"holds a target branch ({prefixes[name]!r}) and no online one; ask for it with branch = target"
-                )
+                raise BadInput(f"holds only a target branch ({prefixes[name]!r}); request it with branch = target")
     return None
 
 
@@ -225,11 +223,13 @@ def _refuse_unknown(state: Mapping[str, Tensor], prefixes: Mapping[str, str]) ->
     available = ", ".join(row.name for row in FORMATS)
     if prefixes:
         raise BadInput(
-            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which no known format ({available}) "
-            "has like this; name its prefix (--prefix)"
+            f"a backbone under {', '.join(map(repr, prefixes.values()))}, which matches no known format ({available}); "
+            "pass its prefix (--prefix)"
         )
     if any("patch_embed.proj.0.weight" in name for name in state):
-        raise BadInput("a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which no encoder here has")
+        raise BadInput(
+            "a vision transformer with a convolutional stem (MoCo-v3's vit_conv), which supancl has no encoder for"
+        )
     first_names = ", ".join(list(state)[:4]) or "no tensor at all"
     raise BadInput(
         f"no known format ({available}); its first tensors are {first_names}. Name the architecture: "
@@ -289,7 +289,10 @@ def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -
     name = RESNETS.get(("layer1.0.conv3.weight" in names, blocks))
     if name is None:
         available = ", ".join(RESNETS.values())
-        raise BadInput(f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {available}")
+        raise BadInput(
+            f"a ResNet of {', '.join(map(str, blocks))} blocks, which is none of {available}; name the model: "
+            "torchvision:NAME@FILE or timm:NAME@FILE"
+        )
     stem, first = tuple(names["conv1.weight"].shape), tuple(names["layer1.0.conv1.weight"].shape)
     if stem[0] != 64 or first[0] != 64:
         raise BadInput(
@@ -299,7 +302,9 @@ def _resnet(names: Mapping[str, Tensor], row: Format, first_layer: str | None) -
     if stem[2:] == (7, 7):
         return name
     if stem[2:] != (3, 3):
-        raise BadInput(f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 are known")
+        raise BadInput(
+            f"a {name} whose first convolution is {stem[2]} x {stem[3]}; only 7 x 7 and 3 x 3 can be imported"
+        )
     if first_layer == "2":  # lightly's ResNet applies its first ReLU as a function, which nn.Sequential drops
         return f"cifar-{name}-norelu"
     return f"cifar-{name}" + (f"-pad{row.stem_padding}" if row.stem_padding != 1 else "")
@@ -318,7 +323,7 @@ def _vit(names: Mapping[str, Tensor], row: Format) -> str:
         if width < 768:
             raise BadInput(
                 f"a vision transformer of MoCo-v3's kind with width {width} and patches of {patch}, "
-                "which no encoder here has"
+                "which supancl has no encoder for"
             )
     return f"timm:vit_{VITS[width]}_patch{patch}_224"
 

@@ -84,11 +84,11 @@ def _open(
     if file.is_dir() or (name is None and _is_supancl_file(file)):
         overrides = [key for key, value in settings.items() if value is not None] + ["branch"] * (branch != "online")
         if overrides:
-            raise BadInput(f"{file} says itself what its encoder is; leave {', '.join(overrides)} out")
+            raise BadInput(f"{file} has its own encoder settings; leave {', '.join(overrides)} out")
         return load_encoder(file), SUPANCL_FILE
     for key, values in (("mean", mean), ("std", std)):
         if any(value > 1 for value in values or ()):
-            raise BadInput(f"{key} {max(values or ()):g}: it is of pixels from 0 to 1; divide by 255")
+            raise BadInput(f"{key} {max(values or ()):g}: pixels are from 0 to 1; divide by 255")
     state = _read(file)
     try:
         identified, names = (
@@ -139,8 +139,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         )  # a module, not a dict with one
         access = ".state_dict()" if is_module else "['state_dict']"
         raise BadInput(
-            f"{file} holds {refused_name} and is not opened, because loading it could run code; where you trust it, "
-            "save its weights alone: torch.save({'state_dict': torch.load(IN, weights_only=False)"
+            f"{file} holds {refused_name} and was not opened, because loading it could run code; if you trust it, "
+            "save only its weights: torch.save({'state_dict': torch.load(IN, weights_only=False)"
             f"{access}}}, OUT) (docs/import.md)"
         ) from None
     if "schema_version" in content:
@@ -154,8 +154,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         if tensors:
             return tensors
     raise BadInput(
-        f"{file}: no state dict in it, at the top level or under {', '.join(filter(None, STATE_DICT_KEYS))}; "
-        f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}"
+        f"{file}: no state dict at the top level or under {', '.join(filter(None, STATE_DICT_KEYS))}; "
+        f"its keys are {', '.join(map(str, list(content)[:6])) or 'none'}; save a state dict"
     )
 
 
@@ -193,7 +193,7 @@ def _build(
         )
     native_size = image_side(names)
     if size is not None and native_size is not None and size != native_size:
-        raise BadInput(f"its positions are for images of {native_size} px, not {size}; leave size out (--size)")
+        raise BadInput(f"its position embedding is for images of {native_size} px, not {size}; leave size out (--size)")
     default_size = native_size or (32 if name.startswith("cifar-") else 224)
     default_mean, default_std = _default_mean_and_std(name if is_named else "")
     spec = {
@@ -225,5 +225,7 @@ def _load_into(encoder: Encoder, names: Mapping[str, Tensor], file: Path) -> Non
             weights.setdefault(name, value)
     nonfinite = next((name for name, value in weights.items() if not torch.isfinite(value).all()), None)
     if nonfinite is not None:
-        raise BadInput(f"{file}: tensor {nonfinite!r} holds NaN or infinity; take one from before the run diverged")
+        raise BadInput(
+            f"{file}: tensor {nonfinite!r} holds NaN or infinity; use a checkpoint from before the run diverged"
+        )
     load_weights(encoder, weights, file)

@@ -33,7 +33,7 @@ class MetricsLog:
                     self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         except OSError as error:
             raise BadInput(
-                f"{self.folder.metrics_file} cannot be written ({error.strerror}); make room, then continue "
+                f"{self.folder.metrics_file} cannot be written ({error.strerror}); free some space, then continue "
                 f"with --resume --out {self.folder.path}"
             ) from None
 

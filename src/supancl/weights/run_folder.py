@@ -73,12 +73,12 @@ class RunFolder:
             if resume:
                 advice = f"continue one of them: --out {runs_below[0].parent}"
             raise BadInput(
-                f"{self.path} is a folder of runs, such as {runs_below[0].parent.name}, and no run itself; {advice}"
+                f"{self.path} is a folder of runs, such as {runs_below[0].parent.name}, and not a run; {advice}"
             )
         if self.leftover_files:
             raise BadInput(
                 f"{self.path} holds {self.leftover_files[0].relative_to(self.path)} of a run but no "
-                f"{self.recipe_file.name}; bring that back and continue with --resume, or choose another "
+                f"{self.recipe_file.name}; restore that and continue with --resume, or choose another "
                 "--out"
             )
 
@@ -93,7 +93,7 @@ class RunFolder:
             if not os.access(self.path, os.W_OK):
                 raise PermissionError(13, "Permission denied")
         except OSError as error:
-            raise BadInput(f"cannot write in {self.path} ({error.strerror}); choose another --out") from None
+            raise BadInput(f"cannot write to {self.path} ({error.strerror}); choose another --out") from None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -150,14 +150,14 @@ class RunFolder:
         try:
             text = self.recipe_file.read_text()
         except (OSError, UnicodeDecodeError):
-            raise BadInput(f"{self.path} holds no run (no readable recipe.json)") from None
+            raise BadInput(f"{self.path} holds no run (no readable recipe.json); give a run folder") from None
         try:
             recipe = recipe_from_json(text, str(self.recipe_file))
         except NotRegistered as error:
             raise NotRegistered(f"{self.recipe_file}: {error}") from None
         except (BadInput, RecursionError) as error:
             line = str(error) if str(self.recipe_file) in str(error) else f"{self.recipe_file}: {error}"
-            raise BadInput(f"{line}; bring back the file as the run wrote it, or choose another --out") from None
+            raise BadInput(f"{line}; restore the file that the run wrote, or choose another --out") from None
         return recipe, tuple(map(str, json.loads(text).get("classes") or ()))
 
     def read_plugins(self) -> list[str]:
@@ -208,13 +208,13 @@ class RunFolder:
     def check_evaluations_writable(self) -> None:
         """Refuse a run folder that cannot be written, before anything is measured."""
         if why := why_unwritable(self.evaluations):
-            raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
+            raise BadInput(f"cannot write to {self.path} ({why}); evaluate a copy of it")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:
         try:
             self.evaluations.mkdir(exist_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write in {self.path} ({error.strerror}); judge a copy of it instead") from None
+            raise BadInput(f"cannot write to {self.path} ({error.strerror}); evaluate a copy of it") from None
         path = self.evaluations / f"{name}.json"
         write_json(path, result)
         return path
