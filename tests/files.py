@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +58,41 @@ def supancl(capsys, *arguments: object) -> Said:
     except SystemExit as leaving:  # argparse ends the process itself
         code = leaving.code
     return Said(code, *capsys.readouterr())
+
+
+def pattern_of(noun: object) -> str:
+    """The literal, not within a longer word or number."""
+    text = str(noun)
+    before = r"(?<!\w)(?<!\d[.,])" if re.match(r"\w", text) else ""
+    after = r"(?!\w)(?![.,]\d)" if re.search(r"\d$", text) else r"(?!\w)" if re.search(r"\w$", text) else ""
+    return before + re.escape(text) + after
+
+
+def mentions(*nouns: object) -> str:
+    """A pattern for `pytest.raises(match=...)`: a message that names all of these, in any order and case."""
+    return "(?is)" + "".join(f"(?=.*{pattern_of(noun)})" for noun in nouns)
+
+
+def assert_mentions(text: str, *nouns: object) -> None:
+    """The text names all of these, in any order and case."""
+    missing = [str(noun) for noun in nouns if not re.search(pattern_of(noun), text, re.IGNORECASE)]
+    assert not missing, f"not mentioned: {missing} in: {text}"
+
+
+def assert_one_line(text: str, *nouns: object) -> None:
+    """The text is a single line that names all of these."""
+    assert len(text.splitlines()) == 1, text
+    assert_mentions(text, *nouns)
+
+
+def assert_refused(said: Said | str, *nouns: object, code: int = 2) -> None:
+    """One line without a traceback that names the thing, the place and the way out; of a command its exit code too."""
+    if not isinstance(said, str):
+        assert said.code == code, said.err
+        assert "Traceback" not in said.out
+        assert said.err.startswith("supancl: "), said.err
+        said = said.err
+    assert_one_line(said, *nouns)
 
 
 def contents(root: Path) -> dict[str, bytes | None]:

@@ -11,6 +11,7 @@ from supancl import BadInput
 from supancl.training.trainer import Trainer
 from supancl.weights.checkpoint import SCHEMA_VERSION, load_checkpoint
 from supancl.weights.encoder_file import load_weights
+from tests.files import mentions
 from tests.tiny import tiny_data, tiny_recipe
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -47,5 +48,5 @@ def test_a_classifier_on_top_is_left_out_but_not_a_part_of_the_encoder_that_is_c
     load_weights(other, weights, tmp_path / "weights.pt")  # type: ignore[arg-type]
     for name, value in one.body.state_dict().items():
         assert torch.equal(other.body.state_dict()[name], value), name
-    with pytest.raises(BadInput, match=r"has a tensor 'neck.weight' that encoder 'own' does not have"):
+    with pytest.raises(BadInput, match=mentions("neck.weight", "own")):
         load_weights(other, weights | {"neck.weight": torch.ones(1)}, tmp_path / "weights.pt")  # type: ignore[arg-type]

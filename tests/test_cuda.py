@@ -20,9 +20,9 @@ from supancl.data.store.memory import ArrayImages, Batch, PackedImages
 from supancl.data.views.augment import Draws, render_in_chunks
 from supancl.data.views.products import render
 from supancl.data.views.specs import Crops
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.cuda.layers import optimize_for_cuda
-from supancl.training.cuda.reuse import serves
+from supancl.training.cuda.reuse import can_share_step
 from supancl.training.loop import capture_step
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
@@ -167,11 +167,13 @@ def test_rates_momentum_and_draws_advance_from_replay_to_replay() -> None:
 
 def test_a_step_that_cannot_be_recorded_goes_on_and_can_be_recorded_later() -> None:
     trainer, notes = digits_trainer("supsiam", **{"train.replay": True, "loss.samples": 2}), Notes()
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         trainer.advance()
     step, stream = trainer.captured.step, torch.cuda.current_stream()
-    push = lambda *what: (float(trainer.inputs.momentum), step.run.push(*what))  # noqa: E731 - nobody may look while a step is recorded
-    trainer.captured.replace_step(Step(step.recipe, step.model, step.inputs, replace(step.run, push=push), step.ranks))
+    push = lambda *what: (float(trainer.inputs.momentum), step.functions.push(*what))  # noqa: E731 - nobody may look while a step is recorded
+    trainer.captured.replace_step(
+        Step(step.recipe, step.model, step.inputs, replace(step.functions, push=push), step.ranks)
+    )
     capture_step(trainer, notes)
     trainer.captured.replace_step(step)
     assert len(notes.warnings) == 1
@@ -180,11 +182,11 @@ def test_a_step_that_cannot_be_recorded_goes_on_and_can_be_recorded_later() -> N
     assert torch.cuda.current_stream() == stream
     losses = losses_of(trainer, 6)  # draws of the views' generator, and of torch's own
     assert all(math.isfinite(loss) for loss in losses)
-    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 6
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP_STEPS + 6
     trainer.capture()
     assert all(math.isfinite(loss) for loss in losses_of(trainer, 3))
     assert trainer.captured.replay is not None
-    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP + 9
+    assert trainer.step == int(trainer.inputs.step_tensor) == WARM_UP_STEPS + 9
 
 
 @pytest.mark.parametrize("settings", [{"train.replay": True}, {}])
@@ -247,7 +249,7 @@ def test_a_captured_step_serves_another_seed_and_alpha(method: str) -> None:
     changes: dict = {"train.seed": 3, "loss.alpha": 0.1, "optimizer.lr": 0.02}
     captured, other = trainer.captured.replay, trainer.recipe.with_set(changes)
     assert captured is not None
-    assert serves(trainer, other)
+    assert can_share_step(trainer, other)
     trainer.restart(other, open_data(other.data, other.encoder.channels))
     expected, again, apart = side_by_side(digits_trainer(method, **settings, **changes), trainer, 30)
     assert trainer.captured.replay is captured

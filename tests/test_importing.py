@@ -23,6 +23,7 @@ from supancl.core.encoders import IMAGENET_MEAN, EncoderSpec, sincos_positions
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.encoder_file import save_encoder
 from supancl.weights.importing import FORMATS, identify, import_checkpoint, open_encoder
+from tests.files import mentions
 from tests.import_keys import MODELS, WITH_LIGHTLY, Holder, Shortcut, kept, listed, resnet, shortcut_resnet
 
 DOCS = Path(__file__).parents[1] / "docs" / "import.md"
@@ -164,7 +165,7 @@ def test_features_are_those_of_the_librarys_own_model(checkpoint):
         assert features.shape == (2, encoder.width)
         assert same(features, expected)
         if case.target is None:
-            with pytest.raises(BadInput, match="without a target branch"):
+            with pytest.raises(BadInput, match=mentions("target", "branch")):
                 open_encoder(path, branch="target")
             return
         average = open_encoder(path, branch="target")(images)
@@ -220,7 +221,7 @@ def test_where_lightly_trains_the_copy_the_copy_is_online():
 
 def test_a_target_alone_is_taken_only_when_asked_for():
     names = {name: shape for name, shape in kept("moco").items() if "encoder_q" not in name}
-    with pytest.raises(BadInput, match=re.escape("holds a target branch ('module.encoder_k.') and no online one; ask")):
+    with pytest.raises(BadInput, match=mentions("module.encoder_k.", "target", "online")):
         identify(on_meta(names))
     assert identify(on_meta(names), "target") == ("moco", "module.encoder_k.", "resnet18")
 
@@ -250,7 +251,7 @@ def test_the_vits_of_moco_v3_and_of_timm():
     tiny = state_of("timm", "")
     learned = {**tiny, "pos_embed": torch.randn_like(tiny["pos_embed"])}
     assert identify(learned) == ("plain", "", "timm:vit_tiny_patch16_224")
-    with pytest.raises(BadInput, match="MoCo-v3's kind with width 192"):
+    with pytest.raises(BadInput, match=mentions("MoCo-v3", "width 192")):
         identify(tiny)  # sines and cosines: 12 heads, as solo-learn's vit_tiny for MoCo-v3; or MAE's 3
 
 
@@ -282,12 +283,11 @@ def test_every_depth_with_either_stem(name):
 def test_a_prefix_that_no_format_has_can_be_named(tmp_path):
     state = {f"net.trunk.{name}": value for name, value in resnet().state_dict().items()}
     torch.save(state, tmp_path / "x.pth")
-    line = "x.pth: a backbone under 'net.trunk.', which no known format"
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions("x.pth", "'net.trunk.'", "format")):
         open_encoder(tmp_path / "x.pth")
     encoder = open_encoder(tmp_path / "x.pth", prefix="net.trunk.")
     assert torch.equal(encoder.body.conv1.weight, state["net.trunk.conv1.weight"])
-    with pytest.raises(BadInput, match=r"no backbone under the prefix 'trunk.'; backbones were found under: 'net"):
+    with pytest.raises(BadInput, match=mentions("prefix", "trunk.", "net.")):
         open_encoder(tmp_path / "x.pth", prefix="trunk.")
 
 
@@ -359,9 +359,9 @@ def test_an_imported_encoder_is_an_encoder_of_ours(tmp_path):
     with torch.no_grad():
         assert torch.equal(first(images), second(images))
         assert torch.equal(first(images), third(images))
-    with pytest.raises(BadInput, match=r"encoder.safetensors exists already; choose another --out"):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "--out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "new" / "folder")
-    with pytest.raises(BadInput, match=r"cannot write in .*x.ckpt \(Not a directory\); choose another --out"):
+    with pytest.raises(BadInput, match=mentions("x.ckpt", "Not a directory", "--out")):
         import_checkpoint(tmp_path / "x.ckpt", tmp_path / "x.ckpt")
 
 
@@ -389,37 +389,36 @@ def blocks(*counts: int) -> dict[str, Tensor]:
     return torchvision.models.resnet.ResNet(torchvision.models.resnet.BasicBlock, list(counts)).state_dict()
 
 
-STATES: dict[str, tuple[Callable[[], Any], str]] = {
+STATES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "unknown": (lambda: {"state_dict": {f"block{i}.w": torch.zeros(1) for i in range(9)}},
-                r"no known format \(moco, .*, plain\); its first tensors are block0.w, block1.w, block2.w, block3.w. "
-                r"Name the architecture: torchvision:NAME@FILE or timm:NAME@FILE"),
+                ("moco", "plain", "block0.w, block1.w, block2.w, block3.w", "torchvision:NAME@FILE", "timm:NAME@FILE")),
     "no state dict": (lambda: {"epoch": 3, "teacher": {"conv1.weight": torch.zeros(1)}},
-                      r"no state dict in it, at the top level or under state_dict, model, .*; its keys are epoch, tea"),
-    "empty": (dict, "no state dict in it.*its keys are none"),
+                      ("no state dict", "state_dict, model", "epoch, teacher")),
+    "empty": (dict, ("no state dict", "none")),
     "missing": (lambda: changed(layer3__1__conv2__weight=None),
-                "x.pth has no tensor 'layer3.1.conv2.weight', which encoder 'resnet18' needs; is it another arch"),
+                ("x.pth", "layer3.1.conv2.weight", "resnet18", "architecture")),
     "shape": (lambda: changed(layer4__0__bn1__weight=torch.zeros(7)),
-              r"x.pth: tensor 'layer4.0.bn1.weight' is \(7,\), encoder 'resnet18' has \(512,\)"),
+              ("x.pth", "layer4.0.bn1.weight", "(7,)", "resnet18", "(512,)")),
     "extra": (lambda: changed(layer4__0__se__weight=torch.zeros(7)),
-              "x.pth has a tensor 'layer4.0.se.weight' that encoder 'resnet18' does not have"),
-    "blocks": (lambda: blocks(1, 1, 1, 1), "x.pth: a ResNet of 1, 1, 1, 1 blocks, which is none of resnet18, resnet34"),
+              ("x.pth", "layer4.0.se.weight", "resnet18")),
+    "blocks": (lambda: blocks(1, 1, 1, 1), ("x.pth", "1, 1, 1, 1 blocks", "resnet18", "resnet34")),
     "wide": (lambda: changed(layer1__0__conv1__weight=torch.zeros(128, 64, 3, 3)),
-             r"x.pth: a resnet18 of another width \(conv1 is \(64, 3, 7, 7\), layer1.0.conv1 is \(128, .*name the mod"),
-    "stem": (lambda: changed(conv1__weight=torch.zeros(64, 3, 5, 5)), "first convolution is 5 x 5; only 7 x 7 and"),
+             ("x.pth", "resnet18", "width", "(64, 3, 7, 7)", "layer1.0.conv1", "(128, ")),
+    "stem": (lambda: changed(conv1__weight=torch.zeros(64, 3, 5, 5)), ("first convolution", "5 x 5", "7 x 7")),
     "grey": (lambda: changed(conv1__weight=torch.zeros(64, 1, 7, 7)),
-             "x.pth: takes images of 1 channel, and ImageNet's mean and std are for 3; give mean and std with 1 num"),
-    "nan": (lambda: changed(bn1__weight=torch.full((64,), torch.nan)), "x.pth: tensor 'bn1.weight' holds NaN or inf"),
-    "conv stem": (lambda: {"patch_embed.proj.0.weight": torch.zeros(1)}, "convolutional stem .MoCo-v3's vit_conv."),
+             ("x.pth", "1 channel", "mean and std", "3")),
+    "nan": (lambda: changed(bn1__weight=torch.full((64,), torch.nan)), ("x.pth", "bn1.weight", "NaN")),
+    "conv stem": (lambda: {"patch_embed.proj.0.weight": torch.zeros(1)}, ("convolutional stem", "MoCo-v3", "vit_conv")),
     "vit width": (lambda: {"patch_embed.proj.weight": torch.zeros(100, 3, 16, 16), "cls_token": torch.zeros(1),
                            "pos_embed": torch.zeros(1), "norm.weight": torch.zeros(1)},
-                  "a vision transformer with width 100; name the model: timm:NAME@FILE"),
+                  ("width 100", "timm:NAME@FILE")),
     "vit pooled": (lambda: {"patch_embed.proj.weight": torch.zeros(192, 3, 16, 16), "cls_token": torch.zeros(1),
                             "pos_embed": torch.zeros(1), "fc_norm.weight": torch.zeros(1)},
-                   "a vision transformer with no norm.weight; name the model"),
-    "a list": (lambda: [torch.zeros(1)], r"x.pth: not a checkpoint \(it holds a list\)"),
+                   ("vision transformer", "norm.weight", "model")),
+    "a list": (lambda: [torch.zeros(1)], ("x.pth", "not a checkpoint", "list")),
     "object": (lambda: {"state_dict": {}, "lr_schedulers": [functools.partial(print, 1)]},
-               r"x.pth holds functools.partial and is not opened, because loading it could run code; where you trust "
-               r"it, save its weights alone: torch.save\(\{'state_dict': torch.load\(IN, weights_only=False\)"),
+               ("x.pth", "functools.partial", "run code",
+                "torch.save({'state_dict': torch.load(IN, weights_only=False)")),
 }  # fmt: skip
 
 
@@ -427,7 +426,7 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(case, place):
     content, line = STATES[case]
     torch.save(content(), "x.pth")
-    with pytest.raises(BadInput, match=line) as caught:
+    with pytest.raises(BadInput, match=mentions(*line)) as caught:
         open_encoder("x.pth")
     assert "\n" not in str(caught.value)
     assert "x.pth" in str(caught.value)
@@ -445,7 +444,7 @@ class Payload:
 def test_nothing_in_a_file_is_executed(wrap, place):
     torch.save({"state_dict": resnet().state_dict(), "extra": wrap(Payload(place / "ran"))}, "x.ckpt")
     for text in ("x.ckpt", "torchvision:resnet18@x.ckpt"):
-        with pytest.raises(BadInput, match=r"x.ckpt holds \S+ and is not opened, because loading it could run code"):
+        with pytest.raises(BadInput, match=mentions("x.ckpt", "run code")):
             open_encoder(text)
     assert not (place / "ran").exists()
     torch.load("x.ckpt", weights_only=False)
@@ -481,42 +480,41 @@ def test_damaged_files_and_wrong_names_are_named(place):
     torch.save(resnet().state_dict(), "sound.pth")
     torch.save(state_of("timm", ""), "vit.pth")
     cases = {
-        "x.pth": "checkpoint x.pth is damaged",
-        "x.safetensors": "x.safetensors: not a safetensors file",
-        "text.pth": "text.pth is damaged .it is no file of tensors.",
-        "nowhere.pth": "no file nowhere.pth; give a run folder, an encoder.safetensors, a checkpoint, torchv",
-        "torchvision:resnet18": "torchvision:resnet18: no weight file; give torchvision:resnet18@FILE",
-        "timm:resnet10t@nowhere.pth": "no file nowhere.pth .of timm:resnet10t@nowhere.pth.; give NAME@FILE",
-        "folder": "folder is no run folder: no encoder.safetensors in it",
-        "step-000000003.pt": "step-000000003.pt is a checkpoint of a run of supancl; give the run folder",
-        "torchvision:resnet19@sound.pth": "torchvision has no classifier 'resnet19'; did you mean 'resnet1",
-        "timm:resnet19@sound.pth": "timm has no model 'resnet19'",
-        "resnet19@sound.pth": "sound.pth: unknown encoder 'resnet19'; did you mean",
-        "resnet50@sound.pth": r"'layer1.0.conv1.weight' is \(64, 64, 3, 3\), encoder 'resnet50' has \(64, 64, 1, 1\)",
-        "resnet34@sound.pth": "no tensor 'layer1.2.conv1.weight', which encoder 'resnet34' needs; is it another arch",
-        "torchvision:squeezenet1_0@sound.pth": "squeezenet1_0 has no linear classifier to leave out",
+        "x.pth": ("x.pth", "damaged"),
+        "x.safetensors": ("x.safetensors", "not a safetensors file"),
+        "text.pth": ("text.pth", "damaged", "tensors"),
+        "nowhere.pth": ("nowhere.pth", "encoder.safetensors"),
+        "torchvision:resnet18": ("torchvision:resnet18", "no weight file", "torchvision:resnet18@FILE"),
+        "timm:resnet10t@nowhere.pth": ("nowhere.pth", "timm:resnet10t@nowhere.pth", "NAME@FILE"),
+        "folder": ("run folder", "encoder.safetensors"),
+        "step-000000003.pt": ("step-000000003.pt", "checkpoint", "run folder"),
+        "torchvision:resnet19@sound.pth": ("torchvision", "resnet19", "did you mean"),
+        "timm:resnet19@sound.pth": ("timm", "resnet19"),
+        "resnet19@sound.pth": ("sound.pth", "resnet19", "did you mean"),
+        "resnet50@sound.pth": ("layer1.0.conv1.weight", "(64, 64, 3, 3)", "resnet50", "(64, 64, 1, 1)"),
+        "resnet34@sound.pth": ("layer1.2.conv1.weight", "resnet34", "architecture"),
+        "torchvision:squeezenet1_0@sound.pth": ("squeezenet1_0", "classifier"),
     }
     for text, line in cases.items():
-        with pytest.raises(BadInput, match=line):
+        with pytest.raises(BadInput, match=mentions(*line)):
             open_encoder(text)
     settings = [
-        ("own.safetensors", {"size": 9}, "own.safetensors says itself what its encoder is; leave size out"),
-        ("own.safetensors", {"mean": [0.1], "branch": "target"}, "leave mean, branch out"),
-        ("sound.pth", {"size": 0}, "sound.pth: encoder.size = 0: must be at least 1"),
-        ("sound.pth", {"mean": [0.5, 0.5], "std": [0.5, 0.5]}, "encoder.mean has 2 .* give each 3, one per channel"),
-        ("sound.pth", {"std": [0.5, 0.5, 0.0]}, "sound.pth: encoder.std.* must be above 0"),
-        ("sound.pth", {"branch": "teacher"}, "branch = 'teacher': must be online or target"),
-        ("sound.pth", {"branch": "target"}, "a plain checkpoint without a target branch; leave branch out"),
-        ("timm:vit_tiny_patch16_224@vit.pth", {"size": 96}, "its positions are for images of 224 px, not 96; leave"),
+        ("own.safetensors", {"size": 9}, ("own.safetensors", "leave size out")),
+        ("own.safetensors", {"mean": [0.1], "branch": "target"}, ("own.safetensors", "leave mean, branch out")),
+        ("sound.pth", {"size": 0}, ("sound.pth", "encoder.size", "0", "at least 1")),
+        ("sound.pth", {"mean": [0.5, 0.5], "std": [0.5, 0.5]}, ("encoder.mean", "2", "3", "channel")),
+        ("sound.pth", {"std": [0.5, 0.5, 0.0]}, ("sound.pth", "encoder.std", "above 0")),
+        ("sound.pth", {"branch": "teacher"}, ("branch = 'teacher'", "online", "target")),
+        ("sound.pth", {"branch": "target"}, ("target branch", "branch out")),
+        ("timm:vit_tiny_patch16_224@vit.pth", {"size": 96}, ("positions", "224 px", "96")),
         (
             "timm:convmixer_768_32@sound.pth",
             {"size": 30},
-            "sound.pth: encoder.size = 30: timm:convmixer_768_32 cuts "
-            "images into patches of 7 px and would never see the last 2",
+            ("sound.pth", "encoder.size", "30", "timm:convmixer_768_32", "7 px", "2"),
         ),
     ]
     for text, options, line in settings:
-        with pytest.raises(BadInput, match=line):
+        with pytest.raises(BadInput, match=mentions(*line)):
             open_encoder(text, **options)
     assert open_encoder("own.safetensors").width == 8
 
@@ -572,12 +570,12 @@ def test_maps_with_the_channels_last_are_averaged_over_their_places():
 
 @pytest.mark.parametrize(
     ("layer", "line"),
-    [("layer5", r"encoder 'resnet18' has no layer 'layer5'; it has pooled, conv1, bn1, relu, maxpool, layer1, layer2, "
-                r"layer3, layer4, avgpool and what lies in them, as layer2.0.downsample.0; did you mean 'layer\d'\?"),
-     ("zzz", "no layer 'zzz'.*downsample.0$")],
+    [("layer5", ("resnet18", "'layer5'", "pooled", "conv1", "bn1", "layer1",
+                "layer2", "layer3", "layer4", "avgpool", "layer2.0.downsample.0", "did you mean")),
+     ("zzz", ("layer 'zzz'", "downsample.0"))],
 )  # fmt: skip
 def test_a_layer_that_is_not_there_is_bad_input(layer, line):
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         EncoderSpec("resnet18", size=64).build().features(torch.randn(1, 3, 64, 64), layer)
 
 
@@ -588,7 +586,7 @@ def test_a_layer_that_gives_no_tensor_is_bad_input():
 
     encoder = EncoderSpec("cnn", size=8, width=8).build()
     encoder.body = nn.Sequential(encoder.body, Pair())
-    with pytest.raises(BadInput, match="layer '1' of encoder 'cnn' gives neither vectors, tokens nor maps"):
+    with pytest.raises(BadInput, match=mentions("layer '1'", "cnn", "vectors")):
         encoder.features(torch.randn(2, 3, 8, 8), "1")
 
 
@@ -642,11 +640,11 @@ def test_a_recognised_vit_of_another_library_has_imagenets_mean(tmp_path: Path) 
 
 def test_a_pickled_module_is_refused_with_what_saves_its_weights(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
-    with pytest.raises(BadInput, match=r"torch\.load\(IN, weights_only=False\)\.state_dict\(\)\}, OUT\)"):
+    with pytest.raises(BadInput, match=mentions("torch.load(IN, weights_only=False).state_dict()}, OUT)")):
         open_encoder(tmp_path / "model.pt")
 
 
 def test_a_text_file_is_said_to_hold_no_tensors(tmp_path: Path) -> None:
     (tmp_path / "text.pth").write_text("encoder weights, version 2")
-    with pytest.raises(BadInput, match="it is no file of tensors"):
+    with pytest.raises(BadInput, match=mentions("damaged", "tensors")):
         open_encoder(tmp_path / "text.pth")

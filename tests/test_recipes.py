@@ -10,6 +10,7 @@ import pytest
 from supancl import METHODS, BadInput, from_arrays, pretrain, recipe
 from supancl.config import flattened, to_json
 from supancl.recipes import RECIPES, recipe_from_json
+from tests.files import mentions
 
 EIGHT = ("simclr", "supcon", "moco2", "supmoco", "simsiam", "supsiam", "byol", "supbyol")
 EXPECTED = {
@@ -130,14 +131,14 @@ def test_the_released_code_is_a_named_option() -> None:
 
 def test_the_released_code_is_not_taken_by_half() -> None:
     """As a field alone it would leave the rate that changes once an epoch behind."""
-    with pytest.raises(BadInput, match=r"compat = 'released-code' changes more than this field; give --compat"):
+    with pytest.raises(BadInput, match=mentions("compat", "released-code", "--compat")):
         recipe("imagenet100.supbyol").with_set({"compat": "released-code"})
 
 
 def test_an_override_is_checked_and_noted() -> None:
     built = recipe("cifar100.supsiam").with_set({"loss.alpha": 0.3}, because="--set loss.alpha=0.3")
     assert built.fields()["loss.alpha"] == (0.3, "--set loss.alpha=0.3")
-    with pytest.raises(BadInput, match=r"loss.alpha = 1.3: must lie in \[0, 1\]"):
+    with pytest.raises(BadInput, match=mentions("loss.alpha", "1.3", "[0, 1]")):
         built.with_set({"loss.alpha": 1.3})
 
 
@@ -148,8 +149,7 @@ def test_one_side_length_is_two_fields_and_both_are_noted() -> None:
 
 @pytest.mark.parametrize("encoder", ["vit-small", "timm:vit_tiny_patch16_224", "torchvision:vit_b_16"])
 def test_a_side_that_is_no_whole_patches_is_told_before_anything_is_read(encoder) -> None:
-    line = rf"^encoder.size = 200: {encoder} cuts images into patches of 16 px .* take 192 or 208$"
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions("encoder.size", "200", encoder, "16 px", "192 or 208")):
         recipe("cifar100.supsiam").with_set({"views.size": 200, "encoder.name": encoder})
     away = recipe("vit.supbyol").with_set({"views.size": 200, "encoder.name": "resnet18"})
     assert (away.encoder.size, away.encoder.name) == (200, "resnet18")
@@ -159,7 +159,7 @@ def test_local_crops_need_an_encoder_of_any_size() -> None:
     local = {"views.local.count": 2, "views.local.size": 96, "views.size": 224}
     assert recipe("imagenet100.supsiam").with_set(local).views.local.size == 96
     for encoder in ("vit-small", "torchvision:vit_b_16"):
-        with pytest.raises(BadInput, match=f"views.local.size = 96: encoder {encoder} takes 224 px only"):
+        with pytest.raises(BadInput, match=mentions("views.local.size", "96", f"{encoder}", "224 px")):
             recipe("imagenet100.supsiam").with_set({**local, "encoder.name": encoder})
 
 
@@ -172,7 +172,7 @@ def test_the_predictor_is_as_wide_as_the_projector_and_says_so() -> None:
     assert both.fields()["heads.predictor.out"] == (64, "--set")
     assert made.with_set({"heads.predictor": None}).heads.predictor is None
     assert made.with_set({"heads.projector.out": None}).heads.predictor.out is None  # the number of classes
-    with pytest.raises(BadInput, match=r"heads.predictor.out = 64 differs from heads.projector.out = 256, .* follows$"):
+    with pytest.raises(BadInput, match=mentions("heads.predictor.out", "64", "heads.projector.out", "256")):
         narrow.with_set({"heads.predictor.out": 64})
 
 
@@ -186,7 +186,7 @@ def test_half_a_name_is_answered_with_every_recipe_that_has_it(name: str) -> Non
 
 
 def test_a_name_that_one_recipe_has_is_answered_with_it() -> None:
-    with pytest.raises(BadInput, match=r"did you mean imagenet100\.supcon-pool\?"):
+    with pytest.raises(BadInput, match=mentions("did you mean", "imagenet100.supcon-pool")):
         recipe("supcon-pool")
 
 
@@ -249,7 +249,7 @@ def test_a_recipe_is_its_methods_row(name: str) -> None:
 def test_drawn_positives_without_a_queue_are_refused_where_they_are_asked_for_and_read_where_they_were_kept():
     drawn = recipe("cifar100.supsiam").with_set({"loss.samples": 4})
     for kind in ("prototypes", "none"):
-        with pytest.raises(BadInput, match=f"loss.samples = 4 has no effect with pool.kind = '{kind}'"):
+        with pytest.raises(BadInput, match=mentions("loss.samples", "4", "pool.kind", f"'{kind}'")):
             drawn.with_set({"pool.kind": kind})
         kept = replace(drawn, pool=replace(drawn.pool, kind=kind))
         again = recipe_from_json(json.dumps({"recipe": to_json(kept)}), "recipe.json")

@@ -24,6 +24,7 @@ from supancl.cli.pretrain import check_agrees
 from supancl.errors import Collapsed, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from supancl.weights.run_folder import RunFolder
+from tests.files import assert_mentions, assert_one_line, mentions
 from tests.tiny import Notes, assert_same_bits, final_state, poisoned, tiny_data, tiny_recipe
 
 
@@ -203,8 +204,8 @@ def test_a_run_that_ended_at_a_loss_without_numbers_goes_on_without_the_step(pol
     way = rf"every loss \(slower on a GPU\): supancl pretrain --resume --on-nan skip --out {folder}; or start anew with"
     with pytest.raises(NonFinite, match=way) as stopped:
         pretrain(recipe, data, folder)
-    assert str(stopped.value).startswith(f"{stopped.value.what}; to go on")
-    with pytest.raises(NonFinite, match="at step 3"):
+    assert str(stopped.value).startswith(f"{stopped.value.cause}; to go on")
+    with pytest.raises(NonFinite, match=mentions("step 3", "--on-nan")):
         pretrain(None, data, folder, resume=True)  # who does not ask for it is stopped again
     with pytest.raises(Crash):
         pretrain(recipe.with_set({"train.on_nan": policy}), data, folder, resume=True, reporter=CrashAt(6))
@@ -227,7 +228,7 @@ def test_the_command_that_a_stopped_run_names_goes_on(monkeypatch, tmp_path, cap
     assert "at step 5" in capsys.readouterr().err
     assert RunFolder(folder).read_recipe()[0].train.on_nan == "skip"
     assert main(["pretrain", "--resume", "--out", str(folder), "--set", "optimizer.lr=0.01"]) == 2
-    assert "optimizer.lr=0.01 differs from optimizer.lr" in capsys.readouterr().err.replace("\n", " ")
+    assert_mentions(capsys.readouterr().err.replace("\n", " "), "optimizer.lr=0.01", "optimizer.lr =")
 
 
 def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_is(monkeypatch, tmp_path):
@@ -236,7 +237,7 @@ def test_a_run_that_skips_may_be_told_to_stop_and_a_finished_one_is_left_as_it_i
         pretrain(recipe, data, folder, reporter=CrashAt(6))  # the epoch's five steps are saved
     with monkeypatch.context() as patch:
         poisoned(patch, {7})
-        with pytest.raises(NonFinite, match="at step 7"):
+        with pytest.raises(NonFinite, match=mentions("step 7", "--on-nan")):
             pretrain(recipe.with_set({"train.on_nan": "stop"}), data, folder, resume=True)
         pretrain(recipe, data, folder, resume=True)
     before = (folder / "recipe.json").read_bytes()
@@ -301,14 +302,14 @@ def test_a_run_that_was_stopped_for_a_collapse_goes_on_when_it_is_asked_to_and_s
     pretrain(recipe, data, tmp_path / "whole")
     way = f"; to go on with this run all the same: supancl pretrain --resume --on-collapse warn --out {folder}"
     stopping = recipe.with_set({"train.on_collapse": "stop"})
-    with pytest.raises(Collapsed, match="has collapsed by step 3: all images get") as first:
+    with pytest.raises(Collapsed, match=mentions("step 3", "collapsed")) as first:
         pretrain(stopping, data, folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    with pytest.raises(Collapsed, match=r"had collapsed by step 3 and train\.on_collapse is 'stop', so ") as again:
+    with pytest.raises(Collapsed, match=mentions("step 3", "train.on_collapse", "stop")) as again:
         pretrain(None, data, folder, resume=True)
     for error in (first.value, again.value):
-        assert str(error) == error.what + way
-        assert "Try" in error.what
+        assert str(error) == error.cause + way
+        assert "Try" in error.cause
     assert all(path.read_bytes() == was for path, was in before.items())
     going = recipe.with_set({"train.on_collapse": "warn"})
     with pytest.raises(Crash):
@@ -327,7 +328,7 @@ def test_the_command_that_a_collapsed_run_names_goes_on(monkeypatch, tmp_path, c
     assert main(["pretrain", "--resume", "--out", str(folder)]) == Collapsed.exit_code
     assert capsys.readouterr().err.endswith(told)
     assert main(shlex.split(told)) == 0
-    assert capsys.readouterr().err == "warning: the representation had collapsed by step 3; going on all the same\n"
+    assert_one_line(capsys.readouterr().err, "warning", "collapsed", "step 3")
     assert main(["pretrain", "--resume", "--out", str(folder), "--on-collapse", "stop"]) == 0  # it is at its end
     assert RunFolder(folder).read_recipe()[0].train.on_collapse == "warn"
 
@@ -337,7 +338,7 @@ def test_a_run_that_goes_on_may_be_told_to_stop_where_it_has_collapsed(monkeypat
     data, folder, recipe = tiny_data(), tmp_path / "run", tiny_recipe()
     with pytest.raises(Crash):
         pretrain(recipe, data, folder, reporter=CrashAt(6))
-    with pytest.raises(Collapsed, match="had collapsed by step 5"):
+    with pytest.raises(Collapsed, match=mentions("collapsed", "step 5")):
         pretrain(recipe.with_set({"train.on_collapse": "stop"}), data, folder, resume=True)
     pretrain(recipe, data, folder, resume=True)
 

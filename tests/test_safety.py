@@ -27,7 +27,7 @@ from supancl.files import digest
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, load_newest, load_tensors
 from supancl.weights.encoder_file import initialize
 from supancl.weights.run_folder import RunFolder
-from tests.files import TINY, archive, class_folders, noise, supancl
+from tests.files import TINY, archive, assert_mentions, assert_one_line, assert_refused, class_folders, noise, supancl
 
 
 class Payload:
@@ -124,10 +124,7 @@ def refused(said, mark: Path) -> str:
     return lines[0]
 
 
-NOT_OPENED = (
-    "holds more than tensors and plain containers and is not opened, because loading it could run code; "
-    "save its state dict alone"
-)
+NOT_OPENED = ("tensors", "not opened", "run code", "state dict")
 
 
 # --- --init -----------------------------------------------------------------------------------------------------------
@@ -141,9 +138,9 @@ def test_init_is_not_executed(wrapping, suffix, place, mark, capsys):
     path.write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--init", path)
     if wrapping == "pickle 0":  # text, which torch does not take for a pickle at all
-        assert refused(said, mark).startswith(f"supancl: checkpoint {path} is damaged (it is no file of tensors)")
+        assert_mentions(refused(said, mark), path, "damaged")
     else:
-        assert refused(said, mark) == f"supancl: {path} {NOT_OPENED}"
+        assert_mentions(refused(said, mark), path, *NOT_OPENED)
     assert not Path("out").exists()
 
 
@@ -155,7 +152,7 @@ def test_init_is_not_executed_under_the_name_of_an_encoder(wrapping, place, mark
         path.write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     for given, named in (("weights.safetensors", "weights.safetensors"), ("stolen", "stolen/encoder.safetensors")):
         said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--init", given)
-        assert refused(said, mark).startswith(f"supancl: {named}: not a safetensors file (")
+        assert_mentions(refused(said, mark), named, "not a safetensors file")
 
 
 # --- --data -----------------------------------------------------------------------------------------------------------
@@ -183,10 +180,7 @@ def test_objects_in_an_archive_are_not_executed(key, command, place, mark, finis
         "evaluate": ("evaluate", "knn", finished, "--data", "x.npz"),
         "embed": ("embed", finished, "--data", "x.npz", "--out", "f.npz"),
     }
-    assert refused(supancl(capsys, *commands[command]), mark) == (
-        "supancl: x.npz: cannot be read (it holds pickled objects, which are never executed here); save it with "
-        "numpy.savez and plain arrays"
-    )
+    assert_refused(refused(supancl(capsys, *commands[command]), mark), "x.npz", "pickled", "numpy.savez")
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
@@ -207,7 +201,7 @@ def test_a_skipped_image_is_not_executed_either(wrapping, place, mark, capsys):
     Path("data/cat/x.png").write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     said = supancl(capsys, "pretrain", "digits.supsiam", *TINY, "--data", "data", "--out", "out", "--skip-bad-images")
     assert said.code == 0
-    assert said.err == "warning: 1 unreadable image was skipped: data/cat/x.png\n"
+    assert_one_line(said.err, "warning", "1 unreadable image", "data/cat/x.png")
     assert not mark.exists()
 
 
@@ -230,13 +224,12 @@ def test_a_checkpoint_is_not_executed_on_resume(wrapping, checksum, which, place
     said = supancl(capsys, "pretrain", "--resume", "--out", "run")
     assert not mark.exists()
     if checksum != "differs" and wrapping != "pickle 0":
-        assert refused(said, mark) == f"supancl: {stored[-1]} {NOT_OPENED}"
+        assert_mentions(refused(said, mark), stored[-1], *NOT_OPENED)
     elif which == "all":
-        told = f"supancl: no sound checkpoint is left: checkpoint {stored[-1]} is damaged ("
-        assert refused(said, mark).startswith(told)
+        assert_mentions(refused(said, mark), "no sound checkpoint", stored[-1], "damaged")
     else:  # other bytes than were written, or no checkpoint at all: the one before is taken
         assert said.code == 0
-        assert f"warning: checkpoint {stored[-1]} is damaged (" in said.err
+        assert_mentions(said.err, "warning", stored[-1], "damaged")
 
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
@@ -252,12 +245,12 @@ def test_an_encoder_is_not_executed_when_judged(wrapping, command, name, place, 
     }
     line = refused(supancl(capsys, *commands[command]), mark)
     if name.endswith(".safetensors"):
-        assert line.startswith(f"supancl: {name}: not a safetensors file (")
+        assert_mentions(line, name, "not a safetensors file")
     elif wrapping == "pickle 0":  # text, which torch does not take for a pickle at all
-        assert line.startswith(f"supancl: checkpoint {name} is damaged (it is no file of tensors)")
+        assert_mentions(line, name, "damaged")
     else:  # a checkpoint of another library may be a pickle: it is looked at, and not executed
-        assert line.startswith(f"supancl: {name} holds ")
-        assert "is not opened, because loading it could run code" in line
+        assert_mentions(line, name)
+        assert_mentions(line, "not opened", "run code")
     assert not Path("f.npz").exists()
 
 
@@ -278,12 +271,7 @@ def test_a_pickle_as_recipe_json_is_not_executed(wrapping, place, mark, finished
     Path("run/recipe.json").write_bytes(WRAPPINGS[wrapping](Payload(mark)))
     for command in (("pretrain", "--resume", "--out", "run"), ("evaluate", "knn", "run")):
         line = refused(supancl(capsys, *command), mark)
-        assert line.startswith(
-            (
-                "supancl: run holds no run (no readable recipe.json)",
-                "supancl: run/recipe.json: not a recipe.json of supancl",
-            )
-        )
+        assert_mentions(line, "run", "recipe.json")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from supancl.errors import BadInput
+from tests.files import mentions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = sorted((ROOT / "experiments" / "benchmarks" / "results").glob("scaling-*.json"))
@@ -89,7 +90,7 @@ def test_a_million_prototypes_are_compared_with_no_pool(report):
 
 def test_a_page_without_marks_is_refused(report, tmp_path):
     (tmp_path / "page.md").write_text("nothing")
-    with pytest.raises(BadInput, match="has no marks <!-- scaling: cuda --> and <!-- end scaling: cuda -->"):
+    with pytest.raises(BadInput, match=mentions("<!-- scaling: cuda -->", "<!-- end scaling: cuda -->")):
         report.put_into(tmp_path / "page.md", made_up())
 
 

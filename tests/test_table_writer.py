@@ -23,6 +23,7 @@ from supancl.reports.tables import (
     to_text,
     write_table,
 )
+from tests.files import mentions
 
 TABLE = Table(
     ["name", Cell("alpha", latex=r"$\alpha$")],
@@ -120,7 +121,7 @@ def test_csv_is_read_back() -> None:
 
 def test_only_formats_that_there_are() -> None:
     assert set(FORMATS) == {"text", "markdown", "latex", "csv"}
-    with pytest.raises(BadInput, match="table format 'latx'; did you mean 'latex'"):
+    with pytest.raises(BadInput, match=mentions("latx", "latex")):
         write_table(TABLE, "latx")
 
 

@@ -14,6 +14,7 @@ from supancl.training.preflight import check_data
 from supancl.training.step import Step
 from supancl.training.trainer import Trainer
 from supancl.weights.run_folder import RunFolder
+from tests.files import mentions
 from tests.tiny import SIDE, Notes, assert_same_bits, final_state, flat, poisoned, tiny_data, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -246,9 +247,9 @@ def test_one_label_in_ten_trains_with_the_same_call(method: str, tmp_path: Path)
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.loss.supervised])
 def test_a_supervised_method_refuses_data_without_labels_or_with_one_class(method: str) -> None:
     images = np.zeros((40, SIDE, SIDE), np.uint8)
-    with pytest.raises(BadInput, match="no training image has a label"):
+    with pytest.raises(BadInput, match=mentions("training image", "label")):
         check_data(tiny_recipe(method), from_arrays(images))
-    with pytest.raises(BadInput, match="only one class, '0'"):
+    with pytest.raises(BadInput, match=mentions("one class", "'0'")):
         check_data(tiny_recipe(method), from_arrays(images, np.zeros(40, int)))
 
 
@@ -324,7 +325,7 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
     for compiled in (False, True):
         torch.compiler.reset()
         trainer = trainer_of(tiny_recipe(method, train__compile=compiled))
-        assert trainer.model.branches.join(2)  # as on a GPU
+        assert trainer.model.branches.join_views()  # as on a GPU
         for _ in range(3):
             trainer.advance()
         trained[compiled] = {name: value.clone() for name, value in trainer.model.branches.state_dict().items()}
@@ -338,7 +339,7 @@ def test_steps_traced_as_one_graph_and_eager_ones_agree(method: str, monkeypatch
 
 def test_a_loss_that_is_not_finite_stops_and_names_the_images(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, {3})
-    with pytest.raises(NonFinite, match=r"step 3 \(images train_images\[\d+\].*--on-nan skip"):
+    with pytest.raises(NonFinite, match=mentions("step 3", "train_images[", "--on-nan skip")):
         pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
 
 
@@ -357,14 +358,14 @@ def test_skip_and_rollback_leave_the_step_out_and_stay_finite(policy: str, monke
 
 def test_a_run_that_only_skips_gives_up(monkeypatch, tmp_path: Path) -> None:
     poisoned(monkeypatch, set(range(100)))
-    with pytest.raises(NonFinite, match="after 20 skipped steps"):
+    with pytest.raises(NonFinite, match=mentions("20 skipped", "steps")):
         pretrain(tiny_recipe(train__on_nan="skip", train__epochs=9), tiny_data(), tmp_path / "run")
-    with pytest.raises(NonFinite, match="after 3 rollbacks"):
+    with pytest.raises(NonFinite, match=mentions("3 rollbacks", "finite")):
         pretrain(tiny_recipe(train__on_nan="rollback", train__epochs=9), tiny_data(), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [(1e37, "features of held-out images are not finite"), (np.inf, "weights are not finite")]
+    ("value", "what"), [(1e37, ("features", "held-out images", "finite")), (np.inf, ("weights", "finite"))]
 )
 def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, what, tmp_path, monkeypatch) -> None:
     """The loss of the last step is finite, its gradient too, and yet what the step made is not."""
@@ -378,7 +379,7 @@ def test_an_encoder_that_gives_no_numbers_is_not_saved_over_a_good_one(value, wh
         return targets
 
     monkeypatch.setattr(Step, "__call__", take)
-    with pytest.raises(NonFinite, match=what):
+    with pytest.raises(NonFinite, match=mentions(*what)):
         pretrain(tiny_recipe(train__epochs=1, train__batch_size=42), tiny_data(), tmp_path / "run")
     assert not (tmp_path / "run" / "encoder.safetensors").exists()
     assert not list((tmp_path / "run" / "checkpoints").glob("*.pt"))
@@ -404,9 +405,9 @@ def test_a_skipped_step_of_the_released_code_leaves_the_target_where_it_was(monk
 
 def test_a_run_does_not_continue_on_other_data(tmp_path: Path) -> None:
     pretrain(tiny_recipe(), tiny_data(), tmp_path / "run")
-    with pytest.raises(BadInput, match="the data have changed since the run began: train 54, was 42"):
+    with pytest.raises(BadInput, match=mentions("data", "changed", "54", "42")):
         pretrain(None, tiny_data(60), tmp_path / "run", resume=True)
-    with pytest.raises(BadInput, match="other class names, files or labels"):
+    with pytest.raises(BadInput, match=mentions("class names", "files", "labels")):
         pretrain(None, replace(tiny_data(), classes=("x", "y", "z")), tmp_path / "run", resume=True)
 
 
@@ -432,18 +433,18 @@ def test_two_runs_without_a_folder_take_two_numbers(tmp_path: Path, monkeypatch)
 @pytest.mark.parametrize(
     ("method", "overrides", "line"),
     [
-        ("moco2", {"pool__kind": "none"}, "loss.against = 'pool' needs a pool"),
-        ("simsiam", {"views__scale": [1.0, 0.2]}, "views.scale = .1, 0.2.: the first must not be above"),
-        ("simsiam", {"views__hue": 0.7}, "views.hue = 0.7: must lie in"),
+        ("moco2", {"pool__kind": "none"}, ("loss.against", "'pool'", "needs a pool")),
+        ("simsiam", {"views__scale": [1.0, 0.2]}, ("views.scale", "0.2", "above")),
+        ("simsiam", {"views__hue": 0.7}, ("views.hue", "0.7")),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(method: str, overrides: dict, line: str) -> None:
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         tiny_recipe(method, **overrides)
 
 
 def test_a_classifier_with_too_few_outputs_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"heads\.projector\.out = 2 is fewer than the 3 classes"):
+    with pytest.raises(BadInput, match=mentions("heads.projector.out", "2", "3 classes")):
         check_data(tiny_recipe("crossentropy", heads__projector__out=2), tiny_data())
 
 

@@ -40,7 +40,7 @@ from supancl.data.order import WindowedOrder, epoch_order
 from supancl.data.sources.tar_index import index_tars
 from supancl.data.splits import Data, DataSpec
 from supancl.recipes import recipe
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.preflight import with_speed
 from supancl.training.trainer import Trainer
 
@@ -212,7 +212,7 @@ def streamed_step(data: Data, device: torch.device) -> Row:
     """The captured ResNet-50 step, fed from shards: as fast as the slower of decoding and training."""
     chosen = recipe("imagenet100.supsiam").with_set({"train.epochs": 200, "train.compile": False})
     trainer = Trainer(with_speed(chosen, device, len(data.train)), data, device)
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         trainer.advance()
     trainer.capture()
     each = milliseconds(trainer.advance, device, repeats=5, calls=6)
@@ -261,7 +261,7 @@ def steps(device: torch.device, compiled: bool) -> Iterator[Row]:
         row: Row = {"variant": variant, "parameters": parameters, "norms": len(norms), "norm_channels": sum(norms)}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-            for _ in range(WARM_UP):
+            for _ in range(WARM_UP_STEPS):
                 trainer.advance()
             if trainer.captured.may_replay:
                 trainer.capture()

@@ -37,7 +37,7 @@ from step_rows import (
 )
 from step_runs import agree_row, command_row, compile_at_once, profile_rows
 
-from supancl.files import put_between
+from supancl.files import replace_section
 
 ROWS: dict[str, Callable[[Bench], list[Record]]] = {
     "supsiam": partial(cifar_row, "supsiam"), "supbyol": partial(cifar_row, "supbyol"),
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> list[Record]:
     if args.markdown:
         text = (short if args.short else markdown)(read(args.markdown))
         if args.into:
-            put_between(args.into, args.markdown.stem, text)
+            replace_section(args.into, args.markdown.stem, text)
         else:
             print(text, end="")
         return []

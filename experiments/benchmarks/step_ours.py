@@ -20,7 +20,7 @@ from supancl import recipe
 from supancl.data.splits import Data, full_split
 from supancl.data.store.memory import ArrayImages
 from supancl.recipes import Recipe
-from supancl.training.cuda.capture import WARM_UP
+from supancl.training.cuda.capture import WARM_UP_STEPS
 from supancl.training.trainer import Trainer
 
 # sizes that a CPU gets through in seconds, to see that everything runs; their times mean nothing
@@ -101,7 +101,7 @@ def ours(chosen: Recipe, data: Data, device: torch.device, name: str = "ours") -
     note = "; ".join(trainer.compilation.take_failures())
     wait(device)
     first = time.perf_counter() - begin
-    for _ in range(WARM_UP - 1):
+    for _ in range(WARM_UP_STEPS - 1):
         trainer.advance()
     if trainer.captured.is_due:
         trainer.capture()

@@ -22,7 +22,7 @@ from experiments.evidence.results import (
     mean_text,
     over_images,
 )
-from supancl.stats import Pooled
+from supancl.stats import PooledDeviation
 
 ANCL_QUESTION = "Does supervision help asymmetric non-contrastive learning?"
 CONTRASTIVE_QUESTION = "Does it help contrastive methods when crossed? (The paper: on CIFAR no.)"
@@ -284,7 +284,7 @@ def collapse_lines(known: Evidence) -> list[str]:
     ]
 
 
-def prevents(without: Row, row: Row, others: Pooled | None) -> tuple[str, str]:
+def prevents(without: Row, row: Row, others: PooledDeviation | None) -> tuple[str, str]:
     """Verdict and numbers. One seed a cell: the interval borrows the spread of the longer runs' seeds."""
     lacking = {each.lacking for each in (without, row)} - {""}
     if lacking:

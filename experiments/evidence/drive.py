@@ -35,9 +35,9 @@ from experiments.evidence.results import (
     waiting,
 )
 from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite
-from supancl.files import held, write_text
+from supancl.files import hold_lock, write_text
 from supancl.sweeps.runs import is_finished
-from supancl.training.cuda.reuse import one_step
+from supancl.training.cuda.reuse import share_step
 from supancl.weights.run_folder import RunFolder
 
 # success, collapse, a loss that is no number: what the settings did; anything else is a fault of ours or of the machine
@@ -105,7 +105,7 @@ class RunLocks:
 
     def _alone(self) -> contextlib.AbstractContextManager[None]:
         """One at a time looks at the locks, since looking takes them for a moment."""
-        return held(self.folder / ".lock", lambda owner: None, every=0.01)
+        return hold_lock(self.folder / ".lock", lambda owner: None, every=0.01)
 
 
 def _locked(opened: int) -> bool:
@@ -151,7 +151,7 @@ class Driver:
         """The names of the runs that were made."""
         self.work.mkdir(parents=True, exist_ok=True)
         try:
-            with inside(self.work), one_step():  # seeds and alphas of one method share a compiled step
+            with inside(self.work), share_step():  # seeds and alphas of one method share a compiled step
                 while self.turn():
                     pass
         except Exception as error:

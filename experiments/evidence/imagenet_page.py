@@ -9,9 +9,9 @@ from experiments.evidence.plan import Plan
 from experiments.evidence.plans import DETECTED, IMAGENET_METHODS, IMAGENET_PILOTS, imagenet_plan
 from experiments.evidence.results import NAMES, Evidence, Result, Row, gap, mean_text, read_results, waiting
 from experiments.evidence.tables import COLUMNS, average_ranks, problem_lines, run_row, stated_alphas, table, unique
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.recipes import recipe
-from supancl.stats import Pooled, pooled
+from supancl.stats import PooledDeviation, pooled_deviation
 
 # measure -> title
 ACCURACIES: dict[str, str] = {
@@ -105,9 +105,9 @@ collapsing at this learning rate, not how far labels help one that trains well a
     )
 
 
-def spread_of(rows: Mapping[str, Row], measure: str) -> Pooled | None:
+def spread_of(rows: Mapping[str, Row], measure: str) -> PooledDeviation | None:
     """How far seeds lie apart, over the methods that have several."""
-    return pooled(one.values(measure) for one in rows.values() if not one.collapsed)
+    return pooled_deviation(one.values(measure) for one in rows.values() if not one.collapsed)
 
 
 def differences(rows: Mapping[str, Row]) -> str:
@@ -184,7 +184,7 @@ Faster R-CNN (C4) on 800 images of VOC2012, tested on 400, 720 steps; a detector
 
 def left_over(known: Evidence) -> str:
     left = waiting(known.plan, known.results)
-    missing = f"{counted(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
+    missing = f"{plural(len(left), 'run')}: {', '.join(step.name for step in left)}." if left else "none."
     return f"""### Failed, collapsed and not run
 
 {problem_lines(known)}

@@ -60,7 +60,7 @@ from experiments.evidence.tables import (
     uncertain,
     unique,
 )
-from supancl.files import put_between
+from supancl.files import replace_section
 from supancl.paper.numbers import SIX
 
 SHOWN = ("knn", "linear", "crossed", "pets", "omniglot_5", "traffic-signs_5")
@@ -347,4 +347,4 @@ How many accuracies of a kind say what:
 
 
 def put_short(document: Path, known: Evidence) -> None:
-    put_between(document, "results", short_text(known))
+    replace_section(document, "results", short_text(known))

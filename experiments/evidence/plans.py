@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.evidence.plan import Kept, Plan, Setting, Speeds, Step, Task, rehearsal, rehearsed
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 
 # --- how runs are judged ----------------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ def named_plan(name: str) -> Plan:
     """The plan of that name, which may end in -rehearsal."""
     base = name.removesuffix("-rehearsal")
     if base not in PLANS:
-        raise BadInput(f"--plan {name}: no such plan{nearest(base, PLANS)}")
+        raise BadInput(f"--plan {name}: no such plan{did_you_mean(base, PLANS)}")
     if base == name:
         return PLANS[base]()
     return imagenet_rehearsal() if base == "imagenet" else rehearsal(PLANS[base]())

@@ -27,7 +27,14 @@ from supancl.errors import BadInput
 from supancl.files import jsonable, write_text
 from supancl.recipes import recipe
 from supancl.recipes.cifar import BEYOND
-from supancl.stats import Pooled, accuracy_half_width, difference_interval, pooled, seed_stats, t_half_width
+from supancl.stats import (
+    PooledDeviation,
+    accuracy_half_width,
+    difference_interval,
+    pooled_deviation,
+    seed_stats,
+    t_half_width,
+)
 
 Result = dict[str, Any]
 Results = Mapping[str, Result]
@@ -292,7 +299,9 @@ class Gap(NamedTuple):
         return self.verdict in ("helps", "hurts")
 
 
-def gap(ours: Sequence[float], theirs: Sequence[float], others: Pooled | None = None, picked_of: int = 1) -> Gap | None:
+def gap(
+    ours: Sequence[float], theirs: Sequence[float], others: PooledDeviation | None = None, picked_of: int = 1
+) -> Gap | None:
     """ours - theirs. With two seeds or more on both sides the interval is Student's for two samples of equal spread;
     else the spread of the other methods' seeds is borrowed, where two degrees of freedom of it are known. `picked_of`:
     between how many such differences this one was picked by its size."""
@@ -404,9 +413,9 @@ class Evidence:
                 rows.setdefault(row.results[0]["identity"], row._replace(name=name))
         return list(rows.values())
 
-    def seed_spread(self, measure: str) -> Pooled | None:
+    def seed_spread(self, measure: str) -> PooledDeviation | None:
         """How far seeds lie apart, over every method and alpha that has several."""
-        return pooled(row.values(measure) for row in self.lenders)
+        return pooled_deviation(row.values(measure) for row in self.lenders)
 
     def row_gaps(
         self, ours: Row, theirs: Row, measures: Sequence[str] = ACCURACIES, picked_of: int = 1

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from experiments.evidence.claims import AHEAD, PAIRS, STANDING, pair_title
 from experiments.evidence.results import ACCURACIES, MEASURES, Evidence, Gap, gap
-from supancl.stats import pooled, seed_stats, t_quantile, welch_interval
+from supancl.stats import pooled_deviation, seed_stats, t_quantile, welch_interval
 
 EDGE = 0.02  # points; printed with two decimals, an interval that ends so near to 0 seems to end there
 
@@ -74,7 +74,7 @@ def by_methods_alone(known: Evidence) -> tuple[int, int] | None:
     if len(lent) in (0, len(rows)):
         return None
     found = each(known)
-    others = [pooled(row.values(one.measure) for row in lent) for one in found]
+    others = [pooled_deviation(row.values(one.measure) for row in lent) for one in found]
     words = [gap(one.ours, one.theirs, other) for one, other in zip(found, others, strict=True)]
     strict = [gap(one.ours, one.theirs, other, len(found)) for one, other in zip(found, others, strict=True)]
     changed = sum(word is None or word.verdict != one.gap.verdict for one, word in zip(found, words, strict=True))
@@ -87,7 +87,7 @@ def by_lender(known: Evidence) -> tuple[int, dict[tuple[str, str], list[str]]]:
 
     def others(one: Difference) -> list[Gap]:
         found = [
-            gap(one.ours, one.theirs, pooled(row.values(one.measure) for row in lenders if row is not left))
+            gap(one.ours, one.theirs, pooled_deviation(row.values(one.measure) for row in lenders if row is not left))
             for left in lenders
         ]
         return [other for other in found if other is not None and other.low is not None]
@@ -164,7 +164,7 @@ def bold_line(known: Evidence) -> str:
     freedoms, found = set[int](), each(known)
     for one in found:
         lent = (row.values(one.measure) for row in known.lenders)
-        used = pooled(lent if one.gap.borrowed else (one.ours, one.theirs))
+        used = pooled_deviation(lent if one.gap.borrowed else (one.ours, one.theirs))
         freedoms |= {used.freedom} if used is not None and one.gap.low is not None else set()
     reach = ", ".join(
         f"{t_quantile(many, len(found)):.1f} deviations with {many}" for many in sorted(freedoms, reverse=True)

@@ -21,7 +21,7 @@ from experiments.evidence.results import (
     mean_text,
     waiting,
 )
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.paper.numbers import CIFAR, COLLAPSE, METRIC_IMAGENET, SIX
 from supancl.probes.ranking import rank_encoders
 from supancl.recipes import recipe
@@ -332,7 +332,7 @@ def not_finished(known: Evidence) -> str:
 
 {problem_lines(known)}
 
-Missing: {chr(10).join([f"{counted(len(left), 'run')}.", "", *missing]) if left else "nothing; the plan is done."}
+Missing: {chr(10).join([f"{plural(len(left), 'run')}.", "", *missing]) if left else "nothing; the plan is done."}
 """
 
 

@@ -17,7 +17,18 @@ from PIL import Image
 
 from supancl.data.store import shards
 from supancl.data.store.cache import list_caches
-from tests.files import TINY, archive, class_folders, contents, noise, picture, supancl, table
+from tests.files import (
+    TINY,
+    archive,
+    assert_mentions,
+    assert_refused,
+    class_folders,
+    contents,
+    noise,
+    picture,
+    supancl,
+    table,
+)
 
 
 def json_of(said) -> dict:
@@ -144,31 +155,30 @@ def test_show_chooses_a_folder_of_its_own(capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["show", "nowhere"], "supancl: no data at 'nowhere'"),
-        (["show", "digits", "--recipe", "cifar10.sup"], "supancl: unknown recipe 'cifar10.sup'"),
-        (["show"], "the following arguments are required: source"),
+        (["show", "nowhere"], ("no data", "nowhere")),
+        (["show", "digits", "--recipe", "cifar10.sup"], ("cifar10.sup", "unknown")),
+        (["show"], ("required", "source")),
         (
             ["show", "digits", "--skip-bad-images"],
-            "unrecognized arguments: --skip-bad-images (see supancl data show --help)",
+            ("--skip-bad-images", "supancl data show --help"),
         ),
-        (["--all", "show", "digits"], "unrecognized arguments: --all (see supancl data --help)"),
-        (["shw", "digits"], "unknown command 'shw'; did you mean 'show'?"),
-        (["cache"], "supancl: name a source to cache, or --list, or --keep-gb N"),
-        (["cache", "digits"], "supancl: digits is in memory already; a cache is for files"),
-        (["cache", "--remove"], "supancl: --remove: name the source whose cache is to go; --list shows them"),
-        (["cache", "x", "--remove"], "supancl: nothing is cached of x; supancl data cache --list shows what is"),
-        (["cache", "--keep-gb", "-1"], "supancl: --keep-gb -1: must be at least 0"),
-        (["cache", "digits", "--short-side", "0"], "supancl: --short-side 0: must be at least 1"),
-        (["check", "cifar11", "--root", "x"], "cifar11"),
-        (["where", "cifar11"], "cifar11"),
+        (["--all", "show", "digits"], ("--all", "supancl data --help")),
+        (["shw", "digits"], ("shw", "show")),
+        (["cache"], ("--list", "--keep-gb N")),
+        (["cache", "digits"], ("digits", "in memory")),
+        (["cache", "--remove"], ("--remove", "--list")),
+        (["cache", "x", "--remove"], ("nothing is cached of x", "supancl data cache --list")),
+        (["cache", "--keep-gb", "-1"], ("--keep-gb -1", "at least 0")),
+        (["cache", "digits", "--short-side", "0"], ("--short-side 0", "at least 1")),
+        (["check", "cifar11", "--root", "x"], ("cifar11",)),
+        (["where", "cifar11"], ("cifar11",)),
     ],
 )
 def test_wrong_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     said = supancl(capsys, "data", *arguments)
     assert said.code == 2
-    assert len(said.err.splitlines()) == 1
-    assert line in said.err
+    assert_refused(said, *line)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,7 +186,7 @@ def test_show_does_not_write_over_an_older_sheet(capsys, tmp_path):
     (tmp_path / "views.png").write_text("older")
     said = supancl(capsys, "data", "show", "digits", "--out", tmp_path)
     assert said.code == 2
-    assert said.err == f"supancl: {tmp_path / 'views.png'} exists; remove it or choose another --out\n"
+    assert_refused(said, tmp_path / "views.png", "--out")
     (tmp_path / "file").write_text("")
     said = supancl(capsys, "data", "show", "digits", "--out", tmp_path / "file" / "below")
     assert said.code == 2
@@ -208,7 +218,7 @@ def test_show_tells_of_empty_class_folders_and_unreadable_files_in_one_go(capsys
     assert lines[at + 1 : at + 3] == [f"  {root / 'ant'}", f"  {root / 'owl'}"]
     said = supancl(capsys, "pretrain", "digits.supsiam", "--data", root, "--skip-bad-images", "--out", tmp_path / "run")
     assert said.code == 2
-    assert said.err == f"supancl: class folder {root / 'ant'} has no image; fill it or remove it\n"
+    assert_refused(said, root / "ant", "folder")
 
 
 def test_show_counts_copies_and_names_those_with_different_labels(capsys, tmp_path):
@@ -248,7 +258,7 @@ def test_an_image_of_very_many_pixels_is_remarked_on_by_name(capsys, tmp_path, m
     ]
     said = supancl(capsys, "data", "cache", source)
     assert said.code == 0
-    assert said.err.startswith("warning: 4 images have more than 6,479 pixels")
+    assert_mentions(said.err, "warning", "4 images", "6,479")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45 * 72)
     assert show(capsys, tmp_path / "twice", source)["unreadable"] == [
         str(source / kind / "3.jpg") for kind in ("cat", "dog")
@@ -333,10 +343,10 @@ def test_unreadable_images_stop_the_cache_or_are_counted(capsys, tmp_path):
     (source / "cat" / "bad.jpg").write_bytes(b"bad")
     said = supancl(capsys, "data", "cache", source)
     assert said.code == 2
-    assert "bad.jpg: cannot be read as an image (no known image format); mend or remove it" in said.err
+    assert_mentions(said.err, "bad.jpg", "image format")
     said = supancl(capsys, "data", "cache", source, "--skip-bad-images", "--json", "-")
     assert json_of(said)["skipped"] == 1
-    assert "1 unreadable image was skipped" in said.err
+    assert_mentions(said.err, "1 unreadable image")
 
 
 def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
@@ -345,7 +355,7 @@ def test_a_damaged_cache_is_said_to_be(capsys, tmp_path):
     os.truncate(next(folder.glob("*.bin")), 10)
     said = supancl(capsys, "data", "cache", source)
     assert said.code == 0
-    assert "of the cache is damaged (its length is not what was written); its images are decoded again" in said.err
+    assert_mentions(said.err, "cache", "damaged", "decoded again")
 
 
 def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_path, monkeypatch):
@@ -358,7 +368,7 @@ def test_training_fills_the_cache_by_itself_and_says_how_far_it_is(capsys, tmp_p
     assert said.code == 0, said.err
     told = [line for line in said.out.splitlines() if line.startswith("decoding images into the cache")]
     assert len(told) == 10
-    assert told[-1].startswith("decoding images into the cache: 40 of 40 in ")
+    assert_mentions(told[-1], "40", "decoding")
     before = contents(list_caches()[0].folder)
     said = supancl(capsys, *arguments, "--out", tmp_path / "two")
     assert "decoding" not in said.out
@@ -389,5 +399,5 @@ def test_check_of_data_that_are_not_whole_fails_and_writes_what_it_found(capsys,
         picture(tmp_path / "pets" / split / "Abyssinian" / "Abyssinian_1.jpg")
     said = supancl(capsys, "data", "check", "pets", "--root", tmp_path, "--json", tmp_path / "found.json")
     assert said.code == 1
-    assert said.err == f"supancl: pets in {tmp_path} is not whole; see: supancl data where pets\n"
+    assert_refused(said, "pets", tmp_path, "supancl data where pets")
     assert json.loads((tmp_path / "found.json").read_text())["ok"] is False

@@ -6,7 +6,7 @@ import pytest
 
 from supancl.cli.commands import COMMANDS, OLD_NAMES, PAPER
 from supancl.cli.dispatch import build_parser
-from tests.files import supancl
+from tests.files import assert_refused, supancl
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +40,18 @@ def test_a_name_of_0_1_0_is_the_same_command(old, new, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("thery",), "did you mean 'paper theory'?"),
-        (("tabels",), "did you mean 'paper table'?"),
-        (("evalute",), "did you mean 'evaluate'?"),
-        (("paper", "tables"), "did you mean 'table'?"),
-        (("knn",), "did you mean 'evaluate knn'?"),
-        (("zzz",), f"known: {', '.join(sorted(COMMANDS))}"),
-        (("paper",), f"name one of {', '.join(sorted(PAPER))}"),
+        (("thery",), ("'paper theory'",)),
+        (("tabels",), ("'paper table'",)),
+        (("evalute",), ("'evaluate'",)),
+        (("paper", "tables"), ("'table'",)),
+        (("knn",), ("'evaluate knn'",)),
+        (("zzz",), tuple(COMMANDS)),
+        (("paper",), tuple(PAPER)),
     ],
 )
 def test_an_unknown_command_is_answered_with_the_spelling_of_today(words, told, capsys):
     said = supancl(capsys, *words)
-    assert said.code == 2
-    assert told in said.err
-    assert said.err.count("\n") == 1
+    assert_refused(said, *told)
 
 
 @pytest.mark.parametrize("name", [*sorted({*COMMANDS} - {"paper"}), *(f"paper {name}" for name in PAPER)])

@@ -4,50 +4,50 @@ import json
 
 import pytest
 
-from tests.files import TINY, class_folders, picture, supancl
+from tests.files import TINY, assert_mentions, assert_refused, class_folders, picture, supancl
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        (["--lr", "0.1"], "did you mean --set optimizer.lr=X?"),
-        (["--learning-rate=0.1"], "did you mean --set optimizer.lr=X?"),
-        (["--alpha", "0.3"], "did you mean --set loss.alpha=X?"),
-        (["--batchsize", "8"], "did you mean --batch-size?"),
-        (["--momentum", "0.9"], "did you mean --set branches.momentum=X or --set optimizer.momentum=X?"),
+        (["--lr", "0.1"], ("--set optimizer.lr=X",)),
+        (["--learning-rate=0.1"], ("--set optimizer.lr=X",)),
+        (["--alpha", "0.3"], ("--set loss.alpha=X",)),
+        (["--batchsize", "8"], ("--batch-size",)),
+        (["--momentum", "0.9"], ("--set branches.momentum=X", "--set optimizer.momentum=X")),
     ],
 )
 def test_an_unknown_flag_is_answered_with_the_one_meant(given, meant, capsys):
     said = supancl(capsys, "pretrain", "digits.supsiam", *given)
-    assert said.code == 2
-    assert said.err == f"supancl: unrecognized arguments: {' '.join(given)}; {meant} (see supancl pretrain --help)\n"
+    assert_refused(said, " ".join(given), *meant, "supancl pretrain --help")
 
 
 def test_a_flag_like_none_is_answered_with_the_help(capsys):
     said = supancl(capsys, "pretrain", "digits.supsiam", "--frobnicate", "3")
-    assert said.err == "supancl: unrecognized arguments: --frobnicate 3 (see supancl pretrain --help)\n"
+    assert_refused(said, "--frobnicate 3", "supancl pretrain --help")
 
 
 def test_commands_without_set_name_flags_alone(capsys):
     said = supancl(capsys, "evaluate", "knn", "run", "--lr", "0.1")
     assert "--set" not in said.err
-    assert "did you mean --metric?" in supancl(capsys, "evaluate", "knn", "run", "--metrics", "l2").err
+    assert_mentions(
+        supancl(capsys, "evaluate", "knn", "run", "--metrics", "l2").err, "--metrics", "did you mean --metric?"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        (["knn", "run"], "unknown command 'knn'; did you mean 'evaluate knn'?"),
-        (["export", "run"], "unknown command 'export'; an encoder's weights are RUN/encoder.safetensors"),
-        (["train"], "unknown command 'train'; did you mean 'pretrain'?"),
-        (["evaluate"], "name one of fewshot, finetune, knn, linear, suite, transfer, variance"),
-        (["data"], "name one of cache, check, show, where"),
+        (["knn", "run"], ("'knn'", "'evaluate knn'")),
+        (["export", "run"], ("'export'", "RUN/encoder.safetensors")),
+        (["train"], ("'train'", "'pretrain'")),
+        (["evaluate"], ("fewshot, finetune, knn, linear, suite, transfer, variance",)),
+        (["data"], ("cache, check, show, where",)),
     ],
 )
 def test_a_command_that_is_missing_or_elsewhere_is_named(given, meant, capsys):
     said = supancl(capsys, *given)
-    assert said.code == 2
-    assert said.err.startswith(f"supancl: {meant}")
+    assert_refused(said, *meant)
     assert "did you mean 'import'" not in said.err
 
 

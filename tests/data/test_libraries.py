@@ -21,7 +21,7 @@ from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
 from supancl.errors import BadInput
-from tests.files import class_folders, noise, picture
+from tests.files import assert_mentions, class_folders, mentions, noise, picture
 
 
 def opened(source: str, channels: int = 3, **options):
@@ -116,7 +116,7 @@ def test_a_split_whose_files_are_missing_is_said_not_passed_over(tmp_path, no_ch
     found = opened(f"torchvision:SVHN@{house_numbers(tmp_path, ('train',))}")
     assert list(found.splits) == ["train"]
     assert len(found.remarks) == 1
-    assert "no test split (Dataset not found or corrupted" in found.remarks[0]
+    assert_mentions(found.remarks[0], "no test split", "Dataset not found or corrupted")
 
 
 class InMemory(torchvision.datasets.VisionDataset):
@@ -174,18 +174,17 @@ def test_names_of_classes_are_told_apart():
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("torchvision:Flowers12@x", r"torchvision has no data set 'Flowers12'; did you mean 'Flowers102'\?"),
-        ("torchvision:SVHN", r"torchvision:SVHN: where are its files\? Write torchvision:SVHN@ROOT"),
+        ("torchvision:Flowers12@x", ("Flowers12", "Flowers102")),
+        ("torchvision:SVHN", ("torchvision:SVHN", "files", "torchvision:SVHN@ROOT")),
         (
             "torchvision:CIFAR10@nowhere",
-            r"torchvision:CIFAR10@nowhere: cannot be opened \(Dataset not found or corrupted"
-            r".*lay its files out there, for example with torchvision.datasets.CIFAR10\(",
+            ("torchvision:CIFAR10@nowhere", "Dataset not found or corrupted", "torchvision.datasets.CIFAR10"),
         ),
     ],
 )
 def test_a_torchvision_source_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch, source, match):
     monkeypatch.chdir(tmp_path)
-    refused(source, match)
+    refused(source, mentions(*match))
 
 
 def test_samples_that_are_no_classes_are_one_line(tmp_path, in_memory, monkeypatch):
@@ -193,7 +192,7 @@ def test_samples_that_are_no_classes_are_one_line(tmp_path, in_memory, monkeypat
         monkeypatch.setattr(in_memory, "__getitem__", lambda self, i, target=target: (Image.new("RGB", (4, 4)), target))
         refused(
             f"torchvision:InMemory@{tmp_path}",
-            r"torchvision:InMemory: its samples are not \(image, class number\); unpack it into class folders",
+            mentions("torchvision:InMemory", "(image, class number)", "class folders"),
         )
 
 
@@ -201,7 +200,7 @@ def test_a_row_that_is_no_image_is_named(tmp_path, in_memory, monkeypatch):
     monkeypatch.setattr(in_memory, "__getitem__", lambda self, i: ("text" if i == 2 else Image.new("RGB", (4, 4)), 0))
     refused(
         f"torchvision:InMemory@{tmp_path}",
-        r"torchvision:InMemory.train\[2\]: cannot be read as an image \(holds a str, not an image\) and 1 more",
+        mentions("torchvision:InMemory.train[2]", "str", "1 more"),
     )
 
 
@@ -305,7 +304,7 @@ def test_the_same_folder_is_known_from_anywhere(tmp_path, monkeypatch):
 def test_a_missing_image_is_named(tmp_path):
     features = datasets.Features({"image": datasets.Image()})
     datasets.Dataset.from_dict({"image": [encoded(0), None]}, features).save_to_disk(tmp_path / "holes")
-    refused(f"hf:{tmp_path / 'holes'}", r"holes.train\[1\]: cannot be read as an image \(holds no image\); mend")
+    refused(f"hf:{tmp_path / 'holes'}", mentions("holes.train[1]", "no image"))
 
 
 def saved(folder: Path, **splits) -> str:
@@ -315,29 +314,29 @@ def saved(folder: Path, **splits) -> str:
 
 def test_hugging_face_sources_that_cannot_be_used_are_one_line(tmp_path):
     other = datasets.ClassLabel(names=["cat", "dog", "owl"])
-    refused(saved(tmp_path / "a", test=rows(2)), r"no training split; it has test")
-    refused(saved(tmp_path / "b", train=rows(2), training=rows(2)), r"has both train and training for train; save")
+    refused(saved(tmp_path / "a", test=rows(2)), mentions("no training split", "test"))
+    refused(saved(tmp_path / "b", train=rows(2), training=rows(2)), mentions("both train and training"))
     refused(
         saved(tmp_path / "c", train=rows(1, 0, [0], NAMES), test=rows(1, 0, [0], other)),
-        r"\(test\): its classes are not those of the splits before it; cast them to one ClassLabel",
+        mentions("test", "classes", "ClassLabel"),
     )
     refused(
         saved(tmp_path / "d", train=rows(1, 0, [0], NAMES), test=rows(1, 0, ["fox"], datasets.Value("string"))),
-        r"some splits name their classes and others do not; cast them to one ClassLabel",
+        mentions("splits", "classes", "ClassLabel"),
     )
     datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / "e")
-    refused(f"hf:{tmp_path / 'e'}", r"\(train\): no column of images; it has text")
-    refused("hf:", r"hf: names no data set; write hf:NAME")
+    refused(f"hf:{tmp_path / 'e'}", mentions("train", "column of images", "text"))
+    refused("hf:", mentions("no data set", "hf:NAME"))
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line():
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     refused(
         "hf:nobody/nothing",
-        r"hf:nobody/nothing: cannot be loaded \(.*\); check the name, or give a folder written by save_to_disk",
+        mentions("hf:nobody/nothing", "save_to_disk"),
     )
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused("hf:beans", r"hf:beans: needs the library datasets; pip install 'supancl\[hf\]'")
+    refused("hf:beans", mentions("hf:beans", "pip install 'supancl[hf]'"))

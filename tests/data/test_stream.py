@@ -32,7 +32,7 @@ from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions
-from tests.files import TINY, noise, picture
+from tests.files import TINY, assert_mentions, mentions, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
@@ -354,7 +354,7 @@ def test_a_shard_that_is_still_being_written_is_named(tmp_path, monkeypatch):
         shard(tar, range(4)) if tar.name == "train-001.tar" else None
 
     monkeypatch.setattr(tar_index, "_write_index", index)
-    refused(r"train-001.tar: changes while it is being read; begin when it has been written", source)
+    refused(mentions("train-001.tar", "changes"), source)
 
 
 def test_the_fingerprint_is_of_the_data_not_of_where_they_lie(tmp_path):
@@ -373,8 +373,7 @@ def test_a_shard_that_goes_or_changes_while_training_is_named(tmp_path, gone):
     else:
         shard(tmp_path / "train-000.tar", range(3))
     reason = "No such file or directory" if gone else "it has changed"
-    match = rf"train-000.tar: could be read before and cannot any more \({reason}\); bring it back, then continue with"
-    with pytest.raises(BadInput, match=match):
+    with pytest.raises(BadInput, match=mentions("train-000.tar", reason, "continue")):
         train.batch(torch.tensor([0]))
 
 
@@ -382,7 +381,7 @@ def test_a_shard_that_goes_after_its_index_was_read_is_no_bad_image(tmp_path):
     train = open_data(spec(shards(tmp_path), skip_bad_images=True), 3).train
     train.batch(torch.tensor([0]))
     (tmp_path / "train-000.tar").unlink()
-    with pytest.raises(BadInput, match=r"train-000.tar: could be read before and cannot any more \(No such file"):
+    with pytest.raises(BadInput, match=mentions("train-000.tar", "No such file")):
         train.batch(torch.tensor([1]))
     assert train.store.new_remarks() == []
 
@@ -432,8 +431,7 @@ def test_an_index_that_can_neither_be_read_nor_made_is_one_line(tmp_path, monkey
     monkeypatch.setattr(tar_index, "_write_index", lambda tar: None)
     with pytest.raises(
         BadInput,
-        match=r"the index of .*train-000.tar cannot be kept \(No such file or directory\); "
-        "go on with --resume",
+        match=mentions("train-000.tar", "No such file or directory", "--resume"),
     ):
         data.train.batch(torch.tensor([0]))
 
@@ -442,7 +440,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SUPANCL_CACHE", str(tmp_path / "file"))
     refused(
-        r"the cache .* cannot be written \(.*\); make room, or name another folder in SUPANCL_CACHE",
+        mentions("cache", "written", "SUPANCL_CACHE"),
         shards(tmp_path / "data"),
     )
 
@@ -455,8 +453,7 @@ def test_an_unreadable_image_is_refused_in_the_words_of_any_other_source(tmp_pat
     train = open_data(spec(tmp_path), 3).train
     with pytest.raises(
         BadInput,
-        match=r"a.tar::00004.png: cannot be read as an image \(no known image format\); mend "
-        r"or remove it, or pass --skip-bad-images to go on without",
+        match=mentions("a.tar::00004.png", "--skip-bad-images"),
     ):
         train.batch(torch.arange(12))
     with pytest.raises(BadInput, match="no known image format"):
@@ -472,38 +469,37 @@ def test_a_skipped_image_gives_its_place_to_the_next_of_its_class_shard_and_spli
         assert torch.equal(pixels, torch.from_numpy(noise(SIDE, SIDE, 3, seed=key)).permute(2, 0, 1))
     assert seen.labels.tolist() == [1, 2, 0, 1]
     (remark,) = train.store.new_remarks()
-    assert remark.startswith("2 unreadable images were skipped, each for another of its class and shard: ")
+    assert_mentions(remark, "2 unreadable images")
     assert remark.endswith("a.tar::00011.png")
     assert train.store.new_remarks() == []
     part = train.take(torch.tensor([1, 4, 13]))  # the others of the class are of another split, or of another shard
     assert part.batch(torch.tensor([1])).pixels.equal(part.batch(torch.tensor([0])).pixels)
     alone = train.take(torch.tensor([0, 4, 13]))
-    with pytest.raises(BadInput, match=r"a.tar::00004.png: cannot be read as an image"):
+    with pytest.raises(BadInput, match=mentions("a.tar::00004.png", "image")):
         alone.batch(torch.tensor([1]))
 
 
 def test_what_cannot_be_streamed_is_refused_in_one_line(tmp_path):
     shards(tmp_path / "s")
     refused(
-        r"data.balanced needs the labels of all images at once, which data.stream does not hold; take --set "
-        r"data.balanced=false, or --set data.stream=false",
+        mentions("data.balanced", "labels", "--set data.balanced=false", "--set data.stream=false"),
         tmp_path / "s",
         balanced=True,
     )
     picture(tmp_path / "folder" / "cat" / "a.png")
     refused(
-        r"folder: data.stream is for tar shards \(shards/\{000..099\}.tar, or a folder of them\); leave it out",
+        mentions("folder", "data.stream", "tar shards", "shards/{000..099}.tar"),
         tmp_path / "folder",
     )
-    refused("digits: data.stream is for tar shards", "digits")
-    refused(r"no tar shard .*train-006.tar; check the pattern", tmp_path / "s" / "train-{000..006}.tar")
+    refused(mentions("digits", "data.stream", "tar shards"), "digits")
+    refused(mentions("train-006.tar", "pattern"), tmp_path / "s" / "train-{000..006}.tar")
     shards(tmp_path / "held", (3,), "val")
-    refused(r"the shards are all held out \(val-, test-\); name those to train on too", tmp_path / "held")
+    refused(mentions("held out", "val-, test-", "train"), tmp_path / "held")
     shard(tmp_path / "empty" / "a.tar", range(0))
-    refused(r"no image in 1 tar shard; a sample is KEY.jpg with KEY.cls beside it", tmp_path / "empty")
+    refused(mentions("1 tar shard", "KEY.jpg", "KEY.cls"), tmp_path / "empty")
     whole = (tmp_path / "s" / "train-000.tar").read_bytes()
     (tmp_path / "s" / "train-000.tar").write_bytes(whole[:3000])
-    refused(r"train-000.tar: cannot be read as a tar \(.*\); copy it again", tmp_path / "s")
+    refused(mentions("train-000.tar", "copy"), tmp_path / "s")
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -566,7 +562,7 @@ def test_a_streamed_run_learns_on_the_same_images_as_its_shards_say(tmp_path):
     packed = [path for path in Path(os.environ["SUPANCL_CACHE"]).rglob("*") if path.suffix == ".bin"]
     assert packed == []
     shard(tmp_path / "s" / "train-002.tar", range(600, 603))
-    with pytest.raises(BadInput, match="the data have changed since the run began"):
+    with pytest.raises(BadInput, match=mentions("data", "changed")):
         pretrain(None, None, tmp_path / "run", resume=True)
 
 
@@ -604,8 +600,8 @@ def test_very_large_images_are_remarked_on_once_and_larger_ones_refused_as_in_a_
         held = open_data(spec(root, stream=False, cache="never"), 3)
     said = split.store.new_remarks()
     assert said == list(held.remarks)
-    assert said[0].startswith("2 images have more than 72 pixels, which take long to decode; store them smaller: ")
-    assert said[0].endswith("train-001.tar::00005.png (8 x 10)")
+    assert_mentions(said[0], "2 images", "72", "smaller")
+    assert_mentions(said[0], "train-001.tar::00005.png", "8 x 10")
     assert split.store.new_remarks() == []
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10 * 8 // 2 - 1)
     for stream in (True, False):

@@ -22,7 +22,7 @@ from supancl.data.opening import absolute_source, open_data, open_source
 from supancl.data.sources.tars import find_tars, is_tar, iter_samples, split_from_name
 from supancl.data.splits import DataSpec
 from supancl.errors import BadInput
-from tests.files import noise, picture
+from tests.files import assert_one_line, mentions, noise, picture
 
 
 def png(seed: int, size: tuple[int, int] = (8, 6)) -> bytes:
@@ -98,10 +98,7 @@ def test_captions_that_pass_for_classes_are_said(tmp_path, stream):
     rows = [{"png": each, "txt": f"photo {i}", "json": {"url": ""}} for i, each in enumerate(pictures)]
     shard(tmp_path / "a.tar", rows)
     found, _ = opened(tmp_path / "a.tar", stream=stream)
-    assert found.remarks == (
-        f"{tmp_path / 'a.tar'}: 24 classes for 24 labelled images; a .txt is read as a label, and "
-        "where it is a caption every image is a class of its own",
-    )
+    assert_one_line("\n".join(found.remarks), tmp_path / "a.tar", "24 classes", ".txt")
     shard(tmp_path / "b.tar", [{"png": each, "txt": f"photo {max(i, 3)}"} for i, each in enumerate(pictures)])
     assert opened(tmp_path / "b.tar", stream=stream)[0].remarks == ()
 
@@ -241,7 +238,7 @@ def test_other_files_and_folders_and_hidden_ones_are_passed_over(tmp_path):
 
 def test_a_sample_with_two_images_is_refused(tmp_path):
     path = plain(tmp_path / "a.tar", [("a.jpg", png(0)), ("a.png", png(1))])
-    refused(path, r"a.tar: sample 'a' has two images, a.jpg and a.png; keep one of them")
+    refused(path, mentions("a.tar", "'a'", "a.jpg", "a.png"))
 
 
 @pytest.mark.parametrize(
@@ -253,15 +250,15 @@ def test_a_sample_with_two_images_is_refused(tmp_path):
 )
 def test_a_sample_in_pieces_is_refused_not_left_without_its_label(tmp_path, members):
     path = plain(tmp_path / "a.tar", members)
-    refused(path, "a.tar: the files of sample 'a' do not follow one another, or are there twice; write the shard anew")
+    refused(path, mentions("a.tar", "sample 'a'", "twice"))
 
 
 def test_a_compressed_tar_is_refused_with_the_way_out(tmp_path):
     path = numbered(tmp_path / "a.tar", 2)
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
-    refused(tmp_path / "a.tar.gz", r"a.tar.gz: a compressed tar cannot be read in any order; unpack it to .tar first")
+    refused(tmp_path / "a.tar.gz", mentions("a.tar.gz", "compressed", "unpack"))
     (tmp_path / "b.tar").write_bytes(gzip.compress(path.read_bytes()))
-    refused(tmp_path / "b.tar", r"b.tar: cannot be read as a tar \(.*\); copy it again")
+    refused(tmp_path / "b.tar", mentions("b.tar", "copy"))
 
 
 def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
@@ -272,7 +269,7 @@ def test_a_tar_cut_short_anywhere_is_refused(tmp_path):
     assert len(content) > ends[-1]
     for length in (0, 100, ends[0] - 5, ends[0], ends[3], ends[4] + 100, ends[-1], ends[-1] + 100):
         path.write_bytes(content[:length])
-        refused(path, r"a.tar: cannot be read as a tar \(.*\); copy it again")
+        refused(path, mentions("a.tar", "copy"))
 
 
 def test_a_tar_with_a_damaged_header_does_not_end_there_unnoticed(tmp_path):
@@ -282,40 +279,40 @@ def test_a_tar_with_a_damaged_header_does_not_end_there_unnoticed(tmp_path):
     content = bytearray(path.read_bytes())
     content[at : at + 200] = b"x" * 200
     path.write_bytes(content)
-    refused(path, rf"a.tar: cannot be read as a tar \(cut short or damaged at byte {at}\); copy it again")
+    refused(path, mentions("a.tar", f"byte {at}", "copy"))
 
 
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("none.tar", r"no tar shard .*none.tar; check the pattern"),
-        ("none-{0..2}.tar", r"no tar shard .*none-0.tar; check the pattern"),
-        ("none-*.tar", r"no tar shard matches .*none-\*.tar'; check the path"),
+        ("none.tar", ("none.tar", "pattern")),
+        ("none-{0..2}.tar", ("none-0.tar", "pattern")),
+        ("none-*.tar", ("none-*.tar", "path")),
     ],
 )
 def test_shards_that_are_not_there_are_named(tmp_path, name, match):
-    refused(tmp_path / name, match)
+    refused(tmp_path / name, mentions(*match))
 
 
 def test_shards_without_images_or_without_training_images_are_one_line(tmp_path):
     shard(tmp_path / "empty" / "a.tar", [{"cls": 1}])
-    refused(tmp_path / "empty", r"no image in 1 tar shard; a sample is KEY.jpg with KEY.cls beside it")
+    refused(tmp_path / "empty", mentions("1 tar shard", "KEY.jpg", "KEY.cls"))
     numbered(tmp_path / "held" / "val-0.tar", 2)
-    refused(tmp_path / "held", r"the shards are all held out \(val-, test-\); name those to train on too")
+    refused(tmp_path / "held", mentions("held out", "val-, test-", "train"))
 
 
 @pytest.mark.parametrize(("part", "content"), [("json", b"{"), ("cls", b"\xff\xfe"), ("txt", b"\x80")])
 def test_a_label_that_cannot_be_read_is_named(tmp_path, part, content):
     refused(
         plain(tmp_path / "a.tar", [("k.png", png(0)), (f"k.{part}", content)]),
-        rf"a.tar::k.{part}: cannot be read as a label \(.*\); wanted a class number or name",
+        mentions(f"a.tar::k.{part}", "label", "class number"),
     )
 
 
 def test_an_unreadable_image_in_a_tar_is_named_or_skipped(tmp_path):
     shard(tmp_path / "a.tar", [{"png": png(0), "cls": 0}, {"png": b"broken", "cls": 1}, {"png": png(2), "cls": 0}])
     for cache in ("never", "always"):
-        with pytest.raises(BadInput, match=r"a.tar::0001.png: cannot be read as an image \(no known image format\)"):
+        with pytest.raises(BadInput, match=mentions("a.tar::0001.png", "image format")):
             opened(tmp_path / "a.tar", cache=cache)
         found, _ = opened(tmp_path / "a.tar", cache=cache, skip_bad_images=True)
         assert len(found.splits["train"]) == 2
@@ -335,5 +332,5 @@ def test_a_changed_shard_gives_its_new_pixels_from_the_cache(tmp_path):
         wanted = torch.from_numpy(noise(6 + i % 3, 7, 3, seed=90 + i)).permute(2, 0, 1)
         assert torch.equal(data.train.batch(torch.tensor([i])).pixels[0], wanted)
     path.unlink()
-    with pytest.raises(BadInput, match="no tar shard"):
+    with pytest.raises(BadInput, match=mentions("no tar", "shard")):
         open_data(spec, 3)

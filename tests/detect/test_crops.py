@@ -11,6 +11,7 @@ from supancl.data.splits import DataSpec
 from supancl.detect.crops import grown, taken, write_crops
 from supancl.detect.layouts import DetectData, open_scenes
 from supancl.errors import BadInput
+from tests.files import assert_mentions, mentions
 
 from .drawn import annotation, write_coco, write_voc
 
@@ -86,13 +87,13 @@ def test_a_class_without_a_crop_has_no_folder(place):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"margin": -0.1}, "margin -0.1 and least 16"),
-        ({"least": 0}, "margin 0.1 and least 0"),
-        ({"least": 90}, "both sides of 90 px or more; lower --least"),
+        ({"margin": -0.1}, ("margin -0.1", "least 16")),
+        ({"least": 0}, ("margin 0.1", "least 0")),
+        ({"least": 90}, ("90 px", "--least")),
     ],
 )
 def test_bad_settings_are_refused(place, given, told):
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=mentions(*told)):
         write_crops(*opened(place), place / "crops", **given)
     assert not (place / "crops").exists()  # the next try finds it free
 
@@ -100,7 +101,7 @@ def test_bad_settings_are_refused(place, given, told):
 def test_a_class_that_cannot_be_a_folder_is_refused(place):
     file = place / "VOCdevkit" / "VOC2012" / "Annotations" / "000000.xml"
     file.write_text(annotation([("a/b", 1, 1, 40, 40)]))
-    with pytest.raises(BadInput, match=r"class 'a/b' of .* cannot be the name of a folder"):
+    with pytest.raises(BadInput, match=mentions("a/b", "folder")):
         write_crops(*opened(place), place / "crops")
 
 
@@ -112,8 +113,8 @@ def test_as_typed(place, capsys):
     assert "supancl pretrain" in told
     assert len(list((place / "new" / "crops" / "train").glob("*/*.jpg"))) == 5
     assert main(words) == 2
-    assert "is not empty; choose another --out" in capsys.readouterr().err
+    assert_mentions(capsys.readouterr().err, "--out", "empty")
     assert main([*words[:-1], str(place / "VOCdevkit" / "VOC2012" / "Annotations" / "000001.xml" / "x")]) == 2
     assert "cannot write in" in capsys.readouterr().err
     assert main(["detect", "crops", "--out", str(place / "other")]) == 2
-    assert "name the images with --data" in capsys.readouterr().err
+    assert_mentions(capsys.readouterr().err, "--data", "images")

@@ -14,6 +14,7 @@ from supancl.detect.saving import load_detector, save_detector
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
 from supancl.weights.encoder_file import read_safetensors, save_encoder
+from tests.files import mentions
 
 from .drawn import SIDE, TINY
 
@@ -199,20 +200,20 @@ def test_the_settings_know_the_width_of_the_resnet(name, told):
 
 def test_what_cannot_be_written_or_read_is_refused(tmp_path):
     saved_detector(tmp_path / "detector.safetensors", "c4", **TINY)
-    with pytest.raises(BadInput, match="--format caffe: must be one of detectron2, torchvision"):
+    with pytest.raises(BadInput, match=mentions("--format", "caffe", "detectron2", "torchvision")):
         export_detector(str(tmp_path), "caffe", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match=r"x\.yaml: both libraries read \.pth"):
+    with pytest.raises(BadInput, match=mentions("x.yaml", ".pth")):
         export_detector(str(tmp_path), "detectron2", tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text("mine")
-    with pytest.raises(BadInput, match=r"x\.yaml exists"):
+    with pytest.raises(BadInput, match=mentions("x.yaml", "exists")):
         export_detector(str(tmp_path), "detectron2", tmp_path / "x.pth")
     export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
-    with pytest.raises(BadInput, match=r"x\.pth exists"):
+    with pytest.raises(BadInput, match=mentions("x.pth", "exists")):
         export_detector(str(tmp_path), "torchvision", tmp_path / "x.pth")
     with pytest.raises(BadInput, match="there is no folder"):
         export_detector(str(tmp_path), "torchvision", tmp_path / "nowhere" / "x.pth")
     save_encoder(tmp_path / "encoder.safetensors", EncoderSpec("resnet18").build(), (), "drawn")
-    with pytest.raises(BadInput, match=r"encoder\.safetensors is no detector of supancl"):
+    with pytest.raises(BadInput, match=mentions("encoder.safetensors", "detector")):
         load_detector(tmp_path / "encoder.safetensors")
     with pytest.raises(BadInput, match="no file"):
         load_detector(tmp_path / "gone.safetensors")
@@ -224,11 +225,11 @@ def test_what_cannot_be_written_or_read_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"schema_version": "99"}, r"written by a newer supancl \(schema 99, known"),
-        ({"schema_version": "x"}, "its description is damaged"),
-        ({"classes": "["}, "its description is damaged"),
-        ({"classes": '["a"]'}, "its tensors do not fit its description"),
-        ({"spec": '{"iters": 0}'}, "iters = 0: must be at least 1"),
+        ({"schema_version": "99"}, ("schema 99", "newer")),
+        ({"schema_version": "x"}, ("description", "damaged")),
+        ({"classes": "["}, ("description", "damaged")),
+        ({"classes": '["a"]'}, ("description", "tensors")),
+        ({"spec": '{"iters": 0}'}, ("iters = 0", "at least 1")),
     ],
 )
 def test_a_damaged_detector_is_refused(tmp_path, changes, told):
@@ -236,5 +237,5 @@ def test_a_damaged_detector_is_refused(tmp_path, changes, told):
     saved_detector(file, "c4", **TINY)
     weights, metadata = read_safetensors(file)
     save_file(weights, file, metadata={**metadata, **changes})
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=mentions(*told)):
         load_detector(file)

@@ -15,6 +15,7 @@ from supancl.detect.layouts import DetectData, open_scenes, open_test, read_coco
 from supancl.detect.scenes import for_testing, for_training, made_scene, relabelled
 from supancl.detect.spec import detect_spec
 from supancl.errors import BadInput
+from tests.files import assert_mentions, assert_one_line, assert_refused, mentions
 
 from .drawn import SIDE, TINY, annotation, scene, write_coco, write_voc
 
@@ -93,7 +94,7 @@ def test_a_box_over_the_border_is_cut_and_counted(tmp_path):
     rewrite(folder, annotation([("disc", -9.0, 20.0, 40.0, 200.0)]))
     scenes = read_voc(tmp_path, LIST)
     assert scenes.scenes[0].boxes.tolist() == [[0.0, 20.0, 40.0, float(SIDE)]]
-    assert "1 box reached over the border of its image and was cut there" in scenes.remarks[0]
+    assert_mentions(scenes.remarks[0], "1 box", "border")
 
 
 def test_a_pixel_over_the_border_is_not_worth_a_remark():
@@ -109,22 +110,22 @@ def test_a_pixel_over_the_border_is_not_worth_a_remark():
 def test_a_box_outside_or_empty_is_refused_by_name(tmp_path, box):
     folder = write_voc(tmp_path, {"train": [0]})
     rewrite(folder, annotation([*ONE, ("disc", *box)]))
-    with pytest.raises(BadInput, match=r"000000\.xml: box 2 .* is empty or lies outside the image of 96 x 96; mend"):
+    with pytest.raises(BadInput, match=mentions("000000.xml", "box 2", "96")):
         read_voc(tmp_path, LIST)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("<annotation>", "not an annotation of VOC"),
-        ("<annotation></annotation>", "no <size><height>"),
-        (annotation(ONE).replace("<xmin>11.0</xmin>", ""), "no <bndbox><xmin>"),
-        (annotation(ONE).replace("11.0", "left"), "not an annotation of VOC"),
-        (annotation(ONE, (0, 0)), "the image is said to be 0 x 0"),
-        (annotation(ONE).replace("<name>disc</name>", ""), "no <name>"),
-        (annotation(ONE).replace("<object>", "<object></object><object>"), "an <object> without content"),
-        (annotation(ONE).replace("annotation>", "picture>"), "no <size><height>"),
-        ("<annotation> </annotation>", "no <size><height>"),
+        ("<annotation>", ("VOC", "annotation")),
+        ("<annotation></annotation>", ("<size><height>",)),
+        (annotation(ONE).replace("<xmin>11.0</xmin>", ""), ("<bndbox><xmin>",)),
+        (annotation(ONE).replace("11.0", "left"), ("VOC", "annotation")),
+        (annotation(ONE, (0, 0)), ("image", "0 x 0")),
+        (annotation(ONE).replace("<name>disc</name>", ""), ("<name>",)),
+        (annotation(ONE).replace("<object>", "<object></object><object>"), ("<object>", "content")),
+        (annotation(ONE).replace("annotation>", "picture>"), ("<size><height>",)),
+        ("<annotation> </annotation>", ("<size><height>",)),
     ],
 )
 def test_an_annotation_that_is_none_is_refused(tmp_path, text, told):
@@ -132,36 +133,35 @@ def test_an_annotation_that_is_none_is_refused(tmp_path, text, told):
     rewrite(folder, text)
     with pytest.raises(BadInput) as error:
         read_voc(tmp_path, LIST)
-    assert told in str(error.value)
-    assert "000000.xml" in str(error.value)
+    assert_refused(str(error.value), "000000.xml", *told)
 
 
 def test_what_is_missing_is_named(tmp_path):
     folder = write_voc(tmp_path, {"train": [0]})
-    with pytest.raises(BadInput, match="no folder or file"):
+    with pytest.raises(BadInput, match=mentions("no folder", "file")):
         open_scenes(DetectData(str(tmp_path / "nowhere")))
     with pytest.raises(BadInput, match="holds no VOC2007"):
         open_scenes(DetectData(str(tmp_path), "07+12"))
-    with pytest.raises(BadInput, match=r"--year 2010: must be one of 07\+12, 2007, 2012"):
+    with pytest.raises(BadInput, match=mentions("--year 2010", "07+12", "2007", "2012")):
         open_scenes(DetectData(str(tmp_path), "2010"))
-    with pytest.raises(BadInput, match=r"no readable list .*val\.txt"):
+    with pytest.raises(BadInput, match=mentions("val.txt", "readable")):
         open_scenes(DetectData(str(tmp_path), "2012"))
     (folder / "Annotations" / "000000.xml").unlink()
-    with pytest.raises(BadInput, match=r"no annotation .*000000\.xml"):
+    with pytest.raises(BadInput, match=mentions("000000.xml", "annotation")):
         read_voc(tmp_path, LIST)
 
 
 def test_a_coco_file_that_is_none_is_refused(tmp_path):
     file = write_coco(tmp_path / "a.json", [0])
-    with pytest.raises(BadInput, match="name what to test on with --test"):
+    with pytest.raises(BadInput, match=mentions("test", "--test")):
         open_scenes(DetectData(str(file)))
     content = json.loads(file.read_text())
     for key in ("images", "categories", "annotations"):
         file.write_text(json.dumps({name: value for name, value in content.items() if name != key}))
-        with pytest.raises(BadInput, match=f"a.json: not a COCO annotation file .KeyError: '{key}'"):
+        with pytest.raises(BadInput, match=mentions("a.json", "COCO", f"'{key}'")):
             read_coco(file)
     file.write_text("{")
-    with pytest.raises(BadInput, match="not a COCO annotation file"):
+    with pytest.raises(BadInput, match=mentions("COCO", "annotation")):
         read_coco(file)
 
 
@@ -172,23 +172,23 @@ def test_a_box_of_no_width_is_left_out_of_a_coco_file_and_one_of_less_refused(tm
     file.write_text(json.dumps(content))
     found = read_coco(file)
     assert len(found.scenes[0].boxes) == len(found.scenes[0].labels) == 1
-    assert found.remarks == (f"{file}: 1 box of no width or height was left out",)
+    assert_one_line("\n".join(found.remarks), file, "1 box", "left out")
     content["annotations"][0]["bbox"][3] = -5.0
     file.write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=r"box 1 .* is empty or lies outside"):
+    with pytest.raises(BadInput, match=mentions("box 1", "outside")):
         read_coco(file)
 
 
 def test_a_test_set_needs_no_training_set_beside_it(tmp_path):
     write_voc(tmp_path, {"test": [2, 3]}, "2007")
     assert len(open_test(DetectData(str(tmp_path), "2007"))) == 2
-    with pytest.raises(BadInput, match=r"no readable list .*trainval\.txt"):
+    with pytest.raises(BadInput, match=mentions("trainval.txt", "readable")):
         open_scenes(DetectData(str(tmp_path), "2007"))
     file = write_coco(tmp_path / "a.json", [0, 1, 2])
     assert len(open_test(DetectData(str(file)))) == 3
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "instances_train2017.json").write_text(file.read_text())
-    with pytest.raises(BadInput, match=r"annotations holds no instances_val\*\.json; name the test set with --test"):
+    with pytest.raises(BadInput, match=mentions("instances_val*.json", "--test")):
         open_scenes(DetectData(str(tmp_path / "coco"), images=str(tmp_path)))
     assert len(open_scenes(DetectData(str(tmp_path / "coco"), test=str(file), images=str(tmp_path)))[1]) == 3
 
@@ -201,16 +201,16 @@ def test_a_coco_file_tests_what_was_trained_on_voc(tmp_path):
     train, test = open_scenes(data)
     assert (len(train), len(test), test.where) == (2, 3, str(file))
     assert open_test(data).where == str(file)
-    with pytest.raises(BadInput, match=r"--images .* is for a COCO JSON; the images of VOC lie in JPEGImages"):
+    with pytest.raises(BadInput, match=mentions("--images", "COCO", "JPEGImages")):
         open_scenes(DetectData(str(tmp_path), "2012", images=str(tmp_path)))
 
 
 def test_a_missing_image_is_named_before_any_work(tmp_path):
     folder, file = write_voc(tmp_path, {"train": [0, 1, 2]}), write_coco(tmp_path / "a.json", [0, 1, 2])
     (folder / "JPEGImages" / "000001.jpg").unlink()
-    with pytest.raises(BadInput, match=r"no image .*000001\.jpg \(1 of 3 are missing\); unpack JPEGImages whole"):
+    with pytest.raises(BadInput, match=mentions("000001.jpg", "1", "3", "JPEGImages")):
         read_voc(tmp_path, LIST)
-    with pytest.raises(BadInput, match=r"a\.json: no image .*0\.jpg \(3 of 3 .* name the images' folder with --images"):
+    with pytest.raises(BadInput, match=mentions("a.json", "0.jpg", "3", "--images")):
         read_coco(file, str(tmp_path / "elsewhere"))
 
 
@@ -219,9 +219,9 @@ def test_an_image_must_be_there_and_of_the_size_said(tmp_path):
     rewrite(folder, annotation(ONE, (120, SIDE)))
     (folder / "JPEGImages" / "000001.jpg").write_bytes(b"no image")
     scenes = read_voc(tmp_path, LIST)
-    with pytest.raises(BadInput, match=r"000000\.jpg is 96 x 96, its annotation says 120 x 96"):
+    with pytest.raises(BadInput, match=mentions("000000.jpg", "96", "120")):
         scenes.image(0)
-    with pytest.raises(BadInput, match=r"000001\.jpg: cannot be read as an image"):
+    with pytest.raises(BadInput, match=mentions("000001.jpg", "image")):
         scenes.image(1)
 
 
@@ -234,8 +234,7 @@ def test_an_image_that_exif_turns_says_so(tmp_path):
     Image.new("RGB", (120, SIDE)).save(folder / "JPEGImages" / "000000.jpg", exif=exif)
     with pytest.raises(
         BadInput,
-        match=r"0\.jpg is 96 x 120, its annotation says 120 x 96 once its EXIF orientation is "
-        "applied; save it upright, or turn the boxes too",
+        match=mentions("0.jpg", "96", "120", "EXIF", "upright"),
     ):
         read_voc(tmp_path, LIST).image(0)
 
@@ -246,12 +245,10 @@ def test_very_large_images_are_remarked_on_and_larger_ones_refused_before_any_wo
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE - 1)
     for scenes in (read_voc(tmp_path, LIST), read_coco(file)):
         first, second = (f"{each.path} (96 x 96)" for each in scenes.scenes)
-        assert scenes.remarks == (
-            f"2 images have more than 9,215 pixels, which take long to decode; store them smaller: {first}, {second}",
-        )
+        assert_one_line("\n".join(scenes.remarks), "2 images", "9,215", first, second)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2 - 1)
     for read in (lambda: read_voc(tmp_path, LIST), lambda: read_coco(file)):
-        with pytest.raises(BadInput, match=r"0\.jpg is 96 x 96: more than 9,214 pixels, which are not read; store it"):
+        with pytest.raises(BadInput, match=mentions("0.jpg", "96", "9,214", "store")):
             read()
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", SIDE * SIDE // 2)  # as many as that, Pillow opens
     with pytest.warns(Image.DecompressionBombWarning):
@@ -280,7 +277,7 @@ def test_two_entries_of_one_id_are_refused_and_one_entry_twice_is_not(tmp_path, 
     assert [len(each.boxes) for each in read_coco(file).scenes] == [2, 2]
     content[kind][1]["id"] = content[kind][0]["id"]
     file.write_text(json.dumps(content))
-    with pytest.raises(BadInput, match=rf"a\.json: two {kind} have the id {content[kind][0]['id']}, so what an annot"):
+    with pytest.raises(BadInput, match=mentions("a.json", f"{kind}", f"{content[kind][0]['id']}")):
         read_coco(file)
 
 
@@ -292,7 +289,7 @@ def test_what_is_trained_on(tmp_path):
     assert [len(each.boxes) for each in for_training(scenes, False, True, 0).scenes] == [1, 0, 1]
     rewrite(folder, annotation([]), 0)
     rewrite(folder, annotation([]), 2)
-    with pytest.raises(BadInput, match="no box to train on in 3 images"):
+    with pytest.raises(BadInput, match=mentions("no box", "3 images")):
         for_training(read_voc(tmp_path, LIST), True, True, 0)
 
 
@@ -302,14 +299,14 @@ def test_a_test_set_with_nothing_to_find_is_refused(tmp_path):
     rewrite(folder, annotation([]))
     rewrite(folder, annotation(ONE, difficult=[0]), 1)
     for name, count in (("train", 2), ("none", 0)):
-        with pytest.raises(BadInput, match=f"no box to find in {count} images"):
+        with pytest.raises(BadInput, match=mentions("no box", f"{count} images")):
             for_testing(read_voc(tmp_path, (("2012", name),)))
 
 
 def test_images_that_are_trained_and_tested_on_are_told(tmp_path):
     write_voc(tmp_path, {"train": [0, 1, 2], "val": [2, 3]})
-    assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == (
-        "1 of the 2 test images is trained on as well; the scores are no test of other images",
+    assert_one_line(
+        "\n".join(open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks), "1 of the 2 test images", "trained on"
     )
     write_voc(tmp_path, {"val": [3, 4]})
     assert open_scenes(DetectData(str(tmp_path), "2012"))[1].remarks == ()
@@ -321,7 +318,7 @@ def test_a_class_the_detector_does_not_know_is_refused(tmp_path):
     assert relabelled(scenes, ("a", "disc", "square")).scenes[0].labels.tolist() == [
         label + 1 for label in scenes.scenes[0].labels.tolist()
     ]
-    with pytest.raises(BadInput, match="class 'square' is unknown to the detector, which knows disc"):
+    with pytest.raises(BadInput, match=mentions("square", "unknown", "disc")):
         relabelled(scenes, ("disc",))
 
 

@@ -18,6 +18,7 @@ from supancl.detect.testing import detect, measure_norms
 from supancl.detect.train import Training, spread, train_detector
 from supancl.errors import BadInput, Interrupted, NonFinite
 from supancl.weights.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from tests.files import mentions
 
 from ..tiny import Notes
 from .drawn import TINY, annotation, tiny_resnet, write_coco, write_place, write_voc
@@ -105,7 +106,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
         training.detector.roi_heads.box_predictor.cls_score.bias[0] = float("nan")
     with Batches(scenes, training.spec, CPU, 3) as batches:
         training.advance(batches)
-    with pytest.raises(NonFinite, match=r"not a finite number at or before step 1; try a lower --set lr"):
+    with pytest.raises(NonFinite, match=mentions("finite", "step 1", "--set lr")):
         training.mean_since()
 
 
@@ -145,7 +146,7 @@ def state(folder):
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
     whole = run(place, tmp_path / "whole")
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at step 2 of 4, saved; continue with: supancl detect "):
+    with pytest.raises(Interrupted, match=mentions("SIGTERM", "step 2", "4", "supancl detect")):
         run(place, tmp_path / "parts", reporter=StopAt(1))
     assert not (tmp_path / "parts" / "detector.safetensors").exists()
     notes = Notes()
@@ -166,7 +167,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place, tmp_path):
 
 def test_a_signal_at_a_test_saves_first_and_the_test_is_made_up_for(place, tmp_path):
     whole = run(place, tmp_path / "whole", eval_every=2)
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM at step 2 of 4, saved"):
+    with pytest.raises(Interrupted, match=mentions("SIGTERM", "step 2", "4")):
         run(place, tmp_path / "parts", reporter=StopAt(1), eval_every=2)
     assert '"test"' not in (tmp_path / "parts" / "metrics.jsonl").read_text()
     parts = run(place, tmp_path / "parts", resume=True, eval_every=2)
@@ -206,9 +207,9 @@ def test_what_a_run_leaves_behind(place, tmp_path):
     again = coco_scores(done.test, detect(saved.detector, done.test, CPU))
     assert again == done.scores
     assert (tmp_path / "run" / "evaluate" / "detect.json").exists()
-    with pytest.raises(BadInput, match="already holds a run; continue it with --resume"):
+    with pytest.raises(BadInput, match=mentions("holds a run", "--resume")):
         run(place, tmp_path / "run")
-    with pytest.raises(BadInput, match=r"lr = 0\.5 differs from 0\.02 in .*detect\.json"):
+    with pytest.raises(BadInput, match=mentions("lr", "0.5", "0.02", "detect.json")):
         run(place, tmp_path / "run", resume=True, lr=0.5, seed=1)
 
 
@@ -217,10 +218,10 @@ def test_changed_data_and_encoder_are_noticed_on_resume(place, tmp_path):
     spec = detect_spec("c4", {**SMALL, "iters": 1, "precise_bn": 0})
     data = DetectData(str(tmp_path), "2012")
     train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run")
-    with pytest.raises(BadInput, match="encoder changed since"):
+    with pytest.raises(BadInput, match=mentions("encoder", "changed")):
         train_detector("random:resnet18", data, spec, tmp_path / "run", resume=True)
     (folder / "Annotations" / "000000.xml").write_text(annotation([("disc", 1.0, 1.0, 9.0, 9.0)]))
-    with pytest.raises(BadInput, match="the training images changed since"):
+    with pytest.raises(BadInput, match=mentions("training images", "changed")):
         train_detector(str(place / "encoder.safetensors"), data, spec, tmp_path / "run", resume=True)
 
 
@@ -229,7 +230,7 @@ def test_other_test_images_are_noticed_on_resume(place, tmp_path):
     files = [str(write_coco(tmp_path / f"{name}.json", seeds)) for name, seeds in (("a", [7]), ("b", [8]))]
     words = (str(place / "encoder.safetensors"), spec, tmp_path / "run")
     train_detector(words[0], DetectData(str(place), "2012", files[0]), *words[1:])
-    with pytest.raises(BadInput, match="the test images changed since"):
+    with pytest.raises(BadInput, match=mentions("test images", "changed")):
         train_detector(words[0], DetectData(str(place), "2012", files[1]), *words[1:], resume=True)
 
 
@@ -247,13 +248,13 @@ def test_a_run_without_a_sound_checkpoint_says_what_it_does(place, tmp_path):
     assert train_detector(*words, resume=True, reporter=notes).scores == first.scores
     assert any("holds no checkpoint yet: starting at step 0" in note for note in notes.notes)
     save_checkpoint(tmp_path / "run" / "checkpoints", 9, {"step": 9})
-    with pytest.raises(BadInput, match="holds checkpoints of another kind of run"):
+    with pytest.raises(BadInput, match=mentions("checkpoints", "kind of run")):
         train_detector(*words, resume=True)
     (tmp_path / "run" / "detect.json").write_text('{"spec": {"iters": 0}, "data": {"root": "."}, "encoder": "x"}')
-    with pytest.raises(BadInput, match=r"detect\.json: iters = 0: must be at least 1; bring it back"):
+    with pytest.raises(BadInput, match=mentions("detect.json", "iters", "0", "at least 1")):
         train_detector(*words, resume=True)
     (tmp_path / "run" / "detect.json").write_text("{")
-    with pytest.raises(BadInput, match=r"detect\.json: not as a run wrote it"):
+    with pytest.raises(BadInput, match=mentions("detect.json", "run")):
         train_detector(*words, resume=True)
 
 

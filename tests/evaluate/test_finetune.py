@@ -13,7 +13,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate import EvaluatedEncoder, FineTuning, evaluate_finetuning
 from supancl.evaluate.sources import data_for
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, noise
+from tests.files import archive, assert_mentions, assert_refused, mentions, noise
 
 QUICK = FineTuning(epochs=20, batch_size=16, lrs=(0.3,))
 
@@ -74,7 +74,7 @@ def test_a_rate_that_diverges_is_not_chosen_and_all_that_do_are_an_error(run):
     assert result["lr"] == 0.1
     assert np.isnan(result["tried"]["1e+30"])
     assert run.reporter.notes[0] == "learning rate 1e+30: the loss was no number"
-    with pytest.raises(NonFinite, match=r"no finite number at any of --lr 1e\+30, 1e\+31; try lower ones"):
+    with pytest.raises(NonFinite, match=mentions("--lr 1e+30", "1e+31", "lower")):
         evaluate_finetuning(run, how=FineTuning(epochs=1, batch_size=16, lrs=(1e30, 1e31)))
 
 
@@ -87,8 +87,8 @@ def test_what_was_made_can_be_used(run, tmp_path):
         features = encoder((torch.from_numpy(images)[:, None] / 255 - 0.5) / 0.5)
     right = (features @ head["weight"].T + head["bias"]).argmax(1) == torch.from_numpy(labels)
     assert 100 * right.double().mean().item() == pytest.approx(result["accuracy"], abs=1.7)
-    assert message(evaluate_finetuning, run, None, QUICK, tmp_path / "tuned") == (
-        f"{tmp_path}/tuned exists; remove it or choose another --out"
+    assert_refused(
+        message(evaluate_finetuning, run, None, QUICK, tmp_path / "tuned"), f"{tmp_path}/tuned", "exists", "--out"
     )
 
 
@@ -96,8 +96,10 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
     (tmp_path / "file").write_text("x")
     assert message(evaluate_finetuning, run, None, QUICK, tmp_path / "file/below").startswith("cannot write in ")
     (tmp_path / "photos/cat").mkdir(parents=True)
-    assert f"lies in {tmp_path}/photos, whose folders are taken for classes" in message(
-        evaluate_finetuning, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned"
+    assert_mentions(
+        message(evaluate_finetuning, run, str(tmp_path / "photos"), QUICK, tmp_path / "photos/tuned"),
+        f"{tmp_path}/photos",
+        "classes",
     )
     with pytest.raises(NonFinite):
         evaluate_finetuning(run, None, FineTuning(epochs=1, batch_size=16, lrs=(1e30,)), tmp_path / "tuned")
@@ -107,22 +109,16 @@ def test_a_folder_is_asked_for_before_the_work_and_not_left_behind_empty(run, tm
 @pytest.mark.parametrize("asked", [{"layer": "layer1"}, {"normalize": True}], ids=["layer", "normalize"])
 def test_what_it_would_not_heed_is_refused(asked, run):
     other = EvaluatedEncoder(run.where, run.encoder, replace(run.options, **asked), run.reporter)
-    assert message(evaluate_finetuning, other, None, QUICK) == (
-        "fine-tuning trains the whole encoder and a classifier of its own output; leave --layer and --normalize out"
-    )
+    assert_refused(message(evaluate_finetuning, other, None, QUICK), "--layer", "--normalize")
 
 
 def test_bad_input_is_one_line(run, tmp_path):
     unlabelled = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
-    assert message(evaluate_finetuning, run, unlabelled, QUICK) == (
-        f"{unlabelled}: fine-tuning needs labelled images of two classes to train on and some to judge; "
-        "there are 0 and 0"
+    assert_refused(
+        message(evaluate_finetuning, run, unlabelled, QUICK), unlabelled, "labelled", "two classes", "0 and 0"
     )
     labels = np.arange(20) % 2
     labels[0] = 2
     lonely = str(archive(tmp_path / "y.npz", train_labels=labels, test_images=noise(2, 8, 8), test_labels=np.arange(2)))
-    assert message(evaluate_finetuning, run, lonely, FineTuning()) == (
-        f"{lonely}: class '2' has fewer than 2 training images; comparing learning rates (or give one --lr) needs 2, "
-        "so add images or leave the class out"
-    )
+    assert_refused(message(evaluate_finetuning, run, lonely, FineTuning()), lonely, "class '2'", "2", "--lr")
     assert len(data_for(run, lonely).train) == 20

@@ -23,7 +23,7 @@ from supancl.evaluate.protocols import augmented_epochs, file_name
 from supancl.evaluate.sources import data_for
 from supancl.probes import Features, few_shot, knn_accuracy, linear_probe, sample_episodes, transfer
 from tests.evaluate.made import bright, run_folder, source, subject
-from tests.files import archive, noise
+from tests.files import archive, assert_mentions, assert_one_line, assert_refused, noise
 
 CPU = torch.device("cpu")
 CONDITIONS = {
@@ -75,14 +75,13 @@ def test_a_k_beyond_the_references_is_said(run, monkeypatch):
     said = []
     monkeypatch.setattr(run.reporter, "note", said.append)
     result = evaluate_knn(run, ks=(5000, 90))
-    assert said == [
-        f"{run.where}: there are {result['references']} images to compare with, so k = 5000 is k = "
-        f"{result['references']}"
-    ]
+    assert_one_line(
+        "\n".join(said), run.where, f"{result['references']} images", "k = 5000", f"k = {result['references']}"
+    )
     assert (result["references"], result["k"], list(result["by_k"])) == (90, 90, ["90"])
     said.clear()
     both = evaluate_knn(run, ks=(5, 5000, 4000))
-    assert said[0].endswith(f"so k = 5000 and 4000 are k = {result['references']}")
+    assert_mentions(said[0], "k = 5000", "4000", f"k = {result['references']}")
     assert (both["k"], list(both["by_k"])) == (5, ["5", str(result["references"])])
     assert both["by_k"][str(result["references"])] == result["accuracy"]
 
@@ -142,13 +141,11 @@ def test_one_query_less_of_many_images_is_a_remark_and_many_less_a_warning(run, 
     path = str(source(tmp_path / "wide.npz", train=30, test=1320, classes=66))  # 20 images a class, as Omniglot has
     result = evaluate_few_shot(run, path, EpisodeSettings(5, 5, 16, episodes=3))
     assert (result["queries"], result["queries_used"], result["images"]) == (16, [15, 15], 1320)
-    assert result["remarks"] == ["20 images a class leave 15 queries at 5 shots, not 16"]
+    assert_one_line("\n".join(result["remarks"]), "20 images", "15", "5 shots", "16")
     assert run.reporter.warnings == []
     assert evaluate_few_shot(run, path, EpisodeSettings(5, 5, 15, episodes=3))["remarks"] == []
     evaluate_few_shot(run, path, EpisodeSettings(66, 5, 16, episodes=1))
-    assert run.reporter.warnings == [
-        f"wide: {result['remarks'][0]}; the interval is over episodes of the same 1,320 images"
-    ]
+    assert_one_line("\n".join(run.reporter.warnings), result["remarks"][0], "1,320")
 
 
 @pytest.mark.parametrize("protocol", ["linear", "transfer"])
@@ -162,11 +159,7 @@ def test_a_classifier_that_was_cut_off_is_said(protocol, run, tmp_path, monkeypa
     monkeypatch.setattr(room, solver, lambda *a, **n: plain(*a, **n)._replace(cut_off=True, residual=8.987))
     assert judge(run, path)["cut_off"] is True
     (line,) = run.reporter.warnings
-    assert line.endswith(
-        ": the final classifier was cut off while its objective still fell (residual 9), so its "
-        "accuracy may not be that of the optimum; features of unit length (--normalize) are often "
-        "easier to fit"
-    )
+    assert_mentions(line, "residual 9", "--normalize")
 
 
 def test_variance_names_the_classes(run):
@@ -282,18 +275,17 @@ def lacking(path, split: str, label: int):
 
 
 @pytest.mark.parametrize(("split", "line"), [
-    ("val", "no image of class 'bee' in val, which train has; add images of it, or leave the class out of every split"),
-    ("test", "no image of class 'bee' in test, which train has; add images of it, or leave the class out of every "
-             "split"),
-    ("train", "class 'bee' in val has no image in train; the label sets of the splits must be equal"),
+    ("val", ("bee", "val", "train")),
+    ("test", ("bee", "test", "train")),
+    ("train", ("bee", "val", "train")),
 ])  # fmt: skip
 def test_classes_that_differ_between_splits_are_named(split, line, run, tmp_path):
     path = lacking(tmp_path / "x.npz", split, 1)
-    assert message(evaluate_transfer, run, path) == f"{path}: {line}"
+    assert_refused(message(evaluate_transfer, run, path), path, *line)
     if split == "train":
-        assert message(evaluate_linear, run, path) == f"{path}: {line}"
+        assert_refused(message(evaluate_linear, run, path), path, *line)
     if split == "val":
-        assert message(evaluate_linear, run, path, SgdSettings()) == f"{path}: {line}"
+        assert_refused(message(evaluate_linear, run, path, SgdSettings()), path, *line)
         assert evaluate_linear(run, path)["queries"] == 20  # top-1 of the images that are there
 
 
@@ -301,7 +293,7 @@ def test_knn_says_which_images_nobody_votes_for(run, tmp_path):
     path = lacking(tmp_path / "x.npz", "train", 1)
     result = evaluate_knn(run, path)
     (warning,) = run.reporter.warnings
-    assert warning == f"{path}: class 'bee' has no training image; its 10 images to judge count as wrong"
+    assert_mentions(warning, path, "class 'bee'", "10 images")
     assert result["accuracy"] <= 100 * 20 / 30
 
 
@@ -315,22 +307,28 @@ def test_small_classes_are_named_and_left_out_of_episodes(run, tmp_path):
     result = evaluate_few_shot(run, path, EpisodeSettings(3, 3, 2, 10))
     assert result["dropped"] == ["dog"]
     assert result["classes"] == 3
-    assert run.reporter.warnings == ["x: 1 class has no more than 3 images and is left out: dog"]
-    assert message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)) == (
-        f"{path}: 3 classes have more than 3 images, 4 ways need 4 such (too small: class 'dog'); lower --ways or "
-        "--shots, or add images"
+    assert_one_line("\n".join(run.reporter.warnings), "x", "1 class", "3 images", "dog")
+    assert_refused(
+        message(evaluate_few_shot, run, path, EpisodeSettings(4, 3)),
+        path,
+        "3 classes",
+        "3 images",
+        "4 ways",
+        "dog",
+        "--ways",
+        "--shots",
     )
 
 
 def test_too_few_labels_are_said_before_anything_is_fitted(run, tmp_path):
     nothing = str(archive(tmp_path / "x.npz", train_labels=np.full(20, -1)))
-    assert "no labelled image in train" in message(evaluate_linear, run, nothing)
-    assert "too few labelled images to take 20%" in message(evaluate_transfer, run, nothing)
-    assert "no labelled image among the images to measure" in message(evaluate_variance, run, nothing)
-    assert "0 classes have more than 5 images" in message(evaluate_few_shot, run, nothing)
+    assert_mentions(message(evaluate_linear, run, nothing), "labelled", "train")
+    assert_mentions(message(evaluate_transfer, run, nothing), "20%", "labelled")
+    assert_mentions(message(evaluate_variance, run, nothing), "labelled", "measure")
+    assert_mentions(message(evaluate_few_shot, run, nothing), "0 classes", "5 images")
     single = str(archive(tmp_path / "y.npz", train_labels=np.zeros(20, int)))
-    assert "only class '0' in train; a classifier needs at least two" in message(evaluate_linear, run, single)
-    assert "only class '0' among the images to measure" in message(evaluate_variance, run, single)
+    assert_mentions(message(evaluate_linear, run, single), "class '0'", "train", "at least two")
+    assert_mentions(message(evaluate_variance, run, single), "class '0'", "measure")
     labels = np.arange(20) % 2
     labels[:1] = 2
     lonely = str(archive(tmp_path / "z.npz", train_labels=labels, test_images=noise(3, 8, 8), test_labels=np.arange(3)))

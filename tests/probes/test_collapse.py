@@ -8,6 +8,7 @@ import torch
 
 from supancl.errors import BadInput
 from supancl.probes import Features, collapse, effective_rank, variance
+from tests.files import mentions
 from tests.probes.blobs import blobs
 
 
@@ -64,11 +65,11 @@ def test_less_noise_is_more_collapse() -> None:
 @pytest.mark.parametrize(
     ("features", "weights", "line"),
     [
-        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None, "only class 1; measures between classes"),
-        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None, "variance features: row 0 holds NaN"),
-        (blobs(20), torch.zeros(4, 5), r"weights have shape \(4, 5\), the class means \(4, 6\)"),
+        (Features(torch.randn(5, 3), torch.ones(5, dtype=torch.long)), None, ("only class 1", "between classes")),
+        (Features(torch.full((4, 3), float("nan")), torch.arange(4)), None, ("variance features", "row 0", "NaN")),
+        (blobs(20), torch.zeros(4, 5), ("weights", "(4, 5)", "(4, 6)")),
     ],
 )
 def test_bad_input_is_one_line(features: Features, weights, line: str) -> None:
-    with pytest.raises(BadInput, match=line):
+    with pytest.raises(BadInput, match=mentions(*line)):
         collapse(features, weights=weights)

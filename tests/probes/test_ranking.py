@@ -13,6 +13,7 @@ from supancl.errors import BadInput
 from supancl.probes import Score, rank_encoders
 from supancl.probes.ranking import shared_ranks
 from supancl.reports.score_table import score_table
+from tests.files import mentions
 
 RESULTS = {
     "simsiam": {"pets": [70.0, 71.0, 72.0], "a_b": 50.0},
@@ -118,9 +119,9 @@ def test_csv_and_json_hold_plain_numbers() -> None:
 
 
 def test_bad_input_is_one_line() -> None:
-    with pytest.raises(BadInput, match="no encoder to rank"):
+    with pytest.raises(BadInput, match=mentions("no encoder", "rank")):
         rank_encoders({})
-    with pytest.raises(BadInput, match="at least one, and all finite numbers"):
+    with pytest.raises(BadInput, match=mentions("at least one", "finite")):
         rank_encoders({"a": {"x": [1.0, math.nan]}})
-    with pytest.raises(BadInput, match="table format 'latx'; did you mean 'latex'"):
+    with pytest.raises(BadInput, match=mentions("latx", "latex")):
         score_table(rank_encoders(RESULTS), "latx")  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from supancl.core.methods import COLLAPSE_CELLS, METHODS
 from supancl.paper.collapse import MEASURES, cell, line
 from supancl.paper.numbers import COLLAPSE
 from supancl.training.monitor import COLLAPSED_RANK
+from tests.files import assert_refused
 
 SMALL = ["--epochs", "1", "--set", "data.limit=256", "--set", "encoder.width=16", "--device", "cpu"]
 
@@ -90,11 +91,10 @@ def test_a_recipe_without_a_supervised_target_is_refused(name: str, capsys, tmp_
 
 
 @pytest.mark.parametrize(("more", "line"), [
-    (["--seed", "3"], "train.seed is for this study to set; give --seeds N instead"),
-    (["--on-collapse", "stop"], "train.on_collapse = 'stop' would end a run when it collapses, before there is a k-NN "
-                                "to set beside the paper's; leave it at warn"),
+    (["--seed", "3"], ("train.seed", "--seeds N")),
+    (["--on-collapse", "stop"], ("train.on_collapse", "stop", "k-NN", "warn")),
 ])  # fmt: skip
 def test_what_would_be_ignored_or_end_the_study_is_refused(more: list[str], line: str, capsys, tmp_path: Path) -> None:
     assert main(["collapse", "digits.supsiam", *more, "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err == f"supancl: {line}\n"
+    assert_refused(capsys.readouterr().err, *line)
     assert not (tmp_path / "x").exists()

@@ -28,6 +28,7 @@ from supancl.paper.theory import formulas as theory_formulas
 from supancl.paper.theory.checks import Check, Settings, compare, covariances_of, slope, worst
 from supancl.paper.theory.formulas import Formulas
 from supancl.paper.theory.world import drawn, exact, features, lagrangian, make_weights, make_world
+from tests.files import assert_refused
 
 SETTINGS = Settings(seed=0, samples=2000)
 FOLLOW = theory_dynamics.follow
@@ -147,7 +148,7 @@ def halved_distance(self: Align, anchors: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (anchors - targets).square().sum(-1)
 
 
-def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, whole: Any = None) -> Tensor:
+def unit_mean(self: Align, own: Tensor, labels: Tensor, pool: Any, global_batch: Any = None) -> Tensor:
     return torch.nn.functional.normalize(pool.class_mean(labels, fallback=own, samples=self.samples), dim=-1)
 
 
@@ -292,7 +293,7 @@ def test_a_failed_check_ends_the_command_with_1_and_still_writes_the_json(monkey
     assert main(["theory", "--json", str(tmp_path / "theory.json")]) == 1
     assert json.loads((tmp_path / "theory.json").read_text())["passed"] is False
     said = capsys.readouterr()
-    assert said.err == "supancl: 1 of 1 checks failed, first Eq. 4: E[z1 z1']\n"
+    assert_refused(said, "1 of 1 checks", "Eq. 4", "E[z1 z1']", code=1)
     assert "\\[" not in said.out
 
 

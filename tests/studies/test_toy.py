@@ -43,6 +43,7 @@ from supancl.paper.toy.training import (
     train,
 )
 from supancl.reports.tables import cell_text, to_markdown
+from tests.files import mentions
 
 SMALL = Size(dimensions=256, train=250, test=60, width=32, epochs=60, batch=64)
 TINY = Size(dimensions=40, train=40, test=10, width=6, epochs=2, batch=16)
@@ -232,12 +233,12 @@ def test_the_command_writes_tables_figure_and_json(tmp_path: Path, monkeypatch: 
     assert "Table 2" in shown
     assert "(61.89)" in shown
     assert "reading 'literal', not in App. B's size: dimensions 40, train 40" in shown
-    with pytest.raises(BadInput, match="holds a toy study already"):
+    with pytest.raises(BadInput, match=mentions("toy", "already")):
         command.command(args, QUIET)
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="--seeds 0: must be at least 1"):
+    with pytest.raises(BadInput, match=mentions("--seeds 0", "1")):
         command.command(parsed("--seeds", "0"), QUIET)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="--out"):
@@ -260,7 +261,7 @@ def test_a_full_disk_leaves_no_half_study(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match=r"No space left.*Make room, or choose another --out"):
+    with pytest.raises(BadInput, match=mentions("No space left", "--out")):
         toy.write({"rows": made_up_rows()}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

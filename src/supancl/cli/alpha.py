@@ -10,8 +10,8 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, plural
 from supancl.recipes import Recipe
 from supancl.sweeps.alpha import check_alpha, laid_out, train_alphas, write_alphas
 from supancl.sweeps.runner import Sweep, check_overrides
@@ -43,14 +43,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base, alphas = recipe_from_flags(args.recipe, args), parse_alphas(args.alphas)
     check(base, args)
     out = Path(args.out or next_folder("alpha"))
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs, data = train_alphas(base, alphas, sweep, args.leave_out, args.shots)
-    console.print(table(f"{base.name}, {counted(args.seeds, 'seed')}: mean +- sd", *laid_out(result)))
+    console.print(table(f"{base.name}, {plural(args.seeds, 'seed')}: mean +- sd", *laid_out(result)))
     console.print(result["recommendation"])
     page = write_alphas(result, runs, data, out)
     console.print(f"page: {page}; {result['seconds']:.0f} s")

@@ -13,7 +13,7 @@ from supancl.cli.console import Terminal
 from supancl.cli.encoders import names
 from supancl.data.opening import check_source
 from supancl.data.sources.benchmarks import find_benchmarks, official_name
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate import EvaluatedEncoder, differences, drawn_from, rankings, trained_on, unlike
 from supancl.evaluate.compared import check_seeds
 from supancl.reports.score_table import TableFormat, score_table
@@ -86,7 +86,7 @@ def printed(results: list[dict[str, Any]], form: TableFormat, console: Console) 
                 f"± {gap['interval']:.2f} (same episodes)"
             )
         if len(gaps) > MOST_LINES:
-            console.print(f"{counted(len(gaps) - MOST_LINES, 'more difference')}: --json")
+            console.print(f"{plural(len(gaps) - MOST_LINES, 'more difference')}: --json")
     return {
         "results": results,
         "tables": {name: ranking.to_json() for name, ranking in tables.items()},

@@ -13,15 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from supancl.data.splits import Data
-from supancl.distributed import speaks, tells
-from supancl.errors import counted
+from supancl.distributed import should_print, should_report_failure
+from supancl.errors import plural
 from supancl.recipes import Recipe
 from supancl.reporter import Reporter
 
 
 def make_console(quiet: bool, json_to_stdout: bool) -> Console:
     """Standard output, or standard error when the JSON goes to standard output; of several ranks only one prints."""
-    made = Console(stderr=json_to_stdout, quiet=quiet or not speaks(), markup=False, highlight=False, soft_wrap=True)
+    made = Console(
+        stderr=json_to_stdout, quiet=quiet or not should_print(), markup=False, highlight=False, soft_wrap=True
+    )
     if not made.is_terminal:
         made.width = 160  # a file has no edge to wrap at
     return made
@@ -73,9 +75,9 @@ class Terminal(Reporter):
             self.counting = (what, 0, time.perf_counter(), 0)
         _, told, since, _ = self.counting
         tenths, taken = done * 10 // total, time.perf_counter() - since
-        tells = tenths > told and taken >= WORTH_TELLING
-        self.counting = (what, tenths if tells else told, since, done)
-        if tells:
+        is_due = tenths > told and taken >= WORTH_TELLING
+        self.counting = (what, tenths if is_due else told, since, done)
+        if is_due:
             left = f", about {taken / done * (total - done):.0f} s left" if done < total else f" in {taken:.0f} s"
             self.note(f"{what}: {done:,} of {total:,}{left}")
 
@@ -84,8 +86,8 @@ class Terminal(Reporter):
         share = "" if self.labelled == len(data.train) else f", {self.labelled} of them labelled"
         self.note(
             f"{recipe.name} on {recipe.data.source or 'the data'}: "
-            f"{counted(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
-            f"{counted(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
+            f"{plural(len(data.train), 'training image')}{share}, {len(data.held_out)} held out, "
+            f"{plural(len(data.classes), 'class', 'classes')}; {device} -> {folder}"
         )
         if recipe.train.batch_size != recipe.optimizer.reference_batch:
             self.note(
@@ -192,5 +194,5 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def say_error(text: str) -> None:
-    if tells():
+    if should_report_failure():
         print(f"supancl: {text}", file=sys.stderr)

@@ -21,7 +21,7 @@ from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import DataSpec, Source
 from supancl.data.store.cache import CachedImages, cache_root, evict, list_caches, remove_cache
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.recipes import Recipe, recipe
 from supancl.reports.contact_sheet import image_sheet, view_sheet
 from supancl.training.preflight import with_short_side
@@ -140,7 +140,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
     if empty:
         them = "it" if len(empty) == 1 else "them"
         console.print(
-            f"{counted(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
+            f"{plural(len(empty), 'class folder')} without an image; pretrain refuses {them}: fill or "
             f"remove {them}" + "".join(f"\n  {name}" for name in empty[:20])
         )
 
@@ -148,7 +148,7 @@ def print_facts(facts: dict[str, Any], console: Console) -> None:
 def print_copies(found: dict[str, Any] | None, console: Console) -> None:
     if not found or not found["files"]:
         return
-    images = counted(found["images"], "image", form=",")
+    images = plural(found["images"], "image", number_format=",")
     console.print(
         f"{found['files']:,} files are byte-for-byte copies of one another, of {images}; copies may fall on "
         "both sides of what is held out: keep one of each"
@@ -252,9 +252,9 @@ def build(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         store.verify(terminal.reading)
     mended = store.repaired if args.verify else None  # opening it has looked at some
     seconds = time.perf_counter() - since
-    verified = "" if mended is None else f"; every checksum compared, {counted(mended, 'image')} mended"
+    verified = "" if mended is None else f"; every checksum compared, {plural(mended, 'image')} mended"
     console.print(
-        f"{store.cache.folder}: {counted(len(store), 'image', form=',')} at short side {side}, "
+        f"{store.cache.folder}: {plural(len(store), 'image', number_format=',')} at short side {side}, "
         f"{store.nbytes / 1e9:.3f} GB, {seconds:.1f} s{verified}"
     )
     return {

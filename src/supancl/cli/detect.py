@@ -24,8 +24,8 @@ from supancl.detect.scenes import for_testing, relabelled
 from supancl.detect.spec import DetectSpec, detect_spec
 from supancl.detect.testing import detect
 from supancl.detect.train import DetectRun, precision_of, spread, told, train_detector
-from supancl.errors import BadInput, Interrupted, counted
-from supancl.files import check_place, jsonable, write_text
+from supancl.errors import BadInput, Interrupted, plural
+from supancl.files import check_writable, jsonable, write_text
 from supancl.reports.detection_table import COLUMNS, comparison_markdown, comparison_row
 from supancl.reports.detections import class_bars, comparison_curves, detection_curves, detection_sheet
 from supancl.training.preflight import pick_device
@@ -223,7 +223,7 @@ def compare(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name, text in texts.items():
         write_text(out / name, text)
     rows = [comparison_row(name, group) for name, group in result["groups"].items()]
-    console.print(table(f"{counted(len(runs), 'run')} -> {out}", COLUMNS, rows))
+    console.print(table(f"{plural(len(runs), 'run')} -> {out}", COLUMNS, rows))
     return result
 
 
@@ -243,7 +243,7 @@ def evaluate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     folder = DetectFolder(Path(args.detector) if Path(args.detector).is_dir() else Path(args.detector).parent)
     kept = folder.read_settings()[1] if folder.holds_run else None
     asked, out = data_of(args, kept), Path(args.out) if args.out else folder.path / "evaluate"
-    check_place(out)
+    check_writable(out)
     test = open_test(asked)
     for remark in test.remarks:
         terminal.warn(remark)

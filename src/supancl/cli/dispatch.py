@@ -22,8 +22,8 @@ from supancl import __version__
 from supancl.cli import commands
 from supancl.cli.console import make_console, say_error
 from supancl.cli.flags import OneLineParser, add_command
-from supancl.distributed import speaks
-from supancl.errors import BadInput, CheckFailed, SupanclError, call_it
+from supancl.distributed import should_print
+from supancl.errors import BadInput, CheckFailed, SupanclError, set_program_name
 from supancl.files import jsonable
 from supancl.recipes.plugins import fault_in_own, load_plugin
 
@@ -125,7 +125,7 @@ def report_error(error: Exception, debug: bool, prefix: str = "") -> int:
 
 def check_json(where: str | None) -> None:
     """Whether the result can be written is asked before the work, not after it."""
-    if where in (None, "-") or not speaks():  # of several ranks one writes
+    if where in (None, "-") or not should_print():  # of several ranks one writes
         return
     path = Path(str(where))
     if path.is_dir():
@@ -140,7 +140,7 @@ def check_json(where: str | None) -> None:
 
 
 def write_json(where: str | None, result: dict[str, Any]) -> None:
-    if where is None or not speaks():  # of several ranks one writes
+    if where is None or not should_print():  # of several ranks one writes
         return
     text = json.dumps(jsonable(result), indent=2)
     if where == "-":
@@ -160,5 +160,5 @@ def entry() -> None:
             stream.reconfigure(errors="replace")
     script = Path(sys.argv[0])
     if script.suffix == ".py" and not script.resolve().is_relative_to(Path(__file__).resolve().parents[1]):
-        call_it(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
+        set_program_name(f"python {shlex.quote(sys.argv[0])}")  # a file with methods of one's own (docs/extending.md)
     sys.exit(main())

@@ -13,7 +13,7 @@ from supancl.cli.comparing import add_sets, measured, printed, progress_console,
 from supancl.cli.console import Terminal, table
 from supancl.cli.encoders import add_encoder_flags, add_view_flag, at_least, names, numbers, subjects, whole_numbers
 from supancl.cli.flags import common
-from supancl.errors import BadInput, CheckFailed, counted
+from supancl.errors import BadInput, CheckFailed, plural
 from supancl.evaluate import (
     EpisodeSettings,
     EvaluatedEncoder,
@@ -157,7 +157,7 @@ def knn(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     )
     for k, value in result["by_k"].items():
         console.print(
-            f"k-NN (k = {k}): {value:.2f}% of {counted(result['queries'], 'image')}, "
+            f"k-NN (k = {k}): {value:.2f}% of {plural(result['queries'], 'image')}, "
             f"{result['references']} references, {result['classes']} classes"
         )
     return result
@@ -180,9 +180,9 @@ def linear(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sgd = SgdSettings(augmented=args.augmented, **given) if args.probe == "sgd" else None
     (subject,) = subjects(args, console)
     result = evaluate_linear(subject, args.data, sgd, args.seed, args.split, args.view)
-    how = ridge_described(result) if args.probe == "lbfgs" else f"{counted(result['epochs'], 'epoch')} of SGD"
+    how = ridge_described(result) if args.probe == "lbfgs" else f"{plural(result['epochs'], 'epoch')} of SGD"
     console.print(
-        f"linear ({how}): {result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, "
+        f"linear ({how}): {result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, "
         f"{result['classes']} classes"
     )
     return result
@@ -194,7 +194,7 @@ def ridge_described(result: dict[str, Any]) -> str:
         first, second = result["weight_by_half"]
         weights = f"{first:g}" if first == second else f"{first:g} and {second:g}"
         return f"ridge weight {weights}, of each half chosen on the other"
-    images = counted(result["chosen_on_images"], "image")
+    images = plural(result["chosen_on_images"], "image")
     return f"ridge weight {result['weight']:g}, chosen on {images}: {result['chosen_on']}"
 
 
@@ -237,8 +237,8 @@ def finetune(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     how = FineTuning(args.epochs, args.train_batch, tuple(dict.fromkeys(lrs)), args.weight_decay, args.seed)
     result = evaluate_finetuning(subject, args.data, how, Path(args.out) if args.out else None, args.split)
     console.print(
-        f"fine-tuned (lr {result['lr']:g}, {counted(result['epochs'], 'epoch')}): "
-        f"{result['accuracy']:.2f}% of {counted(result['queries'], 'image')}, mean per class "
+        f"fine-tuned (lr {result['lr']:g}, {plural(result['epochs'], 'epoch')}): "
+        f"{result['accuracy']:.2f}% of {plural(result['queries'], 'image')}, mean per class "
         f"{result['mean_per_class']:.2f}%"
     )
     return result
@@ -309,7 +309,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     found = run_suite(subjects(args, console), plan, out, Terminal(console))
     if not found.results:
         raise BadInput(
-            f"nothing could be measured; the first of {counted(len(found.failures), 'reason')}: "
+            f"nothing could be measured; the first of {plural(len(found.failures), 'reason')}: "
             f"{found.failures[0]['why']}"
         )
     told = printed(found.results, "text", console) | {"failures": found.failures}
@@ -317,7 +317,7 @@ def suite(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.print(f"page: {page}")
     told |= {"page": str(page)}
     if found.failures:
-        asked = counted(len(found.failures) + len(found.results), "result")
+        asked = plural(len(found.failures) + len(found.results), "result")
         raise Incomplete(
             f"{len(found.failures)} of {asked} could not be had (see the warnings); the others are in "
             f"{out}, and the same command again goes on",

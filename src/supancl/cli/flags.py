@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from supancl.cli.console import say_error
-from supancl.config import parsed
-from supancl.errors import BadInput, nearest
+from supancl.config import parse_value
+from supancl.errors import BadInput, did_you_mean
 from supancl.recipes import Recipe, recipe
 
 # what others call a field of the recipe
@@ -77,7 +77,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _nearest_command(self, given: str, choices: Iterable[str]) -> str:
         close = get_close_matches(given, sorted(self.spellings), n=1, cutoff=0.5)
-        return f"; did you mean {self.spellings[close[0]]!r}?" if close else nearest(given, choices)
+        return f"; did you mean {self.spellings[close[0]]!r}?" if close else did_you_mean(given, choices)
 
     def error(self, message: str) -> NoReturn:
         if "invalid choice" in message:
@@ -129,12 +129,12 @@ class Override(argparse.Action):
             name, equals, value = str(values).partition("=")
             if not equals:
                 parser.error(f"--set {values}: wanted FIELD=VALUE, such as loss.alpha=0.3")
-            given[name] = (parsed(value), f"--set {values}")
+            given[name] = (parse_value(value), f"--set {values}")
         elif self.nargs == 0:
             given[self.dest] = (True, str(option))
         else:
             # strings that look like numbers stay what they are where a name is wanted
-            literal = values if self.dest == "data.source" else parsed(values)
+            literal = values if self.dest == "data.source" else parse_value(values)
             given[self.dest] = (literal, f"{option} {values}")
         namespace.overrides = given
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from supancl.cli.console import Terminal
 from supancl.cli.flags import add_recipe_flags, recipe_from_flags
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
-from supancl.errors import BadInput, program
+from supancl.errors import BadInput, program_name
 from supancl.recipes import Recipe
 from supancl.recipes.recipe import resolve_warmup
-from supancl.training.preflight import is_same_or_moved, other_settings
+from supancl.training.preflight import advice_for_changed_setting, is_same_or_moved
 from supancl.training.pretrain import pretrain
 from supancl.weights.run_folder import RunFolder
 
@@ -48,7 +48,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     made = RunFolder(run.folder)
     labelled = not made.holds_run or made.read_data()[0].get("labelled", True)  # other ranks may not see it
     console.print(
-        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program()} evaluate knn "
+        f"done: encoder in {run.folder / 'encoder.safetensors'}; judge it with: {program_name()} evaluate knn "
         f"{shlex.quote(str(run.folder))}{'' if labelled else ' --data LABELLED_IMAGES'}"
         f"{''.join(f' --plugin {shlex.quote(file)}' for file in args.plugin)}"
     )
@@ -78,5 +78,5 @@ def check_agrees(kept: Recipe, args: argparse.Namespace, folder: RunFolder) -> N
             now = flattened(kept).get(field)
             raise BadInput(
                 f"{flag} differs from {field} = {json.dumps(now)} in {folder.recipe_file}; "
-                f"{other_settings(field, folder)}"
+                f"{advice_for_changed_setting(field, folder)}"
             )

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from supancl.errors import counted
+from supancl.errors import plural
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -105,7 +105,7 @@ def large_image_remarks(large: Sequence[str]) -> list[str]:
     if not large:
         return []
     examples, others = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
-    images_have, pronoun = counted(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
+    images_have, pronoun = plural(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
     return [
         f"{images_have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
         f"store {pronoun} smaller: {', '.join(examples)}{others}"

@@ -30,8 +30,8 @@ from supancl.data.splits import Data, DataSpec, Listing, Source, Split, full_spl
 from supancl.data.store import stream
 from supancl.data.store.cache import Cache
 from supancl.data.store.memory import ArrayImages, FileImages, ImageStore, PackedImages, Progress
-from supancl.errors import BadInput, counted, nearest
-from supancl.files import beside
+from supancl.errors import BadInput, did_you_mean, plural
+from supancl.files import did_you_mean_path
 
 AUTO_CACHE_BYTES = 256 * 2**20  # smaller data are decoded again in seconds
 SAMPLED_IMAGES = 64  # checked in place of all images, which would take too long
@@ -168,7 +168,7 @@ def _is_benchmark(name: str) -> bool:
 def _existing_path(name: str) -> Path:
     path = Path(name)
     if not path.exists():
-        hint = beside(path) or ("" if "/" in name or path.suffix else nearest(name, arrays.BUILT_IN))
+        hint = did_you_mean_path(path) or ("" if "/" in name or path.suffix else did_you_mean(name, arrays.BUILT_IN))
         benchmark_name, separator, root = name.partition("@")
         if separator and Path(root).is_dir():
             raise BadInput(
@@ -202,7 +202,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     if bad_positions:
         entries = [entry for position, entry in enumerate(entries) if position not in bad_positions]
         remarks.append(
-            f"{counted(len(bad_positions), 'unreadable image was', 'unreadable images were')} skipped: "
+            f"{plural(len(bad_positions), 'unreadable image was', 'unreadable images were')} skipped: "
             + ", ".join(skipped)
         )
     if not any(split == "train" for split, _, _ in entries):
@@ -239,7 +239,7 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
         return []
     return [
-        f"none of {counted(len(sampled), 'image')} looked at has a pixel above {DARK_LEVEL} of 255: 12 bits of a "
+        f"none of {plural(len(sampled), 'image')} looked at has a pixel above {DARK_LEVEL} of 255: 12 bits of a "
         "camera in 16-bit files? Scale them up first, such as by 16"
     ]
 

@@ -16,7 +16,7 @@ from supancl.config import INCIDENTAL, Count, Fraction, Positive, Within, marked
 from supancl.data.decode import Item
 from supancl.data.order import Order, WindowedOrder, derive_seed
 from supancl.data.store.memory import Batch, ImageStore, Progress
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 
 Entry = tuple[str, Path | Item, str]  # split, image, class name ('': unlabelled)
 SPLIT_NAMES = {  # name of a folder or shard -> split
@@ -233,7 +233,7 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     selected = candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]
     if fraction > 0 and len(selected) == 0:
         raise BadInput(
-            f"{spec.source}: {counted(len(train), 'image is', 'images are')} too few to hold {fraction:.0%} "
+            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold {fraction:.0%} "
             "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)"
         )
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
@@ -256,7 +256,7 @@ def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: S
     untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
     if untrained:
         yield (
-            f"{counted(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
+            f"{plural(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
             f"train on, such as {untrained[0]!r}; a name counts with its capitals, spaces and the way its accents are "
             "encoded"
         )
@@ -281,7 +281,9 @@ def _separate_classes(classes: Sequence[str], leave_out: Sequence[str]) -> tuple
     """Ids of the classes to train on, and of those left out of pretraining."""
     for name in leave_out:
         if name not in classes:
-            raise BadInput(f"data.leave_out names class {name!r}, which the data do not have{nearest(name, classes)}")
+            raise BadInput(
+                f"data.leave_out names class {name!r}, which the data do not have{did_you_mean(name, classes)}"
+            )
     left_out = [i for i, name in enumerate(classes) if name in leave_out]
     return [i for i in range(len(classes)) if i not in left_out], left_out
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from supancl.detect.scenes import Scene, Scenes
 from supancl.errors import BadInput
-from supancl.files import check_place
+from supancl.files import check_writable
 
 QUALITY = 95  # of the JPEGs; the images they are cut from are JPEGs already
 THREADS = 8
@@ -69,7 +69,7 @@ def check_crops(out: Path, margin: float, least: int) -> None:
     """What is wrong with the request whatever the images are, said before they are looked up."""
     if not 0 <= margin < inf or least < 1:
         raise BadInput(f"margin {margin:g} and least {least}: wanted at least 0 and at least 1")
-    check_place(out)
+    check_writable(out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; choose another --out")
 

@@ -13,7 +13,7 @@ from typing import Any
 from torchvision.datasets import VOCDetection
 
 from supancl.detect.scenes import Scene, Scenes, cut_remark, images_there, made_scene, relabelled
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 # year -> lists of images to train on and to test on: (year, name of the list)
 YEARS: dict[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
@@ -87,7 +87,7 @@ def joined(train: Scenes, test: Scenes) -> tuple[Scenes, Scenes]:
     names = tuple(sorted({*train.classes, *test.classes}))
     both = len({scene.path for scene in train.scenes} & {scene.path for scene in test.scenes})
     told = (
-        f"{both} of the {counted(len(test), 'test image')} {'is' if both == 1 else 'are'} trained on as well; the "
+        f"{both} of the {plural(len(test), 'test image')} {'is' if both == 1 else 'are'} trained on as well; the "
         "scores are no test of other images",
     )
     return relabelled(train, names), replace(relabelled(test, names), remarks=test.remarks + (told if both else ()))
@@ -197,7 +197,7 @@ def read_coco(file: Path, images: str = "") -> Scenes:
     )
     flat = sum(_flat(each) for each in content["annotations"])
     remarks = (*cut_remark(sum(cut for _, cut in made), str(file)), *large)
-    boxes = counted(flat, "box of no width or height was", "boxes of no width or height were")
+    boxes = plural(flat, "box of no width or height was", "boxes of no width or height were")
     remarks += (f"{file}: {boxes} left out",) if flat else ()
     return Scenes(tuple(scene for scene, _ in made), classes, str(file), remarks)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from supancl.detect.scenes import Scenes
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 MOST = 100  # detections of a class in an image that are looked at: COCO's maxDets
 
@@ -37,7 +37,7 @@ def coco_scores(scenes: Scenes, found: Sequence[Found]) -> dict[str, Any]:
     """
     if len(found) != len(scenes):
         raise BadInput(
-            f"{counted(len(found), 'result')} for {counted(len(scenes), 'image')} of {scenes.where}; give one for each"
+            f"{plural(len(found), 'result')} for {plural(len(scenes), 'image')} of {scenes.where}; give one for each"
         )
     counter = coco_counter()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools tells the terminal what it is doing

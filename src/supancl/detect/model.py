@@ -27,7 +27,7 @@ from torchvision.ops import MultiScaleRoIAlign, RoIAlign
 
 from supancl.core.encoders import Encoder, EncoderSpec
 from supancl.detect.spec import DetectSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import encoder_key
 from supancl.weights.importing import open_encoder
 
@@ -82,9 +82,7 @@ def resnet_of(encoder: Encoder) -> ResNet:
             "than the anchors; give one with the ImageNet stem, such as resnet18 or resnet50"
         )
     if encoder.spec.channels != 3:
-        raise BadInput(
-            f"encoder {name!r} takes {counted(encoder.spec.channels, 'channel')}; detection reads RGB images"
-        )
+        raise BadInput(f"encoder {name!r} takes {plural(encoder.spec.channels, 'channel')}; detection reads RGB images")
     return copy.deepcopy(body)
 
 

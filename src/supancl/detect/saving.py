@@ -13,7 +13,7 @@ from supancl.detect.layouts import DetectData
 from supancl.detect.model import Detector, build_detector, normalization_of, resnet_of
 from supancl.detect.spec import DetectSpec
 from supancl.errors import BadInput
-from supancl.files import beside, jsonable, write_text
+from supancl.files import did_you_mean_path, jsonable, write_text
 from supancl.weights.checkpoint import SCHEMA_VERSION
 from supancl.weights.encoder_file import read_safetensors, save_safetensors
 from supancl.weights.provenance import commit, versions
@@ -86,7 +86,8 @@ def load_detector(path: Path | str) -> Saved:
             raise BadInput(f"{path} holds no detector.safetensors; has the run finished? (supancl detect train)")
     if not file.exists():
         raise BadInput(
-            f"no file {file}" + (beside(file) or "; give the folder of a detector's run, or its detector.safetensors")
+            f"no file {file}"
+            + (did_you_mean_path(file) or "; give the folder of a detector's run, or its detector.safetensors")
         )
     weights, metadata = read_safetensors(file)
     if metadata.get("kind") != "detector":

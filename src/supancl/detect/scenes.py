@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from supancl.data.decode import decode, image_problem, is_sideways, large_image_remarks
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 SLACK = 1.0  # pixels; annotations count from 0 or from 1, and scaled ones are rounded
 
@@ -131,7 +131,7 @@ def made_scene(
 
 
 def cut_remark(count: int, where: str) -> tuple[str, ...]:
-    boxes = counted(
+    boxes = plural(
         count,
         "box reached over the border of its image and was",
         "boxes reached over the border of their images and were",
@@ -165,7 +165,7 @@ def for_training(scenes: Scenes, train_difficult: bool, keep_empty: bool, memory
         chosen = [scene for scene in chosen if len(scene.boxes)]
     if not any(len(scene.boxes) for scene in chosen):
         raise BadInput(
-            f"{scenes.where}: no box to train on in {counted(len(scenes), 'image')}; is it the right list of images?"
+            f"{scenes.where}: no box to train on in {plural(len(scenes), 'image')}; is it the right list of images?"
         )
     return replace(scenes, scenes=tuple(chosen), limit=memory_gb * 1e9, kept={})
 
@@ -174,7 +174,7 @@ def for_testing(scenes: Scenes, memory_gb: float = 0.0) -> Scenes:
     """With something to find in them, or every score would be missing."""
     if all(bool((scene.difficult | scene.crowd).all()) for scene in scenes.scenes):
         raise BadInput(
-            f"{scenes.where}: no box to find in {counted(len(scenes), 'image')}; is it the right list of images?"
+            f"{scenes.where}: no box to find in {plural(len(scenes), 'image')}; is it the right list of images?"
         )
     return replace(scenes, limit=memory_gb * 1e9)
 

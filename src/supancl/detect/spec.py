@@ -18,7 +18,7 @@ from supancl.config import (
     replaced,
     validated,
 )
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 Stage = Literal["stem", "layer1", "layer2", "layer3", "layer4"]
 
@@ -144,7 +144,7 @@ def _sound(spec: DetectSpec) -> DetectSpec:
         raise BadInput("extra_norm = true: fpn has no res5 in its box head for a norm to follow; leave it out")
     if spec.arch == "fpn" and len(spec.anchor_sizes) != 5:
         raise BadInput(
-            f"anchor_sizes has {counted(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
+            f"anchor_sizes has {plural(len(spec.anchor_sizes), 'entry', 'entries')}; fpn takes 5, one for each level"
         )
     return spec
 

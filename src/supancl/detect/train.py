@@ -35,13 +35,13 @@ from supancl.detect.saving import DetectFolder, save_detector
 from supancl.detect.scenes import Scenes, for_testing, for_training
 from supancl.detect.spec import DetectSpec, rate
 from supancl.detect.testing import detect, measure_norms
-from supancl.distributed import by_one
-from supancl.errors import BadInput, Interrupted, NonFinite, counted
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, Interrupted, NonFinite, plural
 from supancl.reporter import Reporter
 from supancl.stats import seed_stats
-from supancl.training.begin import state_to_resume
+from supancl.training.begin import load_state_to_resume
 from supancl.training.preflight import pick_device
-from supancl.training.signals import signals_noted
+from supancl.training.signals import record_signals
 from supancl.weights.checkpoint import save_checkpoint
 from supancl.weights.metrics_log import MetricsLog
 
@@ -117,7 +117,7 @@ def train_detector(
     reporter: Reporter | None = None,
 ) -> DetectRun:  # fmt: skip
     """Fine-tune a detector from an encoder (see `open_body`), test it, and keep everything in `out`."""
-    by_one("a detector")
+    require_single_process("a detector")
     reporter, encoder = reporter or Reporter(), absolute_encoder(encoder)
     coco_counter()  # whether the test can be counted is asked before the work
     device = pick_device(spec.device)
@@ -179,7 +179,7 @@ def _begin(
                     f"{name} changed since {folder.path} began ({was} -> {now}); bring back what it was, or "
                     "start another run"
                 )
-        state = state_to_resume(folder.checkpoints, reporter)
+        state = load_state_to_resume(folder.checkpoints, reporter)
         if state is not None:
             training.load(state, folder)
             reporter.note(f"going on at step {training.step} of {training.spec.iters}")
@@ -188,8 +188,8 @@ def _begin(
     folder.keep_metrics_until(training.step)
     reporter.note(
         f"{training.spec.arch} detector from {settings['encoder']}: {settings['train_images']} training "
-        f"and {counted(settings['test_images'], 'test image')}, "
-        f"{counted(len(settings['classes']), 'class', 'classes')}; {training.device}, "
+        f"and {plural(settings['test_images'], 'test image')}, "
+        f"{plural(len(settings['classes']), 'class', 'classes')}; {training.device}, "
         f"{training.precision} -> {folder.path}"
     )
 
@@ -210,7 +210,7 @@ def _loop(
 ) -> DetectRun:  # fmt: skip
     spec, row = training.spec, None
     tested = any(each["kind"] == "test" and each["step"] == training.step for each in folder.metrics())
-    with Batches(train, spec, training.device, spec.iters) as batches, signals_noted() as received:
+    with Batches(train, spec, training.device, spec.iters) as batches, record_signals() as received:
         if _test_is_due(training) and not tested:  # the run was stopped before it
             _test(training, train, test, log, reporter)
         since, images = time.perf_counter(), 0

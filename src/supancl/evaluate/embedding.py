@@ -14,7 +14,7 @@ from supancl.data.views.evaluation import View
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.sources import is_own, read_source, spec_for
-from supancl.files import check_place, make_folder, write_atomically
+from supancl.files import check_writable, make_folder, write_atomically
 from supancl.training.preflight import check_same_data
 
 
@@ -27,7 +27,7 @@ def embed_to_file(evaluated: EvaluatedEncoder, source: str, out: Path, view: Vie
         raise BadInput(f"--out {out}: must end in .npz")
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
-    check_place(out.parent)
+    check_writable(out.parent)
     found = read_source(evaluated, spec_for(evaluated, source), view)
     held_out = _held_out(evaluated, source, found)
     arrays: dict[str, Any] = {"class_names": np.array(found.classes, dtype=np.str_)}

@@ -16,7 +16,7 @@ from supancl.data.opening import is_same_source
 from supancl.data.splits import Source, Split
 from supancl.data.views.evaluation import View
 from supancl.data.views.specs import Crops
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.feature_cache import FeatureCache, encoder_key, weights_key
 from supancl.evaluate.naming import group_of, result_name, short, source_of
 from supancl.probes import Features, embed
@@ -135,7 +135,7 @@ class EvaluatedEncoder:
         if len(faulty):
             row = int(faulty[0])
             kind = "NaN" if bool(torch.isnan(found.values[row]).any()) else "an infinite value"
-            more = f", and those of {counted(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
+            more = f", and those of {plural(len(faulty) - 1, 'more image')}," if len(faulty) > 1 else ""
             raise BadInput(
                 f"{self.where}: the features of {split.names_at(faulty[:1])[0]}{more} hold {kind}; "
                 "take weights from before the run diverged, or leave that image out"

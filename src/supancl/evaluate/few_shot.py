@@ -12,7 +12,7 @@ from torch import Tensor
 
 from supancl.data.splits import DataSpec, Source, Split, fingerprint, prepare_data
 from supancl.data.views.evaluation import View
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_label, registered
 from supancl.evaluate.protocols import record_result
@@ -98,8 +98,8 @@ def evaluate_few_shot(
 
 def warn_dropped(evaluated: EvaluatedEncoder, name: str, dropped: Sequence[str], shots: int) -> None:
     evaluated.reporter.warn(
-        f"{name}: {counted(len(dropped), 'class has', 'classes have')} no more than "
-        f"{counted(shots, 'image')} and {'is' if len(dropped) == 1 else 'are'} left out: {', '.join(dropped[:8])}"
+        f"{name}: {plural(len(dropped), 'class has', 'classes have')} no more than "
+        f"{plural(shots, 'image')} and {'is' if len(dropped) == 1 else 'are'} left out: {', '.join(dropped[:8])}"
         f"{' ...' if len(dropped) > 8 else ''}"
     )
 
@@ -124,8 +124,8 @@ def check_episodes(
         ways_out = ["lower --ways or --shots"] if int((sizes > 1).sum()) > 1 else []
         ways_out += ["name other --data", "pretrain with a larger data.holdout"] if held_out else ["add images"]
         raise BadInput(
-            f"{where}: {counted(fit, 'class has', 'classes have')} more than "
-            f"{counted(shots, 'image')}{part}, {ways} ways need {ways} such{small_ones}; {', or '.join(ways_out)}"
+            f"{where}: {plural(fit, 'class has', 'classes have')} more than "
+            f"{plural(shots, 'image')}{part}, {ways} ways need {ways} such{small_ones}; {', or '.join(ways_out)}"
         )
 
 
@@ -140,7 +140,7 @@ def describe_missing_queries(labels: Tensor, outcome: FewShot) -> tuple[str, boo
         return "", False
     sizes = torch.unique(labels[labels >= 0], return_counts=True)[1]
     sizes = sizes[sizes > outcome.shots]
-    shots = counted(outcome.shots, "shot")
+    shots = plural(outcome.shots, "shot")
     remark = (
         f"{span(int(sizes.min()), int(sizes.max()))} images a class leave {describe_queries(least, most)} at {shots}, "
         f"not {outcome.queries}"

@@ -25,7 +25,7 @@ from supancl.errors import BadInput, NonFinite
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.protocols import record_on
 from supancl.evaluate.sources import named, open_evaluation_data, own_source, warn_unknown
-from supancl.files import check_place, make_folder, write_atomically
+from supancl.files import check_writable, make_folder, write_atomically
 from supancl.probes.linear import hold_out
 from supancl.probes.transfer import accuracy
 from supancl.weights.encoder_file import save_encoder
@@ -217,7 +217,7 @@ def predict(model: Classifier, split: Split, evaluated: EvaluatedEncoder) -> Ten
 def check_new(out: Path) -> None:
     if out.exists():
         raise BadInput(f"{out} exists; remove it or choose another --out")
-    check_place(out)
+    check_writable(out)
 
 
 def save(model: Classifier, classes: Sequence[str], out: Path) -> None:

@@ -15,7 +15,7 @@ from supancl.data.opening import absolute_source
 from supancl.data.order import derive_seed, epoch_order
 from supancl.data.splits import Data, Split, fingerprint
 from supancl.data.views.evaluation import View
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder, plain_crops
 from supancl.evaluate.feature_cache import VERSION
 from supancl.evaluate.naming import data_label, usual_metric
@@ -122,7 +122,7 @@ def evaluate_knn(
     most = len(reference.labels) - leave_one_out
     many = [k for k in ks if k > most]
     if many:
-        there = f"there {'is' if most == 1 else 'are'} {counted(most, 'image')} to compare with"
+        there = f"there {'is' if most == 1 else 'are'} {plural(most, 'image')} to compare with"
         evaluated.reporter.note(
             f"{where}: {there}, so k = {' and '.join(map(str, many))} {'are' if len(many) > 1 else 'is'} k = {most}"
         )
@@ -264,7 +264,7 @@ def check_ridge_choice(where: str, choose: Split | str | None, train: Split, ima
         )
     if choose == "halves" and images.num_labelled < 2:
         raise BadInput(
-            f"{where}: {counted(images.num_labelled, 'labelled image')} to judge; one half of them chooses for "
+            f"{where}: {plural(images.num_labelled, 'labelled image')} to judge; one half of them chooses for "
             "the other, so add images, or hold more out with data.holdout"
         )
 

@@ -19,7 +19,7 @@ from supancl.data.sources.benchmark_rows import Use
 from supancl.data.sources.libraries import READERS
 from supancl.data.splits import SPLIT_SEED, Data, DataSpec, Source, Split, draw_stratified, prepare_data
 from supancl.data.views.evaluation import View, evaluation_short_side
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.naming import data_name, registered
 from supancl.probes.features import name_classes
@@ -39,7 +39,7 @@ def check_kind(encoder: Encoder, split: Split, source: str) -> None:
     if not vectors and pixels.shape[1] != encoder.spec.channels:
         raise BadInput(
             f"{source}: its images can be had in grey or in RGB, encoder {encoder.spec.name!r} takes "
-            f"{counted(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
+            f"{plural(encoder.spec.channels, 'channel')}; give an encoder of 1 or 3, or a .npz of that "
             "many"
         )
 
@@ -230,7 +230,7 @@ def warn_unknown(evaluated: EvaluatedEncoder, classes: Sequence[str], where: str
     if len(strange):
         evaluated.reporter.warn(
             f"{where}: {named(classes, set(strange.tolist()))} has no training image; its "
-            f"{counted(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
+            f"{plural(len(strange), 'image to judge counts', 'images to judge count')} as wrong"
         )
 
 

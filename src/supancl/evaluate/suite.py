@@ -15,14 +15,14 @@ import torch
 
 from supancl.data.decode import file_stamp
 from supancl.data.sources.benchmarks import find_benchmark, find_benchmarks, official_name
-from supancl.errors import BadInput, Interrupted, SupanclError, nearest
+from supancl.errors import BadInput, Interrupted, SupanclError, did_you_mean
 from supancl.evaluate.compared import check_seeds
 from supancl.evaluate.encoder import EvaluatedEncoder
 from supancl.evaluate.few_shot import EpisodeSettings, evaluate_few_shot
 from supancl.evaluate.naming import result_name
 from supancl.evaluate.protocols import evaluate_knn, evaluate_transfer
 from supancl.evaluate.sources import array_mark
-from supancl.files import check_place, make_folder, write_json
+from supancl.files import check_writable, make_folder, write_json
 from supancl.reporter import Reporter
 
 PROTOCOLS = ("knn", "transfer", "fewshot")
@@ -49,7 +49,7 @@ class Plan:
     def __post_init__(self) -> None:
         for protocol in self.protocols:
             if protocol not in PROTOCOLS:
-                raise BadInput(f"no protocol {protocol!r} in the suite{nearest(protocol, PROTOCOLS)}")
+                raise BadInput(f"no protocol {protocol!r} in the suite{did_you_mean(protocol, PROTOCOLS)}")
         object.__setattr__(self, "sets", tuple(official_name(name) for name in self.sets))
 
     def tasks(self) -> list[Task]:
@@ -157,7 +157,7 @@ def make_out(out: Path) -> None:
     """Make the folder before the work, so that a place that cannot be written in is refused early."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file; name a folder")
-    check_place(out)
+    check_writable(out)
     make_folder(out)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from supancl.core.losses import Align
 from supancl.data.opening import absolute_source
 from supancl.data.splits import Split
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 from supancl.evaluate import EvaluatedEncoder
 from supancl.evaluate.sources import EvaluationData, open_evaluation_data, own_source, was_trained_on
 from supancl.files import jsonable, write_text
@@ -197,7 +197,7 @@ def choose_classes(known: Sequence[str], where: str, asked: list[str], grouped: 
         groups["others"] = rest
     classes = list(dict.fromkeys([name for group in groups.values() for name in group] or listed))
     if len(classes) < 2:
-        raise BadInput(f"{where}: {counted(len(classes), 'class', 'classes')} to show; name two or more with --classes")
+        raise BadInput(f"{where}: {plural(len(classes), 'class', 'classes')} to show; name two or more with --classes")
     groups = groups or {"": classes}
     return Shown(classes, {group: [classes.index(name) for name in each] for group, each in groups.items()})
 
@@ -238,7 +238,7 @@ def find_class(name: str, known: Sequence[str], where: str) -> str:
     found = match_class(name, known)
     if found is None:
         spelled = {*known, *(READABLE[each] for each in known if each in READABLE)}
-        raise BadInput(f"{where}: no class {name!r}{nearest(name, spelled)}")
+        raise BadInput(f"{where}: no class {name!r}{did_you_mean(name, spelled)}")
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from supancl.core.losses import Align
 from supancl.data.splits import Data
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.files import jsonable, write_json, write_text
 from supancl.paper.study_rows import STUDIES, Rows
 from supancl.recipes import Recipe
@@ -80,7 +80,7 @@ def open_rows(base: Recipe, rows: Rows, sweep: Sweep, on_test: bool) -> tuple[Ro
 
 def study_title(result: dict[str, Any], images: str) -> str:
     return (
-        f"{result['study']} study of {result['recipe']}, {counted(result['epochs'], 'epoch')}, "
+        f"{result['study']} study of {result['recipe']}, {plural(result['epochs'], 'epoch')}, "
         f"seed{'s' if len(result['seeds']) > 1 else ''} {', '.join(map(str, result['seeds']))}, {images}"
     )
 
@@ -144,7 +144,7 @@ def differences(found: list[dict[str, Any]], reference: str) -> list[str]:
         seeds = sorted(of[row].keys() & of[reference].keys())  # a run that failed has no difference
         if len(seeds) < 2:
             lines.append(
-                f"linear, {row} minus {reference}: cannot be told apart, with {counted(len(seeds), 'seed')} of both"
+                f"linear, {row} minus {reference}: cannot be told apart, with {plural(len(seeds), 'seed')} of both"
             )
             continue
         gap = mean_interval([of[row][seed] - of[reference][seed] for seed in seeds])

@@ -17,7 +17,7 @@ from supancl.core.precision import autocast_for
 from supancl.data.splits import Split
 from supancl.data.store.memory import Batch
 from supancl.data.views.evaluation import View, evaluation_view
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 Rows = Tensor | np.ndarray  # (N, width), any floating type; an array may be a memory map, read by the chunk
 
@@ -84,7 +84,7 @@ def embed(
             batch = batch.to(device)
             if batch.pixels.ndim == 4 and batch.pixels.shape[1] != encoder.spec.channels:
                 raise BadInput(
-                    f"the encoder takes {counted(encoder.spec.channels, 'channel')}, "
+                    f"the encoder takes {plural(encoder.spec.channels, 'channel')}, "
                     f"the images have {batch.pixels.shape[1]}"
                 )
             with torch.inference_mode():
@@ -125,7 +125,7 @@ def check_shape(name: str, features: Labelled) -> None:
         raise BadInput(f"{name} features have shape {tuple(features.values.shape)}: one row per image is needed")
     if len(features.values) != len(features.labels):
         raise BadInput(
-            f"{name} features: {counted(len(features.values), 'row')} but {counted(len(features.labels), 'label')}"
+            f"{name} features: {plural(len(features.values), 'row')} but {plural(len(features.labels), 'label')}"
         )
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from supancl.errors import BadInput, SupanclError, counted
+from supancl.errors import BadInput, SupanclError, plural
 from supancl.probes.features import Features, check_features
 from supancl.stats import episode_half_width
 
@@ -108,8 +108,8 @@ def sample_episodes(
     if int(usable.sum()) < ways:
         shown = f" (too small: {', '.join(map(str, dropped[:10]))})" if dropped else ""
         raise BadInput(
-            f"{counted(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
-            f"{counted(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
+            f"{plural(int(usable.sum()), 'class has', 'classes have')} the {shots + 1} images that "
+            f"{plural(shots, 'shot')} and a query need, {ways} ways need {ways} of them{shown}; use fewer "
             "ways or shots, or more images"
         )
     first = (sizes.cumsum(0) - sizes)[usable]

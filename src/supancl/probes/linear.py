@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from supancl.config import to_json
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.probes.features import Features, check_features, check_splits
 from supancl.probes.logistic import POLISHED, Problem, onto_axes, path, polish, predicted, principal_axes, solve
 
@@ -198,7 +198,7 @@ def _choice(
         return Choice(Features(*both), held, None, "held-out")
     if choose != "halves" or len(asked) < 2:
         raise BadInput(
-            f"choose = {choose!r} with {counted(len(asked), 'test image')}: give features, None, or "
+            f"choose = {choose!r} with {plural(len(asked), 'test image')}: give features, None, or "
             "'halves' of two test images or more"
         )
     return Choice(train, torch.zeros(len(train.labels), dtype=torch.bool), halve(asked, seed), "other half")

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -45,7 +46,7 @@ POOL_KINDS = get_args(hints(PoolSpec)["kind"])
 LOSS_KINDS = tuple(str(loss.kind) for loss in get_args(Loss))
 STANDINS: dict[str, Any] = {"loss": Align(), "pool": PoolSpec()}  # while the rest of a recipe is read
 CALLED = {  # of a section, with what
-    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, whole=None"},
+    "loss": {"sees_batch": "pool", "__call__": "anchors, targets, labels, pool=None, global_batch=None"},
     "pool": {"build": "width, classes, unlabelled=False, ranks=None"},
 }
 
@@ -89,6 +90,8 @@ def register(section: Section) -> Section:
             setattr(section, trait, usual)
     call = section.__call__ if room == "loss" else None  # may be that of a class above it
     if inspect.isfunction(call) and call.__module__ != Align.__module__:
+        if not _takes(call, CALLED["loss"]["__call__"]):
+            call = _with_old_name(call, name)
         setattr(section, "__call__", _looked_at(call))  # noqa: B010 - a class has another one too
     OWN[room, kind] = section
     return section
@@ -284,6 +287,22 @@ def fault_in_own(error: BaseException) -> str:
     return ""
 
 
+def _with_old_name(call: Any, name: str) -> Any:
+    """A loss written for 0.1.0, in which the parameter `global_batch` was called `whole`."""
+    warnings.warn(
+        f"{name}: the parameter whole is now global_batch; the old name goes in supancl 0.3.0",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+    @functools.wraps(call)
+    def renamed(self: Any, *args: Any, global_batch: Any = None, **named: Any) -> Any:
+        return call(self, *args, whole=global_batch, **named)
+
+    del renamed.__wrapped__  # so that its signature has the new name
+    return renamed
+
+
 def _looked_at(call: Any) -> Any:
     """A loss that says what is wrong with what it gives, which would else be an error somewhere in the step."""
 
@@ -320,7 +339,8 @@ def _lacks(section: Any, room: str, fields: dict[str, Any]) -> str:
         return "supervised = True or False: whether it takes labels"
     for name, wanted in CALLED[room].items():
         found = next((vars(each)[name] for each in section.__mro__ if name in vars(each)), None)
-        if found is None or (inspect.isfunction(found) and not _takes(found, wanted)):
+        old = wanted.replace("global_batch", "whole")  # its name in 0.1.0
+        if found is None or (inspect.isfunction(found) and not _takes(found, wanted) and not _takes(found, old)):
             return f"def {name}(self, {wanted})"
     for name, hint in hints(section).items():
         if fields.get(name, dataclasses.MISSING) is not dataclasses.MISSING:

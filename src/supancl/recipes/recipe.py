@@ -34,7 +34,7 @@ from supancl.core.pools import PoolSpec
 from supancl.core.schedules import ScheduleSpec
 from supancl.data.splits import DataSpec
 from supancl.data.views.specs import Crops, ViewSpec
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.recipes.plugins import STANDINS, check_known, own_sections
 
 OUR_CHOICE = "our choice"
@@ -172,7 +172,7 @@ class Recipe:
             try:
                 sections[section] = replaced(sections.get(section, getattr(changed, section)), inner, value, section)
             except UnknownField as error:
-                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.beside)}") from None
+                raise BadInput(f"unknown field {dotted!r}{self._meant(dotted, error.siblings)}") from None
         changed = replace(changed, **sections)
         out = "heads.predictor.out"
         if out in overrides and changed.heads != following(changed.heads):
@@ -273,7 +273,7 @@ def describe_resolution(written: Recipe, resolved: Recipe) -> str:
         return ""
     return (
         f"schedule.warmup_epochs = {after} instead of {before}: half of the "
-        f"{counted(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
+        f"{plural(resolved.train.epochs, 'epoch')}, so that the learning rate reaches its peak and decays"
     )
 
 

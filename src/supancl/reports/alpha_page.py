@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.probes import Features
 from supancl.reports.page import html_page, inline_image
 from supancl.reports.pictures import COLOURS, tsne_panels
@@ -60,7 +60,7 @@ def write_page(
     left_out = ", ".join(result["left_out"])
     transfer = (
         f"Transfer: a linear classifier on the classes left out of pretraining ({html.escape(left_out)}), "
-        f"fitted on {counted(result['shots'], 'image')} of each, 50 draws."
+        f"fitted on {plural(result['shots'], 'image')} of each, 50 draws."
         if left_out
         else "No class was left out, so transfer was not measured."
     )
@@ -78,12 +78,12 @@ def write_page(
     )
     made_with = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     data, numbers = result["data"], ", ".join(map(str, result["seeds"]))
-    epochs = counted(result["epochs"], "epoch")
+    epochs = plural(result["epochs"], "epoch")
     seeds = f"seed{'s' if len(result['seeds']) != 1 else ''} {numbers}"
     body = f"""<h1>Which alpha for {html.escape(str(data["source"]))}?</h1>
 <p class="answer">{_unbroken_flags(result["recommendation"])}.</p>
-<p>{html.escape(result["recipe"])}, {epochs}, {counted(data["train"], "training image")}, {data["held_out"]} held out,
-{counted(data["classes"], "class", "classes")} in pretraining, {seeds}.
+<p>{html.escape(result["recipe"])}, {epochs}, {plural(data["train"], "training image")}, {data["held_out"]} held out,
+{plural(data["classes"], "class", "classes")} in pretraining, {seeds}.
 alpha = 1 is self-supervised, alpha = 0 is supervised alone. Values are means over seeds &plusmn; one standard
 deviation. {transfer} Intervals of differences hold at 95% for all pairs of alphas together (Tukey's, seeds as
 blocks).</p>

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.probes import Features
 
 # ten colours that stay apart for most colour-blind readers, then again with another marker
@@ -120,7 +120,7 @@ def class_styles(groups: Mapping[str, Sequence[int]]) -> dict[int, dict[str, Any
         colours = family if len(groups) > 1 else COLOURS
         if len(labels) > len(colours) * len(MARKERS):
             raise BadInput(
-                f"{counted(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
+                f"{plural(len(labels), 'class', 'classes')}{f' of {group}' * bool(group)}, but "
                 f"{len(colours) * len(MARKERS)} pairs of colour and marker; name fewer classes"
             )
         for place, label in enumerate(labels):

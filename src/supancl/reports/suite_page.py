@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from supancl.errors import counted
+from supancl.errors import plural
 from supancl.evaluate import queries_of, rankings, trained_on, unlike
 from supancl.files import digest, jsonable, write_text
 from supancl.reports.page import html_page
@@ -103,7 +103,8 @@ def _how(protocol: str, results: Sequence[dict[str, Any]]) -> str:
             "validation, refitted on train and validation, tested once."
         )
     used = queries_of([result for result in results if result["task"] == protocol])
-    return f"{counted(one['episodes'], 'episode', form=',')} of {used}, seed {one['seed']}, the same for every encoder."
+    episodes = plural(one["episodes"], "episode", number_format=",")
+    return f"{episodes} of {used}, seed {one['seed']}, the same for every encoder."
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def _data_sets(results: Sequence[dict[str, Any]]) -> str:
         sizes = " / ".join(f"{size:,}" for size in images) if isinstance(images, list) else f"{images:,}"
         dropped = result.get("dropped") or []
         odd = [
-            f"{counted(len(dropped), 'class', 'classes')} too small: "
+            f"{plural(len(dropped), 'class', 'classes')} too small: "
             f"{', '.join(dropped[:8])}{' ...' if len(dropped) > 8 else ''}"
         ]
         odd = (odd if dropped else []) + list(result.get("remarks", ()))
@@ -180,7 +181,7 @@ def _conditions(results: Sequence[dict[str, Any]]) -> str:
     commits = ", ".join(dict.fromkeys(str(result["commit"]) for result in results))
     unit = ", of unit length" if first["normalize"] else ""
     return (
-        f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{counted(len(results), 'result')}, "
+        f"<h2>Conditions</h2><ul>{encoders}</ul><p class='small'>{plural(len(results), 'result')}, "
         f"{seconds:.0f} s together; {html.escape(hardware)}; {html.escape(made)}; commit {html.escape(commits)}; "
         f"features of layer {html.escape(first['layer'])}{unit}.</p>"
     )

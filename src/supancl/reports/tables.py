@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.probes.ranking import Mark
 
 LEGEND = "* best, + second best"
@@ -70,7 +70,7 @@ def mean_text(mean: float | None, sd: float | None, decimals: int) -> str:
 def write_table(table: Table, form: str) -> str:
     """The table in the format of that name."""
     if form not in FORMATS:
-        raise BadInput(f"table format {form!r}{nearest(form, FORMATS)}")
+        raise BadInput(f"table format {form!r}{did_you_mean(form, FORMATS)}")
     return FORMATS[form](table)
 
 

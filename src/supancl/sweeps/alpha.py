@@ -12,7 +12,7 @@ import torch
 
 from supancl.core.losses import Align
 from supancl.data.splits import Data, Split
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.files import write_json
 from supancl.probes import Features, embed, linear_accuracy
 from supancl.recipes import Recipe
@@ -189,7 +189,7 @@ def recommendation(rows: list[dict[str, Any]], alphas: list[float], by: str) -> 
     if len(whole) == 1 < len(alphas):
         return (
             f"alpha = {best:g} is the only one of which no run failed ({title} {mean:.2f}%, "
-            f"{counted(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
+            f"{plural(len(seeds), 'seed')}), so there is nothing to compare it with" + remarks
         )
     if len(seeds) < 2:
         return (

@@ -22,8 +22,8 @@ from supancl.data.decode import available_cores
 from supancl.data.opening import open_data
 from supancl.data.sources.folder import check_out_folder
 from supancl.data.splits import Data
-from supancl.distributed import by_one
-from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, counted, nearest
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, Collapsed, Interrupted, NonFinite, did_you_mean, plural
 from supancl.recipes import Recipe
 from supancl.recipes.plugins import fault_in_own, load_plugin, loaded_plugins
 from supancl.recipes.recipe import describe_resolution, resolve_warmup
@@ -39,8 +39,8 @@ from supancl.sweeps.runs import (
     record_failure,
     retry_flags,
 )
-from supancl.training.cuda.reuse import one_step
-from supancl.training.preflight import asked_anew, check_data, check_same_data, pick_device, with_short_side
+from supancl.training.cuda.reuse import share_step
+from supancl.training.preflight import changed_settings, check_data, check_same_data, pick_device, with_short_side
 from supancl.training.pretrain import pretrain
 from supancl.weights.checkpoint import checkpoints
 from supancl.weights.run_folder import RunFolder
@@ -93,7 +93,7 @@ class Sweep:
         A run that fails is recorded and does not end the sweep. All are refused, before any is trained, where one
         of them cannot be: other settings, or data that have changed, would make two sweeps of it.
         """
-        by_one("a study")
+        require_single_process("a study")
         resolved = {name: resolve_warmup(recipe) for name, recipe in recipes.items()}
         for line in dict.fromkeys(describe_resolution(recipes[name], recipe) for name, recipe in resolved.items()):
             if line:
@@ -116,7 +116,7 @@ class Sweep:
             if name not in finished and not self.retry and (failure := failure_of(self.out / name)) is not None
         }
         waiting = {name: recipe for name, recipe in recipes.items() if name not in finished and name not in failed}
-        done, total = len(recipes) - len(waiting), counted(len(recipes), "run")
+        done, total = len(recipes) - len(waiting), plural(len(recipes), "run")
         if finished:
             self.reporter.note(f"{len(finished)} of {total} {'is' if len(finished) == 1 else 'are'} already there")
         if failed:
@@ -160,7 +160,7 @@ def choose_rows(rows: Mapping[str, T], asked: str | None, where: str) -> dict[st
     names = list(rows) if asked is None else [name.strip() for name in asked.split(",")]
     for name in names:
         if name not in rows:
-            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{nearest(name, rows)}")
+            raise BadInput(f"--rows {asked}: no row {name!r} in this {where}{did_you_mean(name, rows)}")
     return {name: row for name, row in rows.items() if name in names}
 
 
@@ -220,7 +220,7 @@ def default_jobs(recipe: Recipe) -> int:
 def train_each(recipes: Mapping[str, Recipe], out: Path, jobs: int) -> Iterator[tuple[str, Failed | None]]:
     """Train runs one after another, or `jobs` at a time; yields the name of each as it ends, and why it failed."""
     if jobs == 1 or len(recipes) <= 1:
-        with one_step():
+        with share_step():
             for name, recipe in recipes.items():
                 yield name, train_run(recipe, out / name)
         return
@@ -288,12 +288,12 @@ def train_run(recipe: Recipe, path: Path) -> Failed | None:
     chosen: Recipe | None = recipe
     if folder.holds_run:
         kept = folder.read_recipe()[0]
-        asked = asked_anew(recipe, kept)
+        asked = changed_settings(recipe, kept)
         chosen = kept.with_set(asked) if asked else None
     try:
         pretrain(chosen, out=path, resume=folder.holds_run, reporter=Reporter())
     except (Collapsed, NonFinite) as error:
-        failure = Failed(error.what, error.exit_code)
+        failure = Failed(error.cause, error.exit_code)
         record_failure(path, failure)
         return failure
     return None

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from supancl.config import MAY_CHANGE_ON_RESUME, fields_marked, flattened
 from supancl.core.encoders import Encoder
 from supancl.data.opening import is_same_source
-from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, counted
+from supancl.errors import BadInput, CheckFailed, Collapsed, NonFinite, plural
 from supancl.files import write_text
 from supancl.recipes import Recipe
-from supancl.training.preflight import agrees
+from supancl.training.preflight import is_same_or_automatic
 from supancl.weights.checkpoint import load_newest
 from supancl.weights.encoder_file import load_encoder
 from supancl.weights.run_folder import RunFolder
@@ -72,7 +72,7 @@ class RunsFailed(CheckFailed):
     def __init__(self, failed: Mapping[str, Failed], result: dict[str, Any], out: Path) -> None:
         first = next(iter(failed))
         are = "is" if len(failed) == 1 else "are"
-        count = f"{len(failed)} of {counted(len(result['rows']), 'run')} failed and {are} in no mean"
+        count = f"{len(failed)} of {plural(len(result['rows']), 'run')} failed and {are} in no mean"
         not_finite = any(failure.not_finite for failure in failed.values())
         anew = ", or begin another study with a lower --set optimizer.lr" if not_finite else ""
         super().__init__(
@@ -114,7 +114,7 @@ def check_same_recipe(recipe: Recipe, folder: RunFolder) -> None:
     trained_with = flattened(folder.read_recipe()[0])
     free = {"sources", "train.device", "data.short_side", *fields_marked(recipe, MAY_CHANGE_ON_RESUME)}
     for key, value in flattened(recipe).items():
-        if key in free or agrees(key, value, trained_with.get(key)):
+        if key in free or is_same_or_automatic(key, value, trained_with.get(key)):
             continue
         if key != "data.source" or not is_same_source(str(trained_with.get(key)), str(value)):
             raise BadInput(

@@ -16,7 +16,7 @@ from supancl.config import from_json, to_json
 from supancl.core.encoders import Encoder, EncoderSpec, UnknownEncoder
 from supancl.core.heads import MLP
 from supancl.errors import BadInput
-from supancl.files import beside, reason, write_atomically
+from supancl.files import did_you_mean_path, reason, write_atomically
 from supancl.recipes.plugins import way_to_plugin
 from supancl.weights.checkpoint import SCHEMA_VERSION, Damaged, checkpoints, load_checkpoint, load_tensors
 from supancl.weights.run_folder import RunFolder
@@ -185,7 +185,7 @@ def find_encoder_file(path: Path) -> Path:
             )
         return file
     if not path.exists():
-        raise BadInput(f"no file {path}{beside(path) or '; give a run folder or an encoder.safetensors'}")
+        raise BadInput(f"no file {path}{did_you_mean_path(path) or '; give a run folder or an encoder.safetensors'}")
     return path
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from supancl.config import from_json
 from supancl.core.encoders import IMAGENET_MEAN, IMAGENET_STD, Encoder, EncoderSpec
-from supancl.errors import BadInput, counted
-from supancl.files import beside, check_place, make_folder
+from supancl.errors import BadInput, plural
+from supancl.files import check_writable, did_you_mean_path, make_folder
 from supancl.weights.checkpoint import Damaged, Refused, load_tensors
 from supancl.weights.encoder_file import load_encoder, load_weights, read_safetensors, save_encoder
 from supancl.weights.formats import (
@@ -64,7 +64,7 @@ def import_checkpoint(
     path = Path(out) if Path(out).suffix == ".safetensors" else Path(out) / "encoder.safetensors"
     if path.exists():  # asked before the file is read, which may be a large one
         raise BadInput(f"{path} exists already; choose another --out, or remove it")
-    check_place(path.parent)
+    check_writable(path.parent)
     encoder, what = _open(str(text), size, mean, std, branch, prefix)
     make_folder(path.parent)
     save_encoder(path, encoder, (), f"import:{what.format}")
@@ -107,7 +107,7 @@ def _parse(text: str) -> tuple[str | None, Path]:
             if kind in ("torchvision", "timm"):
                 raise BadInput(f"{text}: no weight file; give {text}@FILE (nothing is downloaded)")
             way = "a run folder, an encoder.safetensors, a checkpoint, torchvision:NAME@FILE or timm:NAME@FILE"
-            raise BadInput(f"no file {text}{beside(text) or f'; give {way}'}")
+            raise BadInput(f"no file {text}{did_you_mean_path(text) or f'; give {way}'}")
         return None, Path(text)
     name, _, file = text.partition("@")
     if not Path(file).is_file():
@@ -180,8 +180,8 @@ def _build(
     channels = 3 if stem is None or stem.ndim != 4 else int(stem.shape[1])
     if channels != 3 and (mean is None or std is None):
         raise BadInput(
-            f"takes images of {counted(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
-            f"mean and std with {counted(channels, 'number')} each (--mean, --std)"
+            f"takes images of {plural(channels, 'channel')}, and ImageNet's mean and std are for 3; give "
+            f"mean and std with {plural(channels, 'number')} each (--mean, --std)"
         )
     side = side_of(names)
     if size is not None and side is not None and size != side:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from supancl.config import to_json
 from supancl.data.opening import absolute_source
 from supancl.errors import BadInput
-from supancl.files import check_place, held, unwritable, write_json, write_text
+from supancl.files import check_writable, hold_lock, why_unwritable, write_json, write_text
 from supancl.recipes import NotRegistered, Recipe, recipe_from_json
 from supancl.recipes.plugins import plugins_of
 from supancl.weights.provenance import commit, versions
@@ -51,7 +51,7 @@ class RunFolder:
 
     def check_place(self) -> None:
         """Refuse a place that cannot be written in, without making anything."""
-        check_place(self.path)
+        check_writable(self.path)
 
     def check_free(self, resume: bool) -> None:
         """Refuse a folder that holds a run, or what is left of one: its log and checkpoints would be taken for ours."""
@@ -93,7 +93,7 @@ class RunFolder:
         def refuse(owner: str) -> None:
             raise BadInput(f"{self.path} is in use by process {owner}; wait for it, stop it, or choose another --out")
 
-        with held(self.path / ".lock", refuse):
+        with hold_lock(self.path / ".lock", refuse):
             try:
                 yield
             finally:
@@ -196,7 +196,7 @@ class RunFolder:
 
     def check_evaluations(self) -> None:
         """Refuse a run folder that cannot be written in, before anything is measured."""
-        if why := unwritable(self.evaluations):
+        if why := why_unwritable(self.evaluations):
             raise BadInput(f"cannot write in {self.path} ({why}); judge a copy of it instead")
 
     def write_evaluation(self, name: str, result: dict[str, Any]) -> Path:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import counted
+from supancl.distributed import require_single_process
+from supancl.errors import plural
 from supancl.paper.collapse import check_base, laid_out, train_cells
 from supancl.sweeps.runner import Sweep, check_overrides
 from supancl.sweeps.runs import RunsFailed
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     base = recipe_from_flags(args.recipe, args)
     check_overrides(args.overrides, {"train.seed": "--seeds N"})
     check_base(base)
@@ -35,7 +35,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     sweep.check_folder(base)
     result, runs = train_cells(base, sweep)
-    epochs, seeds = counted(base.train.epochs, "epoch"), counted(args.seeds, "seed")
+    epochs, seeds = plural(base.train.epochs, "epoch"), plural(args.seeds, "seed")
     title = f"{base.name}, {epochs}, alpha {result['alpha']:g}, {seeds}"
     console.print(table(title, *laid_out(result["rows"])))
     console.print(f"runs and collapse.json in {out}")

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from supancl.cli.encoders import ENCODER, add_feature_flags, at_least, names, subjects
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted, nearest, program
-from supancl.files import check_place
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, did_you_mean, plural, program_name
+from supancl.files import check_writable
 from supancl.paper.figure import Asked, draw_figure, panel_note
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -49,11 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a figure")
+    require_single_process("a figure")
     answers = figures()
     number = re.sub(r"^fig(ure)?\.?\s*", "", (args.number or "").strip().lower())
     if number and number not in answers:
-        raise BadInput(f"unknown figure {args.number!r}{nearest(number, answers)}")
+        raise BadInput(f"unknown figure {args.number!r}{did_you_mean(number, answers)}")
     if number != "3" or not args.runs:
         if args.runs:
             raise BadInput(f"figure {number} takes no run: {answers[number]}")
@@ -68,9 +68,9 @@ def figures() -> dict[str, str]:
     """What each figure of the paper shows, and the command that draws it."""
     return {
         "1": "the framework, a drawing and not a result",
-        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program()} paper toy",
+        "2": f"t-SNE of SupSiam's features of the toy data by alpha; draw it with: {program_name()} paper toy",
         "3": "t-SNE of 15 dog and 5 bird classes of ImageNet-100, SupSiam by alpha; draw it, or any classes of any "
-        f"runs, with: {program()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
+        f"runs, with: {program_name()} paper figure 3 [TITLE=]RUN... --data SOURCE [--classes A,B,C] --out figure3.png",
     }
 
 
@@ -88,7 +88,7 @@ def draw(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     for panel in result["panels"]:
         console.print(f"{panel['title']}: {panel_note(panel)}")
     console.print(
-        f"{out}: {counted(len(result['labels']), 'image')} of {counted(len(result['classes']), 'class', 'classes')}; "
+        f"{out}: {plural(len(result['labels']), 'image')} of {plural(len(result['classes']), 'class', 'classes')}; "
         f"numbers in {out.with_suffix('.json')}"
     )
     return result
@@ -99,7 +99,7 @@ def check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: must end in {', '.join(FORMATS)}")
     if out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
-    check_place(out.parent)
+    check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
+from supancl.distributed import require_single_process
 from supancl.paper.study import laid_out, study_title, train_rows, write_study
 from supancl.paper.study_rows import STUDIES
 from supancl.sweeps.runner import Sweep, check_monitored, check_overrides, choose_rows
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    by_one("a study")
+    require_single_process("a study")
     study, base = STUDIES[args.what], recipe_from_flags(args.recipe, args)
     study.check(base)
     check_overrides(args.overrides, {**study.varies, "train.seed": "--seeds N"})

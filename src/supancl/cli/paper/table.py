@@ -10,9 +10,9 @@ from rich.console import Console
 
 from supancl.cli.console import Terminal, table
 from supancl.cli.flags import add_recipe_flags, add_run_flags, recipe_from_flags
-from supancl.distributed import by_one
-from supancl.errors import BadInput, counted
-from supancl.files import unwritable, write_text
+from supancl.distributed import require_single_process
+from supancl.errors import BadInput, plural
+from supancl.files import why_unwritable, write_text
 from supancl.paper.tables.cells import fill
 from supancl.paper.tables.formats import FORMATS
 from supancl.paper.tables.layouts import LAYOUTS, Layout, table_name
@@ -71,7 +71,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
     out = Path(args.out) if args.out else None
     if out is not None and out.is_dir():
         raise BadInput(f"--out {out}: is a folder; name a file")
-    if out is not None and (why := unwritable(out.parent)):
+    if out is not None and (why := why_unwritable(out.parent)):
         raise BadInput(f"--out {out}: cannot be written ({why}); name another file")
     filled = fill(layout, read_entries(args.runs))
     text = FORMATS[args.format](filled)
@@ -89,7 +89,7 @@ def lay_out(layout: Layout, args: argparse.Namespace, console: Console) -> dict[
 
 def make_table(layout: Layout, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Train and evaluate what is missing of a table, and lay it out; the same command again goes on."""
-    by_one("a table")
+    require_single_process("a table")
     out = Path(args.out or f"runs/table-{layout.name}")
     sweep = Sweep(out, args.seeds, args.jobs, args.retry, Terminal(console))
     plan = make_plan(layout, request_of(args), sweep)
@@ -119,7 +119,7 @@ def show_plan(plan: Plan, sweep: Sweep, console: Console) -> dict[str, str]:
     """The runs with their states, and how long the rest will take; returns the states."""
     states = {run.name: plan.state(run) for run in plan.runs}
     rows = [[run.name, run.recipe.name, states[run.name]] for run in plan.runs]
-    console.print(table(f"Table {plan.layout.name}: {counted(len(rows), 'run')}", ["run", "recipe", "state"], rows))
+    console.print(table(f"Table {plan.layout.name}: {plural(len(rows), 'run')}", ["run", "recipe", "state"], rows))
     console.print(plan.estimate(sweep.jobs_for(plan.runs[0].recipe)))
     if plan.lacking:
         console.print(f"without a recipe, so not trained: {', '.join(plan.lacking)}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.paper.toy import run, summary_of, tables, write
 from supancl.paper.toy.training import ALPHAS, FULL, QUICK, READINGS
 from supancl.reports.pictures import tsne_panels
@@ -48,7 +48,7 @@ def command(args: argparse.Namespace, console: Console) -> dict[str, object]:
         raise BadInput(f"--out {folder}: cannot be written to; give another")
     reading, size = READINGS[args.reading], QUICK if args.quick else FULL
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"{len(ALPHAS)} alphas x {counted(args.seeds, 'seed')}", total=size.epochs)
+        task = progress.add_task(f"{len(ALPHAS)} alphas x {plural(args.seeds, 'seed')}", total=size.epochs)
         seeds = list(range(args.seeds))
         result, panels = run(reading, size, seeds, lambda epoch: progress.update(task, completed=epoch))
     print_tables(result, console)
@@ -62,7 +62,7 @@ def print_tables(result: dict[str, Any], console: Console) -> None:
     summary = summary_of(result)
     titles = {"Table 1 (toy part)": tables.ONE, "Table 2: linear probe on new classes": tables.TWO}
     for title, columns in titles.items():
-        seeds = counted(len(result["seeds"]), "seed")
+        seeds = plural(len(result["seeds"]), "seed")
         laid = Table(title=f"{title}: mean +- sd over {seeds} (paper); {LEGEND}", title_justify="left")
         table = tables.table(summary, columns)
         for name in table.columns:

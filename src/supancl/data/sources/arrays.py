@@ -13,7 +13,7 @@ from torch import Tensor
 from supancl.data.sources.toy import toy_source
 from supancl.data.splits import Source, full_split
 from supancl.data.store.memory import ArrayImages
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 MAX_CLASSES = 1_000_000  # a larger label is hardly a class number: each number up to it becomes a class
 
@@ -118,9 +118,7 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{location} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (num_images,):
-        raise BadInput(
-            f"{location} has shape {labels.shape} for {counted(num_images, 'image')}; wanted ({num_images},)"
-        )
+        raise BadInput(f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; wanted ({num_images},)")
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from supancl.data.sources.benchmark_rows import Benchmark, Use
 from supancl.data.splits import SPLIT_SEED
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 
 def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.ndarray, use: Use) -> np.ndarray:
@@ -27,7 +27,7 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
         smallest, count = min(Counter(labels.tolist()).items(), key=lambda item: item[1])
         if count <= train + val:
             raise BadInput(
-                f"{name}: class {smallest!r} has {counted(count, 'image')}; {train} + {val} of each class "
+                f"{name}: class {smallest!r} has {plural(count, 'image')}; {train} + {val} of each class "
                 f"are for train and val and the rest for test, so at least {train + val + 1} are needed"
             )
         ranks = _rank_in_class(ids, SPLIT_SEED)

@@ -21,7 +21,7 @@ from supancl.data.sources.benchmark_splits import assign_splits
 from supancl.data.sources.cifar import ArrayReader
 from supancl.data.sources.layouts import Entry, FileReader, OfficialList
 from supancl.data.splits import Listing, Source, Split
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 
 __all__ = [
     "ALIASES", "BENCHMARKS", "Benchmark", "BenchmarkLocation", "Check", "CheckRow", "apply_class_order", "benchmark",
@@ -38,7 +38,7 @@ def official_name(name: str) -> str:
     """The name in BENCHMARKS; resolves aliases such as `flowers` and `gtsrb`."""
     name = ALIASES.get(name, name)
     if name not in BENCHMARKS:
-        raise BadInput(f"no benchmark {name!r}{nearest(name, BENCHMARKS)} (one of your own: --plugin FILE)")
+        raise BadInput(f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)} (one of your own: --plugin FILE)")
     return name
 
 
@@ -272,9 +272,9 @@ def check_benchmark(name: str, root: Path | str) -> Check:
         ]
         for split, label, count, (low, high) in _class_sizes(row, splits[exists], existing_labels):
             if 0 < count < low:  # a class without images is reported as missing
-                missing.append(f"{split}/{label}/: {counted(low - count, 'image', form=',')} or more")
+                missing.append(f"{split}/{label}/: {plural(low - count, 'image', number_format=',')} or more")
             elif count > high:
-                superfluous.append(f"{split}/{label}/: {counted(count - high, 'image', form=',')}")
+                superfluous.append(f"{split}/{label}/: {plural(count - high, 'image', number_format=',')}")
     return Check(name, location.folder, tuple(rows), tuple(missing), tuple(superfluous), row.remarks)
 
 
@@ -313,7 +313,7 @@ def _surplus_classes(row: Benchmark, labels: Sequence[str]) -> tuple[str, ...]:
     """If there are too many classes, those with the fewest images: strays are mostly small."""
     counts = Counter(labels)
     smallest = sorted(counts.items(), key=lambda item: (item[1], item[0]))[: max(len(counts) - row.classes, 0)]
-    return tuple(f"a class, perhaps {label!r} ({counted(count, 'image')})" for label, count in smallest)
+    return tuple(f"a class, perhaps {label!r} ({plural(count, 'image')})" for label, count in smallest)
 
 
 # --- where to get them ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Listing
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 
 def list_csv(path: Path, skip_bad: bool = False) -> Listing:
@@ -44,7 +44,7 @@ def list_csv(path: Path, skip_bad: bool = False) -> Listing:
     duplicates = [file for file, count in Counter(os.path.abspath(file) for _, file, _ in entries).items() if count > 1]
     if duplicates:
         remarks.append(
-            f"{path}: {counted(len(duplicates), 'file is', 'files are')} listed more than once, such as "
+            f"{path}: {plural(len(duplicates), 'file is', 'files are')} listed more than once, such as "
             f"{duplicates[0]}; one that is trained on and held out too judges nothing"
         )
     return Listing(entries, path.parent, tuple(remarks))

@@ -10,7 +10,7 @@ from pathlib import Path
 from supancl.data.decode import IMAGE_SUFFIXES
 from supancl.data.sources.arrays import BUILT_IN
 from supancl.data.splits import SPLIT_NAMES, Listing
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled", "_unlabelled", "_unlabeled")
 
@@ -125,7 +125,7 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
         was_or_were = "was" if len(ignored) == 1 else "were"
         remarks.append(
-            f"{folder}: {counted(len(ignored), 'file is', 'files are')} of no image format that is read "
+            f"{folder}: {plural(len(ignored), 'file is', 'files are')} of no image format that is read "
             f"here and {was_or_were} left out ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
             f"{ignored[0].name}"
         )

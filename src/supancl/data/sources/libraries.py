@@ -19,7 +19,7 @@ from PIL import Image
 from supancl.data.decode import file_stamp
 from supancl.data.sources import arrays
 from supancl.data.splits import SPLIT_NAMES, Entry, Listing, Source
-from supancl.errors import BadInput, counted, nearest
+from supancl.errors import BadInput, did_you_mean, plural
 from supancl.files import reason
 
 SPLIT_NAMES_TO_TRY = {
@@ -65,7 +65,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     name, separator, root = text.partition("@")
     available = [class_name for class_name in dir(datasets) if inspect.isclass(getattr(datasets, class_name))]
     if name not in available:
-        raise BadInput(f"torchvision has no data set {name!r}{nearest(name, available)}")
+        raise BadInput(f"torchvision has no data set {name!r}{did_you_mean(name, available)}")
     if not separator or not root:
         raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
     datasets_by_split, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
@@ -84,7 +84,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     if highest_label >= len(classes):
         raise BadInput(
             f"torchvision:{name}@{root}: label {highest_label} has no name; it names "
-            f"{counted(len(classes), 'class', 'classes')}"
+            f"{plural(len(classes), 'class', 'classes')}"
         )
     entries: list[Entry] = []
     for split, data in datasets_by_split.items():

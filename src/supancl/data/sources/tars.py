@@ -21,7 +21,7 @@ from PIL import Image
 from supancl.data.decode import IMAGE_SUFFIXES, file_stamp
 from supancl.data.splits import NO_LABEL, SPLIT_NAMES, Entry, Listing
 from supancl.data.store.memory import Progress
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 LABEL_EXTENSIONS = ("cls", "label", "json", "txt")  # in this order of preference: a .txt may be a caption
 MIN_LABELLED = 20  # with fewer, many classes are no reason for a remark
@@ -100,9 +100,7 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
 def check_splits(name: str, shards: int, splits: set[str]) -> None:
     """Refuse shards without training images; `splits` are those with at least one image."""
     if not splits:
-        raise BadInput(
-            f"{name}: no image in {counted(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it"
-        )
+        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it")
     if "train" not in splits:
         raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
 

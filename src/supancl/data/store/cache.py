@@ -36,7 +36,7 @@ from supancl.data.decode import (
 from supancl.data.store.memory import PackedImages, Progress
 from supancl.data.store.shards import FREE_SPACE_ADVICE, Shard, ShardWriter, image_checksum, read_index
 from supancl.errors import BadInput
-from supancl.files import held, reason, write_text
+from supancl.files import hold_lock, reason, write_text
 
 MISSING_STAMP = -1  # of an item without a file
 FEATURES_FOLDER = "features"  # features cached by evaluations: one file per encoder and split
@@ -88,7 +88,7 @@ class Cache:
             remarks.append(message) if progress is None else progress(message, 0, 0)
 
         try:
-            with held(self.folder / ".lock", report_waiting):
+            with hold_lock(self.folder / ".lock", report_waiting):
                 return *self._build_locked(items, progress, remarks), remarks
         except BrokenPipeError:  # raised by `progress`, not by the cache
             raise
@@ -317,7 +317,7 @@ def _describe_folder(folder: Path) -> CacheFolder:
 
 def remove_cache(folder: Path, on_wait: Callable[[str], None] = lambda owner: None) -> None:
     """Delete a cache; a process that has mapped it can go on reading."""
-    with held(folder / ".lock", on_wait):
+    with hold_lock(folder / ".lock", on_wait):
         _remove_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
 

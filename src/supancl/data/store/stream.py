@@ -25,7 +25,7 @@ from supancl.data.sources.tar_index import TarIndex, index_tars
 from supancl.data.sources.tars import TarItem, caption_remarks, check_splits, find_tars, split_from_name
 from supancl.data.splits import DataSpec, Source, Split, sorted_names
 from supancl.data.store.memory import Batch, ImageStore, Progress, pad_images
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 
 MAX_ASPECT = 2  # longer images are cut to their middle, so that one canvas fits every image
 SAMPLED_SHARDS = 50  # from which a sample of a stream is drawn
@@ -149,7 +149,7 @@ class StreamImages(ImageStore):
         with self.lock:
             skipped, large = (sorted(names - self.reported) for names in (self.skipped, self.large))
             self.reported.update(skipped, large)
-        sentence = counted(len(skipped), "unreadable image was skipped,", "unreadable images were skipped, each")
+        sentence = plural(len(skipped), "unreadable image was skipped,", "unreadable images were skipped, each")
         sentence += " for another of its class and shard: "
         return [*large_image_remarks(large), *([sentence + ", ".join(skipped)] if skipped else [])]
 

@@ -18,7 +18,7 @@ from supancl.config import Count, Fraction, Positive, Within
 from supancl.data.store.memory import Batch
 from supancl.data.views import augment, products
 from supancl.data.views.augment import Draws
-from supancl.distributed import Part
+from supancl.distributed import RowRange
 from supancl.errors import BadInput
 
 CROP_ATTEMPTS = 10  # attempts to draw a box that fits, as in torchvision
@@ -233,13 +233,13 @@ def _check_ascending(name: str, pair: tuple[float, float]) -> None:
 # --- rows of a batch --------------------------------------------------------------------------------------------------
 
 
-def views_for_rows(views: ViewSpec, row_range: Part) -> ViewSpec:
+def views_for_rows(views: ViewSpec, row_range: RowRange) -> ViewSpec:
     """The same views for a range of rows of a batch.
 
     Random numbers are drawn for every row of the global batch, so that an image gets the same views with any number
     of processes. Drawing is cheap; only the rows of the range are rendered.
     """
-    if row_range.whole:
+    if row_range.is_whole_batch:
         return views
     settings = {field.name: getattr(views, field.name) for field in fields(views)}
     return (
@@ -253,7 +253,7 @@ def views_for_rows(views: ViewSpec, row_range: Part) -> ViewSpec:
 class CropsOfRows(Crops):
     """Crops of these rows."""
 
-    row_range: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
     def draw_uniforms(
         self, n: int, device: torch.device, generator: torch.Generator | None = None
@@ -261,7 +261,7 @@ class CropsOfRows(Crops):
         views = n // self.row_range.count
         uniforms = super().draw_uniforms(self.row_range.total * views, device, generator)
         return {
-            name: self.row_range.of_views(values, views, dim=1 if name == "box" else 0)
+            name: self.row_range.select_per_view(values, views, dim=1 if name == "box" else 0)
             for name, values in uniforms.items()
         }
 
@@ -270,8 +270,8 @@ class CropsOfRows(Crops):
 class MasksOfRows(Masks):
     """Masks of these rows."""
 
-    row_range: Part = Part(0, 1, 1)
+    row_range: RowRange = RowRange(0, 1, 1)
 
     def __call__(self, batch: Batch, *args: Any, **options: Any) -> Tensor:
-        padded_batch = Batch(self.row_range.amid(batch.pixels))
-        return self.row_range.of(super().__call__(padded_batch, *args, **options), 1)
+        padded_batch = Batch(self.row_range.place_among_ones(batch.pixels))
+        return self.row_range.select(super().__call__(padded_batch, *args, **options), 1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from supancl.core.losses import Align
 from supancl.core.methods import METHODS
-from supancl.errors import BadInput, nearest
+from supancl.errors import BadInput, did_you_mean
 from supancl.paper.numbers import PAPER, PaperTable
 from supancl.paper.tables.runs import published, published_forms
 from supancl.recipes import Recipe
@@ -387,5 +387,5 @@ def table_name(text: str) -> str:
     known = {name.lower().replace(".", ""): name for name in LAYOUTS}
     if short not in known:
         asked = re.sub(r"^TAB(LE)?\s*", "", text.strip().upper())
-        raise BadInput(f"unknown table {text!r}{nearest(asked, LAYOUTS)}")
+        raise BadInput(f"unknown table {text!r}{did_you_mean(asked, LAYOUTS)}")
     return known[short]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from supancl.data.splits import Data
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.evaluate import EvaluatedEncoder, run_suite
 from supancl.evaluate import Plan as SuitePlan
 from supancl.evaluate.naming import registered
@@ -109,7 +109,7 @@ def evaluate(plan: Plan, runs: list[PlannedRun], sweep: Sweep) -> list[str]:
     """Measure what the table's cells need of these runs; returns what could not be measured, and why."""
     if not runs:
         return []
-    sweep.reporter.note(f"evaluating {counted(len(runs), 'run')}")
+    sweep.reporter.note(f"evaluating {plural(len(runs), 'run')}")
     evaluator, failures = RunEvaluator(runs[0].recipe.train.device, sweep.reporter), []
     for run in runs:
         for wanted in measurements(plan, run, evaluator):

@@ -9,7 +9,7 @@ from typing import Any
 
 from supancl.core.methods import COLLAPSE_CELLS
 from supancl.data.sources.benchmarks import find_benchmarks
-from supancl.errors import BadInput, counted
+from supancl.errors import BadInput, plural
 from supancl.paper.collapse import cell, cell_name, check_base
 from supancl.paper.study_rows import STUDIES, Rows, Study, batch_rows, check_supcon, memory_rows
 from supancl.paper.tables.entries import MONITOR, PROJECTED
@@ -128,7 +128,7 @@ class Plan:
         if not waiting:
             return "nothing is left to train"
         epochs = max(run.recipe.train.epochs for run in waiting)
-        left = f"{counted(len(waiting), 'run')} of {counted(epochs, 'epoch')} to train"
+        left = f"{plural(len(waiting), 'run')} of {plural(epochs, 'epoch')} to train"
         begun = [run for run in self.runs if run.images_per_second]
         if not begun and trial is None:
             return f"{left}; how long that takes is measured once the data are open"
