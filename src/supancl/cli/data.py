@@ -277,7 +277,7 @@ def check(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print(line)
     result = {**asdict(outcome), "folder": str(outcome.folder), "ok": outcome.ok}
     if not outcome.ok:
-        raise CheckFailed(f"{args.name} in {args.root} is not whole; see: supancl data where {args.name}", result)
+        raise CheckFailed(f"{args.name} in {args.root} is incomplete; see: supancl data where {args.name}", result)
     return result
 
 

@@ -39,7 +39,7 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
     if not entries:
-        raise BadInput(f"{root}: no images in it; add class folders with {', '.join(sorted(IMAGE_SUFFIXES))} files")
+        raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(IMAGE_SUFFIXES))} files")
     _remark_on_single_class({label for _, _, label in entries if label}, folders["train"], remarks)
     _remark_on_links({path.parent for _, path, _ in entries}, remarks)
     return Listing(entries, root, tuple(remarks), empty_folders=tuple(map(str, empty)))

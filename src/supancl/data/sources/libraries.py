@@ -214,7 +214,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         items = _list_rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
-        raise BadInput(f"hf:{text}: only some splits have class names; cast them to one ClassLabel")
+        raise BadInput(f"hf:{text}: only some splits name their classes; cast them to one ClassLabel")
     return Listing(entries, Path(text), tuple(remarks), classes, by_number=True)
 
 
