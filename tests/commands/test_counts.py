@@ -43,7 +43,7 @@ def place(tmp_path, monkeypatch):
         (("pretrain", "digits.simsiam", "--data", "one.npz", *TINY), ", 1 class; cpu -> "),
         (
             ("pretrain", "digits.simsiam", "--data", "single.npz", *TINY),
-            "single.npz: 1 image is too few to hold 25% of",
+            "single.npz: 1 image is too few to hold out 25% of",
         ),
         (
             ("pretrain", "digits.simsiam", "--data", "single.npz", *TINY, "--set", "data.holdout=0"),
@@ -70,7 +70,7 @@ def place(tmp_path, monkeypatch):
         ),
         (
             ("data", "show", "folder", "--out", "sheets"),
-            "1 file is of no image format that is read here and was left out",
+            "1 file is of no known image format",
         ),
         (("data", "show", "list.csv", "--out", "sheets"), "list.csv: 1 file is listed more than once"),
         (("data", "show", "n.tar", "--out", "sheets"), "no image in 1 tar shard; a sample is"),

@@ -261,7 +261,7 @@ def test_data_sets_of_a_folder_by_name_and_by_what_is_there(place, capsys):
     assert one_line(refused).startswith("pets: ")
     said = supancl(capsys, "evaluate", "transfer", "run0", "--root", "root", "--sets", "pets", "--partial")
     assert said.code == 0
-    assert_mentions(said.err, "warning", "pets", "not whole", "published")
+    assert_mentions(said.err, "warning", "pets", "incomplete", "published")
     assert said.err.count("\n") == 1
     (remark,) = json.loads((place / "run0/evaluate/transfer-pets.json").read_text())["remarks"]
     assert said.err == f"warning: {remark}\n"

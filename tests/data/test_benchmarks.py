@@ -167,7 +167,7 @@ def test_a_miniature_in_the_official_layout_has_its_files_classes_and_splits(tre
         assert len(source.classes) == len(set(source.classes)) == len({label for _, label in expected.values()})
         if name != "imagenet100":
             assert source.classes == tuple(sorted(source.classes))
-        assert any("is not whole" in remark for remark in source.remarks)
+        assert any("incomplete" in remark for remark in source.remarks)
 
 
 def test_pixels_are_those_of_the_file_whose_name_they_carry(tree):
@@ -194,7 +194,7 @@ def test_data_that_are_not_whole_are_refused(tree):
     assert_mentions(said, f"supancl data check {name} --root")
     check = check_benchmark(name, root)
     assert not check.ok
-    assert check.lines[-1] == f"not whole; see: supancl data where {name}"
+    assert_mentions(check.lines[-1], "incomplete", f"supancl data where {name}")
 
 
 def test_what_is_present_below_a_root(tmp_path):

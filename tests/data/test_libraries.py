@@ -21,7 +21,7 @@ from supancl.data.sources.libraries import RowItem, _class_names, _list_rows
 from supancl.data.splits import DataSpec
 from supancl.data.store.cache import CachedImages
 from supancl.errors import BadInput
-from tests.files import assert_mentions, class_folders, mentions, noise, picture
+from tests.files import assert_mentions, assert_one_line, class_folders, mentions, noise, picture
 
 
 def opened(source: str, channels: int = 3, **options):
@@ -244,9 +244,7 @@ def test_a_saved_data_set_gives_splits_classes_and_pixels(tmp_path, cache):
     for name, first, count in (("train", 0, 6), ("val", 50, 3)):
         for i in range(count):
             assert np.array_equal(pixels(found.splits[name], i), noise(6 + i % 2, 5, 3, seed=first + i))
-    assert [remark.partition(": ")[2] for remark in found.remarks] == [
-        "split extra is neither train, val nor test and is left out"
-    ]
+    assert_one_line("\n".join(found.remarks), f"hf:{tmp_path / 'animals'}", "split extra")
 
 
 @pytest.mark.parametrize(

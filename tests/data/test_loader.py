@@ -37,7 +37,7 @@ class Counted(ImageStore):
         self.asked.append(indices.tolist())
         self.threads.add(threading.current_thread().name)
         if self.bad & set(indices.tolist()):
-            raise BadInput("cat.jpg: could be read before and cannot any more; bring it back")
+            raise BadInput("cat.jpg: was readable before, now it is not; restore it")
         return self.store.batch(indices)
 
 

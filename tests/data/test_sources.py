@@ -649,20 +649,20 @@ def with_sizes(path, sizes, **fields):
             {0: 1, 1: 100},
             0.1,
             {0: 1, 1: 10},
-            "asks for 10 of 101 labels; 11 are kept, for every class keeps one at least",
+            ("10 of 101 labels", "11 are kept", "at least one"),
         ),
         ({0: 1, 1: 100, -1: 40}, 0.9, {0: 1, 1: 90}, None),
         (
             {0: 1, 1: 1, 2: 1, 3: 1},
             0.5,
             {0: 1, 1: 1, 2: 1, 3: 1},
-            "asks for 2 of 4 labels; 4 are kept, for every class",
+            ("2 of 4 labels", "4 are kept", "every class"),
         ),
         (
             {0: 4, 1: 4},
             0.9,
             {0: 3, 1: 3},
-            "asks for 7 of 8 labels; 6 are kept, for every class of two or more hides one at least",
+            ("7 of 8 labels", "6 are kept", "class of two or more"),
         ),
         ({0: 60, 1: 30, -1: 9}, 0.2, {0: 12, 1: 6}, None),
         ({0: 13, 1: 13, 2: 13}, 0.1, {0: 1, 1: 1, 2: 1}, None),  # 3.9 by rounding, which is no rule that was in the way
@@ -671,20 +671,20 @@ def with_sizes(path, sizes, **fields):
             dict.fromkeys(range(100), 15),
             0.1,
             dict.fromkeys(range(100), 2),
-            "asks for 150 of 1,500 labels; 200 are kept, for the share is rounded in each class",
+            ("150 of 1,500 labels", "200 are kept", "rounded"),
         ),
         (
             dict.fromkeys(range(10), 14),
             0.1,
             dict.fromkeys(range(10), 1),
-            "asks for 14 of 140 labels; 10 are kept, for the share is rounded in each class",
+            ("14 of 140 labels", "10 are kept", "rounded"),
         ),
         (dict.fromkeys(range(3), 104), 0.1, dict.fromkeys(range(3), 10), None),  # 31.2: one less is no other share
         (
             {**dict.fromkeys(range(9), 19), 9: 2},
             0.5,
             {**dict.fromkeys(range(9), 10), 9: 1},
-            "asks for 86 of 173 labels; 91 are kept, for the share is rounded in each class",
+            ("86 of 173 labels", "91 are kept", "rounded"),
         ),
     ],
 )
@@ -694,7 +694,9 @@ def test_hidden_labels_leave_every_class_one_and_say_where_the_share_cannot_be_h
     assert dict(Counter(found[found >= 0].tolist())) == kept
     assert bool(((found == labels) | (found < 0)).all())
     remarks = [remark for remark in data.remarks if "data.labelled" in remark]
-    assert [told in remark for remark in remarks] == ([] if told is None else [True])
+    assert len(remarks) == (told is not None)
+    if told is not None:
+        assert_one_line(remarks[0], "data.labelled", *told)
     again, _ = with_sizes(tmp_path / "b.npz", sizes, labelled=share)
     assert torch.equal(found, again.train.labels)
 
@@ -725,7 +727,7 @@ def test_images_that_are_nearly_black_are_remarked_on(tmp_path, cache, most, tol
         deep = np.linspace(0, most if i == 3 else 4000, 64).astype(np.uint16).reshape(8, 8)
         Image.fromarray(deep).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
     found = source(tmp_path / "photos", cache=cache).remarks
-    assert any(remark.startswith("none of 6 images looked at has a pixel above 16 of 255") for remark in found) == told
+    assert any("6 images" in remark and "16 of 255" in remark for remark in found) == told
 
 
 @pytest.mark.parametrize("cache", ["never", "always"])
@@ -755,7 +757,7 @@ def test_masks_of_8_bits_are_dark_without_a_remark_and_colours_of_16_with_one(tm
         Image.fromarray(dots).save(tmp_path / "masks" / "ab"[i % 2] / f"{i}.png")
         png(tmp_path / "colours" / "ab"[i % 2] / f"{i}.png", np.full((8, 8, 3), 4000))
     told = {
-        kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12 bits" in remark]
+        kind: [remark for remark in source(tmp_path / kind, cache=cache).remarks if "12-bit" in remark]
         for kind in ("masks", "colours")
     }
     assert [len(remarks) for remarks in told.values()] == [0, 1]

@@ -32,7 +32,7 @@ from supancl.data.store.cache import evict, list_caches
 from supancl.data.store.stream import FullStream, StreamImages, StreamSplit
 from supancl.errors import BadInput
 from supancl.evaluate.encoder import EvaluatedEncoder, EvaluationOptions
-from tests.files import TINY, assert_mentions, mentions, noise, picture
+from tests.files import TINY, assert_mentions, assert_one_line, mentions, noise, picture
 from tests.helpers import property_test
 from tests.test_resume import Crash, CrashAt
 from tests.tiny import Notes, assert_same_bits, final_state, tiny_recipe
@@ -572,9 +572,7 @@ def test_skipped_images_are_told_after_the_epoch(tmp_path):
     notes = Notes()
     recipe = streamed_recipe(tmp_path / "s", data__skip_bad_images=True, train__monitor_every=0)
     pretrain(recipe, None, tmp_path / "run", reporter=notes)
-    assert [line.partition(":")[0] for line in notes.warnings] == [
-        "1 unreadable image was skipped, for another of its class and shard"
-    ]
+    assert_one_line("\n".join(notes.warnings), "1 unreadable image", "class and shard", "a.tar::00005.png")
 
 
 def test_skipped_images_are_told_when_features_are_taken_too(tmp_path):

@@ -204,7 +204,7 @@ def test_data_sets_that_are_not_whole_are_refused_or_remarked_on(tmp_path):
     found = read_source(partial, spec, "whole", "transfer")
     assert set(found.splits) == {"train", "val", "test"}
     (warning,) = partial.reporter.warnings
-    assert_mentions(warning, "pets", "not whole", "published")
+    assert_mentions(warning, "pets", "incomplete", "published")
     read_source(partial, spec, "whole")  # transfer is what pets are for
     assert len(partial.reporter.warnings) == 1
 

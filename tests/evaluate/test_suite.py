@@ -428,7 +428,7 @@ def test_the_page_and_the_tables_as_files(root, tmp_path):
         "(n = 2)",
         "12 episodes of 2 queries",
         "mean-per-class",
-        "pets is not whole",
+        "pets is incomplete",
         "commit",
         "Differences on the same episodes",
     ):

@@ -107,7 +107,7 @@ def large_image_remarks(large: Sequence[str]) -> list[str]:
     examples, others = sorted(large)[:3], f" and {len(large) - 3} more" if len(large) > 3 else ""
     images_have, pronoun = plural(len(large), "image has", "images have"), "it" if len(large) == 1 else "them"
     return [
-        f"{images_have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels, which take long to decode; "
+        f"{images_have} more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels and take long to decode; "
         f"store {pronoun} smaller: {', '.join(examples)}{others}"
     ]
 

@@ -47,12 +47,12 @@ def open_source(spec: DataSpec, channels: int, progress: Progress | None = None,
     """Open `spec.source`; `lenient` lists empty class folders instead of refusing them."""
     name = spec.source
     if not name:
-        raise BadInput("this recipe brings no data; name some: --data FOLDER, --data FILE.npz, --data FILE.csv")
+        raise BadInput("this recipe has no data; give some with --data FOLDER, --data FILE.npz or --data FILE.csv")
     if spec.stream:
         if not tars.is_tar(name):
             raise BadInput(
                 f"{name}: data.stream is for tar shards (shards/{{000..099}}.tar, or a folder of them); "
-                "leave it out for other sources"
+                "remove it for other sources"
             )
         return stream.read_stream(name, channels, spec, progress)
     benchmark_name, _, root = name.partition("@")
@@ -172,7 +172,7 @@ def _existing_path(name: str) -> Path:
         benchmark_name, separator, root = name.partition("@")
         if separator and Path(root).is_dir():
             raise BadInput(
-                f"no benchmark {benchmark_name!r}, so nothing is known at {name!r}; one of your own: --plugin FILE"
+                f"no benchmark {benchmark_name!r}, so {name!r} cannot be opened; register your own with --plugin FILE"
             )
         raise BadInput(f"no data at {name!r}{hint if 'did you mean' in hint else '; check the path'}")
     return path
@@ -193,8 +193,8 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
         position, reason = unreadable[0]
         others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise BadInput(
-            f"{items[position]}: cannot be read as an image ({reason}){others}; mend or remove it, "
-            "or pass --skip-bad-images to go on without"
+            f"{items[position]}: cannot be read as an image ({reason}){others}; repair or remove it, "
+            "or skip it with --skip-bad-images"
         )
     bad_positions = {position for position, _ in unreadable}
     remarks += dark_image_remarks(store, [item for position, item in enumerate(items) if position not in bad_positions])
@@ -208,7 +208,7 @@ def load_images(listing: Source | Listing, channels: int, spec: DataSpec, progre
     if not any(split == "train" for split, _, _ in entries):
         example = f", such as {skipped[0]}" if skipped else ""
         raise BadInput(
-            f"{listing.location}: no training image could be read{example}; mend the files, or what lists them"
+            f"{listing.location}: no training image could be read{example}; repair the files or the list of them"
         )
     classes = listing.classes
     if classes is None:
@@ -239,8 +239,8 @@ def dark_image_remarks(store: ImageStore, items: Sequence[Path | Item]) -> list[
     if any(int(store.batch(torch.tensor([i])).pixels.max()) > DARK_LEVEL for i in sampled):
         return []
     return [
-        f"none of {plural(len(sampled), 'image')} looked at has a pixel above {DARK_LEVEL} of 255: 12 bits of a "
-        "camera in 16-bit files? Scale them up first, such as by 16"
+        f"none of {plural(len(sampled), 'image')} checked has a pixel above {DARK_LEVEL} of 255: 12-bit "
+        "camera values in 16-bit files? Then scale them up first, by 16 for example"
     ]
 
 

@@ -78,9 +78,7 @@ def image_sizes(source: Source, progress: Progress | None = None) -> np.ndarray:
 
 
 def _no_longer_readable(item: object, error: OSError | ValueError) -> BadInput:
-    return BadInput(
-        f"{item}: could be read before and cannot any more ({image_problem(error)}); bring it back, and look again"
-    )
+    return BadInput(f"{item}: was readable before, now it is not ({image_problem(error)}); restore it and try again")
 
 
 def _array_sizes(split: Split) -> np.ndarray:

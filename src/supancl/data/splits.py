@@ -201,11 +201,11 @@ def prepare_data(source: Source, spec: DataSpec) -> Data:
     if spec.labelled < 1 and (lost := len(partly_labelled.class_ids()) - len(train.class_ids())):
         label_remarks.append(
             f"data.limit = {spec.limit} leaves {lost} of {len(partly_labelled.class_ids())} classes without a label, "
-            "for it is drawn after data.labelled has hidden them; raise one of the two"
+            "because it applies after data.labelled has hidden labels; raise one of the two"
         )
     remarks = (*remarks, *label_remarks)
     if not len(train):
-        raise BadInput(f"{spec.source}: no image is left to train on; look at data.leave_out and data.holdout")
+        raise BadInput(f"{spec.source}: no image is left to train on; change data.leave_out or data.holdout")
     summary: dict[str, object] = {
         "source": spec.source,
         "train": len(train),
@@ -233,8 +233,8 @@ def _hold_out(source: Source, spec: DataSpec) -> tuple[Split, Split, str]:
     selected = candidates[draw_stratified(train.labels[candidates], fraction, SPLIT_SEED)]
     if fraction > 0 and len(selected) == 0:
         raise BadInput(
-            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold {fraction:.0%} "
-            "of each class out; add images or a val/ folder (for training alone: --set data.holdout=0)"
+            f"{spec.source}: {plural(len(train), 'image is', 'images are')} too few to hold out "
+            f"{fraction:.0%} of each class; add images or a val/ folder (or train on all: --set data.holdout=0)"
         )
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
     is_held_out[selected] = True
@@ -250,15 +250,15 @@ def _held_out_remarks(train: Split, held_out: Split, split_name: str, classes: S
         if len(held_out) == 1:
             images_have, images = f"the one image of {split_name} has no", "it"
         yield (
-            f"{images_have} label, so nothing can be judged by {images}; to hold labelled images of train out "
-            "instead: --set data.holdout=0.1"
+            f"{images_have} label, so nothing can be evaluated on {images}; to hold out labelled images of "
+            "train instead: --set data.holdout=0.1"
         )
     untrained = [classes[label] for label in sorted(set(held_out.class_ids()) - set(train.class_ids()))]
     if untrained:
         yield (
             f"{plural(len(untrained), 'class is held out and has', 'classes are held out and have')} no image to "
-            f"train on, such as {untrained[0]!r}; a name counts with its capitals, spaces and the way its accents are "
-            "encoded"
+            f"train on, such as {untrained[0]!r}; class names must agree in case, spaces and the "
+            "encoding of accents"
         )
 
 
@@ -309,14 +309,14 @@ def _hide_labels(train: Split, fraction: float) -> tuple[Split, list[str]]:
     num_kept, num_requested = int(kept_sizes.sum()), round(fraction * int(sizes.sum()))
     rounded_sizes, explanation = (sizes.double() * fraction).round(), ""
     if num_kept > num_requested and bool((kept_sizes > rounded_sizes).any()):
-        explanation = "every class keeps one at least"
+        explanation = "every class keeps at least one"
     elif num_kept < num_requested and bool((kept_sizes < rounded_sizes).any()):
-        explanation = "every class of two or more hides one at least"
+        explanation = "every class of two or more hides at least one"
     elif abs(num_kept - num_requested) > max(1, 0.05 * num_requested):
-        explanation = "the share is rounded in each class"
+        explanation = "the fraction is rounded in each class"
     remark = (
         f"data.labelled = {fraction:g} asks for {num_requested:,} of {int(sizes.sum()):,} labels; "
-        f"{num_kept:,} are kept, for {explanation}"
+        f"{num_kept:,} are kept, because {explanation}"
     )
     return replace(train.materialize(), labels=labels), [remark] if explanation else []
 

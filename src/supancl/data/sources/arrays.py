@@ -35,7 +35,7 @@ def read_npz(path: Path, channels: int) -> Source:
     arrays = _load_npz(path)
     names = arrays.pop("class_names", None)
     if names is not None and (names.dtype.kind not in "US" or names.ndim != 1):
-        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; wanted a list of strings")
+        raise BadInput(f"{path}: class_names has shape {names.shape} of {names.dtype}; it must be a list of strings")
     if names is not None and names.dtype.kind == "S":
         names = np.char.decode(names, "utf-8", "replace")
     splits = {}
@@ -43,12 +43,12 @@ def read_npz(path: Path, channels: int) -> Source:
         if f"{split}_images" not in arrays:
             if split == "train":
                 raise BadInput(
-                    f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}, wanted "
+                    f"{path}: no train_images; it has {', '.join(sorted(arrays)) or 'nothing'}; save it with "
                     "train_images and train_labels"
                 )
             continue
         if f"{split}_labels" not in arrays:
-            raise BadInput(f"{path}: {split}_images has no {split}_labels; store -1 for images without a label")
+            raise BadInput(f"{path}: {split}_images has no {split}_labels; add them, with -1 for unlabelled images")
         splits[split] = (arrays[f"{split}_images"], arrays[f"{split}_labels"])
     return source_from_arrays(splits, channels, str(path), None if names is None else tuple(map(str, names)))
 
@@ -63,7 +63,7 @@ def _load_npz(path: Path) -> dict[str, np.ndarray]:
             return {key: archive[key] for key in archive.files}
     except Exception as error:  # numpy, zipfile and zlib each raise something else
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        reason = "it holds pickled objects, which are never executed here" if "pickle" in reason else reason
+        reason = "it holds pickled objects, which are never executed" if "pickle" in reason else reason
         raise BadInput(f"{path}: cannot be read ({reason}); save it with numpy.savez and plain arrays") from None
 
 
@@ -85,7 +85,9 @@ def source_from_arrays(
     if classes is None:
         classes = tuple(str(i) for i in range(highest_label + 1))
     if highest_label >= len(classes):
-        raise BadInput(f"{location}: label {highest_label} has no name; class_names lists {len(classes)}")
+        raise BadInput(
+            f"{location}: label {highest_label} has no name; class_names has {len(classes)}, give one per label"
+        )
     return Source(by_split, classes)
 
 
@@ -108,7 +110,7 @@ def _checked_images(images: np.ndarray, location: str) -> tuple[np.ndarray, int]
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.shape[3] not in (1, 3):
-        raise BadInput(f"{location} has shape {images.shape}; wanted (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
+        raise BadInput(f"{location} has shape {images.shape}; it must be (N, H, W), (N, H, W, 1) or (N, H, W, 3)")
     if not images.size:
         raise BadInput(f"{location} is empty (shape {images.shape}); give at least one image of one pixel")
     return images, int(images.shape[3])
@@ -118,7 +120,7 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{location} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (num_images,):
-        raise BadInput(f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; wanted ({num_images},)")
+        raise BadInput(f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:

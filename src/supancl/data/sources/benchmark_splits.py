@@ -28,7 +28,7 @@ def assign_splits(name: str, row: Benchmark, official: np.ndarray, labels: np.nd
         if count <= train + val:
             raise BadInput(
                 f"{name}: class {smallest!r} has {plural(count, 'image')}; {train} + {val} of each class "
-                f"are for train and val and the rest for test, so at least {train + val + 1} are needed"
+                f"are for train and val and the others for test, so at least {train + val + 1} are needed"
             )
         ranks = _rank_in_class(ids, SPLIT_SEED)
         splits = np.where(ranks < train, "train", np.where(ranks < train + val, "val", "test"))

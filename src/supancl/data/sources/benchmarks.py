@@ -38,7 +38,7 @@ def official_name(name: str) -> str:
     """The name in BENCHMARKS; resolves aliases such as `flowers` and `gtsrb`."""
     name = ALIASES.get(name, name)
     if name not in BENCHMARKS:
-        raise BadInput(f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)} (one of your own: --plugin FILE)")
+        raise BadInput(f"no benchmark {name!r}{did_you_mean(name, BENCHMARKS)} (register your own with --plugin FILE)")
     return name
 
 
@@ -59,7 +59,9 @@ def find_benchmark(name: str, root: Path | str) -> BenchmarkLocation:
     name, root = official_name(name), Path(root)
     row = BENCHMARKS[name]
     if not root.is_dir():
-        raise BadInput(f"{name}: no folder {str(root)!r}; give the one with the data, see: supancl data where {name}")
+        raise BadInput(
+            f"{name}: no folder {str(root)!r}; give the folder with the data, see: supancl data where {name}"
+        )
     for folder in (*(root / subfolder for subfolder in row.folders), root):
         for marker in (*row.files, *row.arrays):
             if (folder / marker).is_dir() if marker.endswith("/") else (folder / marker).is_file():
@@ -81,7 +83,7 @@ def find_benchmarks(root: Path | str, use: Use) -> tuple[str, ...]:
             return False
 
     if not Path(root).is_dir():
-        raise BadInput(f"no folder {str(root)!r}; give the one that holds the data sets' folders")
+        raise BadInput(f"no folder {str(root)!r}; give the folder that has the data sets in it")
     return tuple(name for name, row in BENCHMARKS.items() if use in row.uses and is_present(name))
 
 
@@ -105,7 +107,9 @@ class _OpenBenchmark:
             raise BadInput(
                 f"{self.name}: {problem} ({self.folder}); see: supancl data check {self.name} --root {self.folder}"
             )
-        self.remarks.append(f"{self.name} is not whole, so figures on it compare with no published ones: {problem}")
+        self.remarks.append(
+            f"{self.name} is incomplete, so its results cannot be compared with published ones: {problem}"
+        )
 
     def final_splits(self, official: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """The split of each image, after checking the counts."""
@@ -126,7 +130,7 @@ def list_benchmark(
     row, location = BENCHMARKS[name], find_benchmark(name, root)
     use = row.uses[0] if use is None else use
     if use not in row.uses:
-        raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give it as a folder instead of by name")
+        raise BadInput(f"{name} is for {' and '.join(row.uses)}, not for {use}; give its folder instead of its name")
     benchmark = _OpenBenchmark(name, row, use, location.folder, partial, list(row.remarks))
     if location.arrays is not None:
         return _assign_array_splits(benchmark, location.arrays(location.folder, channels))
@@ -147,9 +151,7 @@ def _existing_entries(benchmark: _OpenBenchmark, listing: OfficialList) -> list[
         benchmark.refuse_or_remark(f"{missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} missing")
         entries = [entry for entry in entries if entry[1] not in missing_paths]
     if not entries:
-        raise BadInput(
-            f"{benchmark.name}: no image of it in {benchmark.folder}; see: supancl data where {benchmark.name}"
-        )
+        raise BadInput(f"{benchmark.name}: no images in {benchmark.folder}; see: supancl data where {benchmark.name}")
     return entries
 
 
@@ -190,7 +192,7 @@ def _sort_entries(listing: OfficialList) -> list[Entry]:
         if entry[1] == following[1]:
             raise BadInput(
                 f"{entry[1]}: listed twice, for {entry[0]} and for {following[0]}; these are not the official split "
-                "files, so download and unpack them again"
+                "files; download and unpack them again"
             )
     return entries
 
@@ -241,7 +243,7 @@ class Check:
             lines += [f"  {kind}: {entry}" for entry in entries[:10]]
             lines += [f"  {kind}: {len(entries) - 10:,} more"] if len(entries) > 10 else []
         lines += [f"  note: {remark}" for remark in self.remarks]
-        return (*lines, "whole" if self.ok else f"not whole; see: supancl data where {self.name}")
+        return (*lines, "complete" if self.ok else f"incomplete; see: supancl data where {self.name}")
 
 
 def check_benchmark(name: str, root: Path | str) -> Check:

@@ -36,7 +36,7 @@ def cifar_python(kind: str) -> ArrayReader:
                 raise BadInput(f"{folder / name}: not there; unpack {dataset.filename} again")
             if not check_integrity(str(folder / name), md5):
                 raise BadInput(
-                    f"{folder / name}: not the published file (its MD5 differs), and no other pickle is "
+                    f"{folder / name}: not the published file (its MD5 differs), and other pickles are never "
                     f"opened; unpack {dataset.filename} again"
                 )
         with warnings.catch_warnings():
@@ -57,7 +57,9 @@ def cifar_npz(file: str) -> ArrayReader:
     def read(folder: Path, channels: int) -> Source:
         source = arrays.read_npz(folder / file, channels)
         if set(source.splits) != {"train", "test"}:
-            raise BadInput(f"{folder / file}: it has {', '.join(source.splits)}; wanted train and test, as published")
+            raise BadInput(
+                f"{folder / file}: it has {', '.join(source.splits)}; it must have train and test, as published"
+            )
         return replace(source, splits={"trainval": source.splits["train"], "test": source.splits["test"]})
 
     return read
@@ -79,7 +81,7 @@ def fc100(cifar100: ArrayReader) -> ArrayReader:
         missing = sorted(set(classes) - set(source.classes))
         if missing:
             raise BadInput(
-                f"{folder}: no class {missing[0]!r}{and_more(missing)}; FC100 is cut out of CIFAR100 by "
+                f"{folder}: no class {missing[0]!r}{and_more(missing)}; FC100 is a subset of CIFAR100 by "
                 "class name, so give data with its names (class_names)"
             )
         ids = torch.full((len(source.classes),), -1)

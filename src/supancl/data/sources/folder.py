@@ -39,7 +39,7 @@ def list_folder(root: Path, lenient: bool = False) -> Listing:
             if path.suffix.lower() in IMAGE_SUFFIXES
         ]
     if not entries:
-        raise BadInput(f"{root}: no image in it; wanted class folders with {', '.join(sorted(IMAGE_SUFFIXES))} files")
+        raise BadInput(f"{root}: no image in it; add class folders with {', '.join(sorted(IMAGE_SUFFIXES))} files")
     _remark_on_single_class({label for _, _, label in entries if label}, folders["train"], remarks)
     _remark_on_links({path.parent for _, path, _ in entries}, remarks)
     return Listing(entries, root, tuple(remarks), empty_folders=tuple(map(str, empty)))
@@ -58,8 +58,8 @@ def check_out_folder(source: str, out: Path) -> None:
             continue
         if not any(name.startswith(".") for name in relative.parts):  # hidden folders are not read
             raise BadInput(
-                f"{out} lies in {_readable_path(folder)}, whose folders are taken for classes, so "
-                f"{_readable_path(root)} would be other data from then on; choose another --out"
+                f"{out} is inside {_readable_path(folder)}, whose folders are read as classes, so it would change "
+                f"the data in {_readable_path(root)}; choose another --out"
             )
 
 
@@ -82,7 +82,7 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
     if may_be_class and not any(child.is_dir() for child in split_named[0].iterdir()):
         # CIFAR-100 has a class called train
         remarks.append(
-            f"{split_named[0]} is taken for a class: it has no class folders in it, and other folders beside it"
+            f"{split_named[0]} is read as a class: it has no class folders, and there are other folders next to it"
         )
         return {"train": root}
     folders: dict[str, Path] = {}
@@ -96,7 +96,9 @@ def _split_folders(root: Path, remarks: list[str]) -> dict[str, Path]:
         raise BadInput(f"{root} has {name}/ but no train/; to use {name}/ as the data, give {root / name}")
     others = [child for child in others if not is_unlabelled(child)]
     if folders and others:
-        remarks.append(f"{root}: {', '.join(child.name for child in others)} beside {folders['train'].name}/ left out")
+        remarks.append(
+            f"{root}: {', '.join(child.name for child in others)} next to {folders['train'].name}/ is ignored"
+        )
     return folders or {"train": root}
 
 
@@ -125,8 +127,8 @@ def _class_files(folder: Path, remarks: list[str], empty: list[Path]) -> Iterabl
         kinds = Counter(path.suffix.lower() or "without a suffix" for path in ignored).most_common(5)
         was_or_were = "was" if len(ignored) == 1 else "were"
         remarks.append(
-            f"{folder}: {plural(len(ignored), 'file is', 'files are')} of no image format that is read "
-            f"here and {was_or_were} left out ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
+            f"{folder}: {plural(len(ignored), 'file is', 'files are')} of no known image format "
+            f"and {was_or_were} ignored ({', '.join(f'{count} {kind}' for kind, count in kinds)}), such as "
             f"{ignored[0].name}"
         )
 
@@ -142,7 +144,7 @@ def _remark_on_single_class(classes: set[str], folder: Path, remarks: list[str])
     if len(subfolders) > 1:
         remarks.append(
             f"{folder}: the only class is {class_folder.name}, which has {len(subfolders)} folders in it, such as "
-            f"{subfolders[0]}; for those as classes, give {class_folder}"
+            f"{subfolders[0]}; to use those as classes, give {class_folder}"
         )
 
 
@@ -152,7 +154,7 @@ def _remark_on_links(folders: set[Path], remarks: list[str]) -> None:
     for folder in sorted(folders):
         other = first_by_target.setdefault(os.path.realpath(folder), folder)
         if other != folder:
-            remarks.append(f"{folder} is the same folder as {other}, by a link: its images are there twice")
+            remarks.append(f"{folder} is a link to the same folder as {other}, so its images are used twice")
             return
 
 

@@ -52,7 +52,7 @@ def food101(folder: Path) -> OfficialList:
         path = folder / "meta" / f"{official}.json"
         content = _read_json(path)
         if not isinstance(content, dict) or not all(isinstance(images, list) for images in content.values()):
-            raise _bad_list_error(path, "wanted {class: [image, ...]}")
+            raise _bad_list_error(path, "it must be {class: [image, ...]}")
         entries += [
             (split, folder / "images" / f"{image}.jpg", name) for name, images in content.items() for image in images
         ]
@@ -81,7 +81,7 @@ def sun397(folder: Path) -> OfficialList:
         for line in _read_lines(path, "/"):
             letter, *names = line.strip("/").split("/")
             if len(names) < 2:
-                raise _bad_list_error(path, f"wanted /LETTER/CLASS/IMAGE, found {line!r}")
+                raise _bad_list_error(path, f"lines must be /LETTER/CLASS/IMAGE, not {line!r}")
             entries.append((split, folder.joinpath(letter, *names), "/".join(names[:-1])))
     return OfficialList(entries)
 
@@ -92,7 +92,7 @@ def cub200(folder: Path) -> OfficialList:
     unknown = sorted(set(images) ^ set(training), key=lambda number: (len(number), number))
     if unknown:
         raise BadInput(
-            f"{folder}: image {unknown[0]} stands in only one of images.txt and train_test_split.txt"
+            f"{folder}: image {unknown[0]} is in only one of images.txt and train_test_split.txt"
             f"{and_more(unknown)}; unpack CUB_200_2011.tgz again"
         )
     entries = [
@@ -157,7 +157,7 @@ def fungi(folder: Path) -> OfficialList:
             files = {row["id"]: folder / row["file_name"] for row in content["images"]}
             entries += [(split, files[row["image_id"]], names[row["category_id"]]) for row in content["annotations"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise _bad_list_error(path, f"wanted images, annotations and categories; {error!r}") from None
+            raise _bad_list_error(path, f"it must have images, annotations and categories; {error!r}") from None
     return OfficialList(entries)
 
 
@@ -170,7 +170,7 @@ def gtsrb(folder: Path) -> OfficialList:
         entries = [("test", images / row["Filename"], f"{int(row['ClassId']):05d}") for row in rows]
         return OfficialList(entries)
     except (KeyError, TypeError, ValueError):
-        raise _bad_list_error(path, "wanted the columns Filename and ClassId, divided by ';'") from None
+        raise _bad_list_error(path, "it must have the columns Filename and ClassId, separated by ';'") from None
 
 
 # --- class folders ----------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _read_mat(path: Path, key: str) -> list[Any]:
 
 
 def _missing_file_error(path: Path) -> BadInput:
-    return BadInput(f"{path}: not there; it belongs to the official data, so download and unpack them again")
+    return BadInput(f"{path}: not there; download and unpack the official data again")
 
 
 def _bad_list_error(path: Path, reason: str) -> BadInput:

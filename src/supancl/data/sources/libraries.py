@@ -67,7 +67,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
     if name not in available:
         raise BadInput(f"torchvision has no data set {name!r}{did_you_mean(name, available)}")
     if not separator or not root:
-        raise BadInput(f"torchvision:{name}: where are its files? Write torchvision:{name}@ROOT")
+        raise BadInput(f"torchvision:{name}: no folder for its files; write torchvision:{name}@ROOT")
     datasets_by_split, remarks = _torchvision_splits(getattr(datasets, name), name, Path(root))
     pixels = {split: _pixel_array(data) for split, data in datasets_by_split.items()}
     labels = {split: _class_numbers(data, f"torchvision:{name}") for split, data in datasets_by_split.items()}
@@ -83,7 +83,7 @@ def read_torchvision(text: str, channels: int) -> Source | Listing:
         classes = tuple(str(i) for i in range(1 + highest_label))
     if highest_label >= len(classes):
         raise BadInput(
-            f"torchvision:{name}@{root}: label {highest_label} has no name; it names "
+            f"torchvision:{name}@{root}: label {highest_label} has no name; it has names for "
             f"{plural(len(classes), 'class', 'classes')}"
         )
     entries: list[Entry] = []
@@ -115,7 +115,7 @@ def _torchvision_splits(dataset_class: Any, name: str, root: Path) -> tuple[dict
     if "train" not in datasets_by_split:
         cause = failures.get("train", "it has no training split")
         raise BadInput(
-            f"torchvision:{name}@{root}: cannot be opened ({cause}); lay its files out there, for example "
+            f"torchvision:{name}@{root}: cannot be opened ({cause}); put its files there, for example "
             f"with torchvision.datasets.{name}({str(root)!r}, download=True)"
         )
     unopened = {split: cause for split, cause in failures.items() if split not in datasets_by_split}
@@ -167,7 +167,7 @@ def _class_numbers(data: Any, location: str) -> np.ndarray:
                     return numbers.astype(np.int64)
         return np.array([int(data[i][1]) for i in range(len(data))], np.int64)
     except Exception:  # its samples are not pairs with a number
-        raise BadInput(f"{location}: its samples are not (image, class number); unpack it into class folders") from None
+        raise BadInput(f"{location}: its samples are not (image, class number); save it as class folders") from None
 
 
 def _image_reader(data: Any) -> Callable[[int], Any]:
@@ -193,7 +193,7 @@ def list_hugging_face(text: str, channels: int) -> Listing:
     try:
         import datasets
     except ImportError:
-        raise BadInput(f"hf:{text}: needs the library datasets; pip install 'supancl[hf]'") from None
+        raise BadInput(f"hf:{text}: needs the package datasets; pip install 'supancl[hf]'") from None
     if not text:
         raise BadInput("hf: names no data set; write hf:NAME, such as hf:beans, or hf:FOLDER")
     dataset = _load_dataset(datasets, text)
@@ -207,14 +207,14 @@ def list_hugging_face(text: str, channels: int) -> Listing:
         names = getattr(data.features[label], "names", None) if label else None
         if names and classes not in (None, tuple(names)):
             raise BadInput(
-                f"{location}: its classes are not those of the splits before it; cast them to one ClassLabel"
+                f"{location}: its classes differ from those of the other splits; cast them to one ClassLabel"
             )
         classes = tuple(names) if names else classes
         labels = _label_names(data[label] if label else [None] * len(data), names)
         items = _list_rows(datasets, data, image, f"hf:{_cache_name(text)}.{name}")
         entries += [(split, item, label) for item, label in zip(items, labels, strict=True)]
     if classes is not None and not {label for _, _, label in entries} <= {"", *classes}:
-        raise BadInput(f"hf:{text}: some splits name their classes and others do not; cast them to one ClassLabel")
+        raise BadInput(f"hf:{text}: only some splits name their classes; cast them to one ClassLabel")
     return Listing(entries, Path(text), tuple(remarks), classes, by_number=True)
 
 
@@ -225,7 +225,7 @@ def _hugging_face_splits(splits: dict[str, Any], text: str) -> tuple[dict[str, s
     for name in splits:
         split = SPLIT_NAMES.get(name.lower())
         if split is None:
-            remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is left out")
+            remarks.append(f"hf:{text}: split {name} is neither train, val nor test and is ignored")
         elif split in name_by_split:
             raise BadInput(
                 f"hf:{text} has both {name_by_split[split]} and {name} for {split}; save one of them alone "

@@ -28,7 +28,7 @@ INDEX_VERSION = 2
 ARRAY_DTYPES = {"offsets": "<i8", "lengths": "<i8", "codes": "<i4"}
 # raised by zipfile and json for a missing, truncated or altered file
 READ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-FREE_SPACE_ADVICE = "make room, or name another folder in SUPANCL_CACHE"
+FREE_SPACE_ADVICE = "make room, or set SUPANCL_CACHE to another folder"
 REBUILD_LOCK = threading.Lock()  # two threads would write to the same temporary file
 
 
@@ -68,7 +68,7 @@ class TarIndex:
                 return _read_fields(self.path, *names)
             except READ_ERRORS as error:
                 raise BadInput(
-                    f"{self.path}: the index of {self.tar} cannot be kept ({reason(error)}); go on with --resume"
+                    f"{self.path}: the index of {self.tar} cannot be stored ({reason(error)}); continue with --resume"
                 ) from None
 
     def check(self) -> None:
@@ -79,8 +79,7 @@ class TarIndex:
             changed = image_problem(error)
         if changed:
             raise BadInput(
-                f"{self.tar}: could be read before and cannot any more ({changed}); bring it back, then "
-                "continue with --resume"
+                f"{self.tar}: was readable before, now it is not ({changed}); restore it, then continue with --resume"
             )
 
 
@@ -111,7 +110,7 @@ def index_tars(
     if missing:
         _index_all([tars[number] for number in missing], progress)
         for number in read_indexes(missing):
-            raise BadInput(f"{tars[number]}: changes while it is being read; begin when it has been written")
+            raise BadInput(f"{tars[number]}: changes while it is being read; start when it is complete")
     return [indexes[number] for number in range(len(tars))]
 
 

@@ -63,7 +63,7 @@ def is_tar(name: str) -> bool:
 def find_tars(name: str) -> list[Path]:
     """The tars that a name matches, sorted; {000..009} and {a,b} are expanded as in a shell."""
     if name.endswith((".gz", ".tgz")):
-        raise BadInput(f"{name}: a compressed tar cannot be read in any order; unpack it to .tar first (gunzip)")
+        raise BadInput(f"{name}: a compressed tar has no random access; unpack it to .tar first (gunzip)")
     folder = Path(name)
     if folder.is_dir():
         return sorted(path for path in folder.glob("*.tar") if path.name[0] != ".")
@@ -100,9 +100,9 @@ def list_tars(name: str, progress: Progress | None = None) -> Listing:
 def check_splits(name: str, shards: int, splits: set[str]) -> None:
     """Refuse shards without training images; `splits` are those with at least one image."""
     if not splits:
-        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg with KEY.cls beside it")
+        raise BadInput(f"{name}: no image in {plural(shards, 'tar shard')}; a sample is KEY.jpg and KEY.cls")
     if "train" not in splits:
-        raise BadInput(f"{name}: the shards are all held out (val-, test-); name those to train on too")
+        raise BadInput(f"{name}: all shards are held out (val-, test-); add shards to train on")
 
 
 def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
@@ -110,8 +110,8 @@ def caption_remarks(name: str, classes: int, labelled: int) -> list[str]:
     if labelled < MIN_LABELLED or 10 * classes <= 9 * labelled:
         return []
     return [
-        f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label, and where it is "
-        "a caption every image is a class of its own"
+        f"{name}: {classes:,} classes for {labelled:,} labelled images; a .txt is read as a label; "
+        "if it is a caption, almost every image becomes a class"
     ]
 
 
@@ -129,8 +129,8 @@ def iter_samples(path: Path) -> Iterator[tuple[TarItem, str]]:
             for key, members in itertools.groupby(_iter_members(tar), key=lambda member: member[0]):
                 if key in keys:
                     raise BadInput(
-                        f"{path}: the files of sample {key!r} do not follow one another, or are there "
-                        "twice; write the shard anew with each sample in one piece"
+                        f"{path}: the files of sample {key!r} are not next to each other, or are there "
+                        "twice; write the shard again with the files of a sample together"
                     )
                 keys.add(key)
                 image, label = _read_sample(path, tar, key, members)
@@ -192,7 +192,7 @@ def _read_label(content: bytes, extension: str, location: str) -> str | None:
                 value = candidates[0]
             text = str(value).strip()
     except (UnicodeDecodeError, ValueError) as error:
-        raise BadInput(f"{location}: cannot be read as a label ({error}); wanted a class number or name") from None
+        raise BadInput(f"{location}: cannot be read as a label ({error}); it must be a class number or name") from None
     return "" if text in (*NO_LABEL, "None") else text
 
 

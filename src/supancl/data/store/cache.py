@@ -122,9 +122,9 @@ class Cache:
         about = self.folder / "about.json"
         version = _read_about(self.folder).get("version")
         if version != DECODE_VERSION and any(self.folder.glob("shard-*")):
-            mismatch = f"is of version {version}, this is {DECODE_VERSION}"
+            mismatch = f"has version {version}, not {DECODE_VERSION}"
             add_remark(
-                f"the cache {self.folder} {'does not say its version' if version is None else mismatch}; built anew"
+                f"the cache {self.folder} {'has no version' if version is None else mismatch}; building it again"
             )
             _remove_files(self.folder)
         if version != DECODE_VERSION:
@@ -244,12 +244,12 @@ class CachedImages(PackedImages):
         decoded = try_decode(item, self.channels, self.cache.short_side, self.cache.resample)
         if isinstance(decoded, str):
             raise BadInput(
-                f"{problem}, and the image cannot be read again ({decoded}); bring it back, then continue with --resume"
+                f"{problem}, and the image cannot be read again ({decoded}); restore it, then continue with --resume"
             )
         if image_checksum(decoded) != self.checksums[index]:
             raise BadInput(
                 f"{problem}, and the image has changed since it was cached; run supancl data cache "
-                f"{self.cache.source} --remove, then begin again"
+                f"{self.cache.source} --remove, then start again"
             )
         self.repaired += 1
         image.copy_(decoded)  # the mapping is private; the file is repaired below

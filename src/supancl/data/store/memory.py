@@ -284,7 +284,7 @@ class FileImages(ImageStore):
             return decode(item, self.channels, self.short_side, self.resample)
         except (OSError, ValueError) as error:
             raise BadInput(
-                f"{item}: could be read before and cannot any more ({image_problem(error)}); bring it back, then "
+                f"{item}: was readable before, now it is not ({image_problem(error)}); restore it, then "
                 "continue with --resume"
             ) from None
 

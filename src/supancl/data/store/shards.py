@@ -16,7 +16,7 @@ from torch import Tensor
 from supancl.files import reason, sync_folder, write_atomically
 
 SHARD_BYTES = 128 * 2**20
-FREE_SPACE_ADVICE = "make room, name another folder in SUPANCL_CACHE, or --set data.cache=never"
+FREE_SPACE_ADVICE = "make room, set SUPANCL_CACHE to another folder, or --set data.cache=never"
 
 
 @dataclass(frozen=True)
@@ -131,5 +131,5 @@ def read_index(index: Path, channels: int) -> Shard | str:
     if not shapes_match or not np.array_equal(shard.offsets, image_bytes.cumsum() - image_bytes):
         return "its index is inconsistent"
     if not pixels.is_file() or pixels.stat().st_size != int(image_bytes.sum()):
-        return "its pixels are missing" if not pixels.is_file() else "its length is not what was written"
+        return "its pixels are missing" if not pixels.is_file() else "its length is wrong"
     return shard

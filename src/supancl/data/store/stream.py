@@ -73,8 +73,8 @@ class StreamImages(ImageStore):
             image = decode(item, self.channels, self.short_side, self.resample, large)
         except (OSError, ValueError) as error:
             return BadInput(
-                f"{item}: cannot be read as an image ({image_problem(error)}); mend or remove it, "
-                "or pass --skip-bad-images to go on without"
+                f"{item}: cannot be read as an image ({image_problem(error)}); repair or remove it, "
+                "or skip it with --skip-bad-images"
             )
         finally:
             self.record(large, self.large)
@@ -149,8 +149,8 @@ class StreamImages(ImageStore):
         with self.lock:
             skipped, large = (sorted(names - self.reported) for names in (self.skipped, self.large))
             self.reported.update(skipped, large)
-        sentence = plural(len(skipped), "unreadable image was skipped,", "unreadable images were skipped, each")
-        sentence += " for another of its class and shard: "
+        sentence = plural(len(skipped), "unreadable image was replaced", "unreadable images were replaced, each")
+        sentence += " by another of its class and shard: "
         return [*large_image_remarks(large), *([sentence + ", ".join(skipped)] if skipped else [])]
 
 
@@ -316,8 +316,8 @@ def read_stream(name: str, channels: int, spec: DataSpec, progress: Progress | N
     """A source with the splits, labels and class order of `list_tars`, without decoding any image."""
     if spec.balanced:
         raise BadInput(
-            "data.balanced needs the labels of all images at once, which data.stream does not hold; "
-            "take --set data.balanced=false, or --set data.stream=false"
+            "data.balanced needs the labels of all images, which data.stream does not hold; "
+            "use --set data.balanced=false or --set data.stream=false"
         )
     files = find_tars(name)
     shards: dict[str, list[TarIndex]] = {split: [] for split in SPLIT_ORDER}

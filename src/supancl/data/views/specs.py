@@ -227,7 +227,7 @@ def boxes_from_draws(draws: Tensor, sizes: Tensor, scale: tuple[float, float], r
 def _check_ascending(name: str, pair: tuple[float, float]) -> None:
     low, high = pair
     if low > high:
-        raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second")
+        raise BadInput(f"{name} = [{low:g}, {high:g}]: the first must not be above the second; swap them")
 
 
 # --- rows of a batch --------------------------------------------------------------------------------------------------
