@@ -120,7 +120,9 @@ def _checked_labels(labels: np.ndarray, num_images: int, location: str) -> Tenso
     if labels.dtype.kind not in "iu":
         raise BadInput(f"{location} holds {labels.dtype}; labels must be integers, -1 for unlabelled")
     if labels.shape != (num_images,):
-        raise BadInput(f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)")
+        raise BadInput(
+            f"{location} has shape {labels.shape} for {plural(num_images, 'image')}; it must be ({num_images},)"
+        )
     if labels.size and int(labels.min()) < -1:
         raise BadInput(f"{location} holds {int(labels.min())}; labels are 0, 1, ... and -1 for unlabelled")
     if labels.size and int(labels.max()) >= MAX_CLASSES:
