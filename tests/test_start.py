@@ -218,7 +218,7 @@ def test_a_recorded_step_takes_no_batch_of_another_shape() -> None:
     ("settings", "ways"),
     [
         ({}, ("batches of 8", "--accumulate 2", "--batch-size 4")),
-        ({"train.accumulate": 4}, ("batches of 2", "--batch-size 4")),
+        ({"train.accumulate": 4}, ("batches of 8", "--batch-size 4")),
         ({"train.batch_size": 2}, ("batches of 2", "--set views.size", "encoder")),
     ],
 )
